@@ -1,0 +1,47 @@
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+# Succeeds when the interpreter named before it is new enough and can create a virtual environment.
+PROBE := -c 'import sys; assert sys.version_info >= (3, 11); import ensurepip, venv'
+
+# The first interpreter that qualifies; override with `make PYTHON=/path/to/python ...`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+.DEFAULT_GOAL := test
+.PHONY: setup demo test check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+		echo "error: shardwise needs Python 3.11 or newer with the venv and ensurepip modules;" >&2; \
+		echo "none of python3.11, python3.12, python3.13, python3 qualifies. Install one, or run: make PYTHON=/path/to/python" >&2; \
+		exit 1; \
+	elif ! "$$python" $(PROBE) >/dev/null 2>&1; then \
+		echo "error: shardwise needs Python 3.11 or newer with the venv and ensurepip modules; '$$python' does not qualify" >&2; \
+		echo "(it reports: $$("$$python" --version 2>&1 | head -n 1))" >&2; \
+		exit 1; \
+	fi; \
+	echo "creating $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

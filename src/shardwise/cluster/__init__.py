@@ -1,0 +1,1 @@
+"""Chips, their networks and the catalogue of both."""

@@ -1,0 +1,156 @@
+"""The scalar path: one layout priced in plain Python, every stage, as a tree of named terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.overlap import exposed_by_axis
+from shardwise.cost.step import Counts, StageCost, stage_cost, stage_memory, step_time
+from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
+from shardwise.job import Job, precision_named
+from shardwise.layout.derivation import UNITS
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
+from shardwise.layout.placement import Links, cut_levels, default_placement
+from shardwise.layout.shardings import Family, atomic_degrees
+from shardwise.layout.stages import layers_per_stage
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import model_flops_per_token
+from shardwise.schedule.closed_form import bubble_ratio, in_flight, in_flight_afab
+from shardwise.terms import TIME_TERMS
+
+STATE_UNITS = ("block", "embedding", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a layout costs. `time` (seconds of the slowest stage, by term) adds up to `step_time_s`; `hidden` is traffic
+    behind compute; `memory` (bytes of the fullest device, by term) adds up to `memory_bytes`."""
+
+    step_time_s: float
+    tokens_per_s_per_device: float
+    mfu: float
+    hfu: float
+    bound: str
+    memory_bytes: float
+    memory_capacity_bytes: float
+    margin: float
+    fits: bool
+    time: Mapping[str, float]
+    hidden: Mapping[str, float]
+    memory: Mapping[str, float]
+    train_days: float | None
+    interval90: tuple[float, float] | None = None
+    waste: Mapping[str, float] = field(default_factory=dict)
+
+
+def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
+    """Price one layout. Raises `InputError` with every rule that the layout breaks.
+
+    Assumes: flash attention, elementwise operations fused with their neighbours, causal attention evenly split over cp.
+    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation.
+    """
+    require_legal(architecture, job, cluster.num_devices, layout)
+    return _Pricing(architecture, cluster, job, layout).run()
+
+
+class _Pricing:
+    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
+        self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
+        degrees = degrees_of(layout)
+        self.degrees = {**degrees, **atomic_degrees(architecture, layout.tp)}
+        self.num_micro_batches = num_micro_batches(job, degrees)
+        self.layers = layers_per_stage(architecture.num_layers, layout.pp, layout.num_virtual_stages)
+        self.afab = layout.schedule == "afab"
+
+    def run(self) -> Estimate:
+        activation, state = self.unit_costs()
+        counts = [self.counts(stage) for stage in range(self.layout.pp)]
+        costs = [stage_cost(c, activation, state) for c in counts]
+        bubble = bubble_ratio(self.layout.pp, self.num_micro_batches, self.layout.num_virtual_stages)
+        totals = [step_time(cost, self.num_micro_batches, bubble, self.job.overlap) for cost in costs]
+        slowest = max(range(len(totals)), key=lambda stage: totals[stage].total_s)
+        memories = [self.memory(stage, c, activation, state) for stage, c in enumerate(counts)]
+        fullest = max(memories, key=lambda memory: sum(memory.values()))
+        time, hidden = self.terms(costs[slowest], totals[slowest].bubble_s)
+        return self.summary(totals[slowest].total_s, time, hidden, fullest)
+
+    def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
+        layout = self.layout
+        family = Family(layout.zero_stage, layout.sequence_parallel, layout.recompute)
+        values = unit_values(self.architecture, self.job.seq_len, self.degrees)
+        placement = layout.placement or default_placement(self.cluster.topology)
+        links = Links(self.cluster.topology, cut_levels(self.cluster.topology, placement, self.degrees))
+        pricer = UnitPricer(self.architecture, self.cluster.chip, precision_named(self.job.precision))
+        activation = {unit: pricer.activation(unit, family, values, links) for unit in UNITS}
+        return activation, {unit: pricer.state(unit, family, values, links) for unit in STATE_UNITS}
+
+    def counts(self, stage: int) -> Counts:
+        last = stage == self.layout.pp - 1
+        carries = self.layout.num_virtual_stages if self.layout.pp > 1 else 0
+        return Counts(self.layers[stage], int(stage == 0), int(last), carries)
+
+    def memory(
+        self, stage: int, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
+    ) -> dict[str, float]:
+        m = self.num_micro_batches
+        flying = in_flight_afab(m) if self.afab else in_flight(self.layout.pp, m, self.layout.num_virtual_stages, stage)
+        return stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
+
+    def terms(self, cost: StageCost, bubble_s: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Exposed terms that add up to the step, and what of the traffic is hidden."""
+        m = self.num_micro_batches
+        time = dict.fromkeys(TIME_TERMS, 0.0)
+        time |= {"forward": m * cost.forward_s, "backward": m * cost.backward_s, "recompute": m * cost.recompute_s}
+        time |= {"bubble": bubble_s, "optimizer": cost.update_s}
+        work_b = cost.backward_s + cost.recompute_s
+        hidden: dict[str, float] = {}
+        for times, work, traffic in (
+            (m - 1, cost.forward_s, cost.forward_traffic), (m - 1, work_b, cost.backward_traffic),
+            (1, cost.forward_s, cost.first_traffic), (1, work_b, cost.last_traffic),
+        ):  # fmt: skip
+            for axis, seconds in exposed_by_axis(self.job.overlap, work, traffic).items():
+                time[axis] += times * seconds
+                hidden[axis] = hidden.get(axis, 0.0) + times * (traffic[axis] - seconds)
+        return time, {axis: seconds for axis, seconds in hidden.items() if seconds > 0}
+
+    def summary(
+        self, step_s: float, time: dict[str, float], hidden: dict[str, float], memory: Mapping[str, float]
+    ) -> Estimate:
+        tokens, devices = self.job.global_batch_tokens, self.cluster.num_devices
+        peak = self.cluster.chip.peak(precision_named(self.job.precision).activations)
+        flops_s = model_flops_per_token(self.architecture, self.job.seq_len) * tokens / (devices * peak)
+        compute_s = time["forward"] + time["backward"]
+        total, capacity = sum(memory.values()), self.cluster.chip.memory_bytes
+        return Estimate(
+            step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
+            hfu=flops_s / step_s * (compute_s + time["recompute"]) / compute_s, bound=_bound(time),
+            memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
+            time=time, hidden=hidden, memory=dict(memory),
+            train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None, waste=self.waste(),
+        )  # fmt: skip
+
+    def waste(self) -> dict[str, float]:
+        """Share of the step's work that only rounds up: sequences that not every replica has, uneven stages."""
+        layout = self.layout
+        most = seqs_per_replica(self.job, self.degrees)
+        padded = self.num_micro_batches * layout.micro_batch_seqs
+        idle = 1 - self.job.num_seqs / (padded * layout.num_replicas)
+        found = {"sequences": idle} if idle > 0 else {}
+        if idle > 0:
+            found["nearest_full_batch_tokens"] = float(padded * layout.num_replicas * self.job.seq_len)
+        if most and max(self.layers) != min(self.layers):
+            found["stages"] = 1 - sum(self.layers) / (max(self.layers) * layout.pp)
+        return found
+
+
+def _bound(time: Mapping[str, float]) -> str:
+    """What takes the most of the step: compute, the bubble, the optimizer, or the traffic of one axis."""
+    groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
+    groups |= {f"communication over {axis}": time[axis] for axis in ("tp", "cp", "pp", "fsdp", "dp")}
+    groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"]}
+    return max(groups, key=lambda name: groups[name])
+
+

@@ -1,0 +1,46 @@
+"""How much of the communication shows, by convention.
+
+`per_axis`: what real engines do: data-parallel traffic (fsdp, dp) hides behind compute, the rest is exposed.
+`sum`: all communication adds up and hides behind compute as one (S0, section 4).
+`max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.job import Overlap
+from shardwise.symbolic import Value, maximum
+
+HIDEABLE = ("fsdp", "dp")
+
+
+def exposed_s(overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value]) -> Value:
+    """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis."""
+    if overlap == "sum":
+        return maximum(sum(traffic_s.values(), start=0.0) - compute_s, 0.0)
+    if overlap == "max":
+        return maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0)
+    open_s = sum((t for axis, t in traffic_s.items() if axis not in HIDEABLE), start=0.0)
+    hidden = sum((t for axis, t in traffic_s.items() if axis in HIDEABLE), start=0.0)
+    return open_s + maximum(hidden - compute_s, 0.0)
+
+
+def exposed_by_axis(overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float]) -> dict[str, float]:
+    """The same for one layout, charged to the axes: their parts add up to `exposed_s`.
+
+    Under `sum` each axis bears its share, under `max` the longest bears all of it, under `per_axis` each bears its own.
+    """
+    whole = exposed_s(overlap, compute_s, traffic_s)
+    if overlap == "per_axis":
+        own = {axis: t for axis, t in traffic_s.items() if axis not in HIDEABLE}
+        return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in HIDEABLE})
+    if overlap == "max":
+        longest = max(traffic_s, key=lambda axis: traffic_s[axis])
+        return {axis: whole if axis == longest else 0.0 for axis in traffic_s}
+    return _shared(whole, traffic_s)
+
+
+def _shared(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(parts.values())
+    return {axis: whole * part / total if total > 0 else 0.0 for axis, part in parts.items()}

@@ -1,0 +1,104 @@
+"""One pipeline stage's step: time, traffic and memory, from the costs of its units. Numbers or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from shardwise.cost.overlap import exposed_s
+from shardwise.cost.unit import ActivationCost, StateCost
+from shardwise.job import Overlap
+from shardwise.symbolic import Value, maximum
+
+
+class Counts(NamedTuple):
+    """What a stage holds: blocks, and whether the embedding and the head (1 or 0); virtual stages it hands over from."""
+
+    blocks: Value
+    embedding: Value
+    head: Value
+    carries: Value
+
+
+class StageCost(NamedTuple):
+    """A stage's seconds per micro-batch and per step, and its bytes apart from what depends on micro-batches in flight."""
+
+    forward_s: Value
+    backward_s: Value
+    recompute_s: Value
+    forward_traffic: Mapping[str, Value]
+    backward_traffic: Mapping[str, Value]
+    first_traffic: Mapping[str, Value]  # the first micro-batch's forward, with the step's weights
+    last_traffic: Mapping[str, Value]  # the last micro-batch's backward, with the step's gradients
+    update_s: Value
+
+
+def stage_cost(counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]) -> StageCost:
+    """Add up a stage's units."""
+    times = {"block": counts.blocks, "embedding": counts.embedding, "head": counts.head}
+    act = partial(_add_up, activation, {**times, "carry": counts.carries})
+    held = partial(_add_up, state, times)
+    fsdp_f, fsdp_b = held("gather_forward_s"), held("gather_backward_s")
+    forward = {"tp": act("tp_forward_s"), "cp": act("cp_forward_s"), "pp": act("pp_forward_s"), "fsdp": fsdp_f}
+    backward = {"tp": act("tp_backward_s"), "cp": act("cp_backward_s"), "pp": act("pp_backward_s"), "fsdp": fsdp_b}
+    return StageCost(
+        act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
+        {**forward, "fsdp": fsdp_f + held("step_weights_s")},
+        {**backward, "fsdp": fsdp_b + held("step_fsdp_s"), "dp": held("step_dp_s")},
+        held("update_s"),
+    )  # fmt: skip
+
+
+def _add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
+    """A field over all units, each as often as the stage has it; units that it never has are not looked at."""
+    total: Value = None
+    for unit, count in times.items():
+        if not (isinstance(count, int) and count == 0):
+            value = getattr(costs[unit], field) * count
+            total = value if total is None else total + value
+    return 0.0 if total is None else total
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step on one stage: steady micro-batches, what the step's own traffic adds, bubble and update."""
+
+    total_s: Value
+    bubble_s: Value
+
+
+def step_time(cost: StageCost, num_micro_batches: Value, bubble: Value, overlap: Overlap) -> StepTime:
+    """`bubble` is idle over ideal time. The bubble repeats steady micro-batches, without the step's own traffic."""
+    work_b = cost.backward_s + cost.recompute_s
+    forward = cost.forward_s + exposed_s(overlap, cost.forward_s, cost.forward_traffic)
+    backward = work_b + exposed_s(overlap, work_b, cost.backward_traffic)
+    first = cost.forward_s + exposed_s(overlap, cost.forward_s, cost.first_traffic)
+    last = work_b + exposed_s(overlap, work_b, cost.last_traffic)
+    bubble_s = bubble * num_micro_batches * (forward + backward)
+    return StepTime((num_micro_batches - 1) * (forward + backward) + first + last + bubble_s + cost.update_s, bubble_s)
+
+
+def stage_memory(
+    counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost], in_flight: Value, runtime: float
+) -> dict[str, Value]:
+    """Bytes of one device of a stage, by term.
+
+    Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. ZeRO's
+    gathered weights and unscattered gradients are those of two neighbouring units (the next one is prefetched).
+    """
+    held = partial(_add_up, state, {"block": counts.blocks, "embedding": counts.embedding, "head": counts.head})
+    block, head = activation["block"], activation["head"]
+    edge = maximum(state["embedding"].transient_bytes * counts.embedding, state["head"].transient_bytes * counts.head)
+    inner = state["block"].transient_bytes * (counts.blocks > 0)
+    return {
+        "parameters": held("parameters_bytes"),
+        "gradients": held("gradients_bytes"),
+        "master": held("master_bytes"),
+        "optimizer": held("optimizer_bytes"),
+        "activations": in_flight * counts.blocks * block.saved_bytes + counts.head * head.saved_bytes,
+        "workspace": block.workspace_bytes * (counts.blocks > 0),
+        "gathered": inner + maximum(inner * (counts.blocks > 1), edge),
+        "logits": head.logits_bytes * counts.head,
+        "buffers": maximum(block.buffer_bytes, head.buffer_bytes * counts.head),
+        "runtime": runtime,
+    }

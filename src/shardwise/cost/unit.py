@@ -1,0 +1,206 @@
+"""What one unit (a block, the embedding, the head) costs one device: seconds by phase and axis, bytes by kind.
+
+Every number comes out of evaluating the derived expressions at the sizes and degrees in `values`, which may be numbers
+(one layout) or arrays (a table of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from shardwise.cluster.chip import Chip
+from shardwise.cost.communication import collective_s
+from shardwise.dtypes import bytes_per_element
+from shardwise.job import Precision
+from shardwise.layout.derivation import Unit, derive
+from shardwise.layout.kernels import Kernel, kernels
+from shardwise.layout.placement import Links
+from shardwise.layout.realise import Realised, realise
+from shardwise.layout.shardings import BATCH, Family, optimizer_rest, weight_rest, weight_use
+from shardwise.model.architecture import Architecture
+from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
+
+# Unfused cross-entropy on bf16 logits: the logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4).
+# Source: torch.nn.functional.cross_entropy on float32 logits keeps log_softmax's output and makes one gradient of it.
+BYTES_PER_LOGIT = 14.0
+# While a block runs backward, gradients of about half of its activations are alive beside them.
+# Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
+GRADIENT_SHARE = 0.5
+
+
+class ActivationCost(NamedTuple):
+    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working."""
+
+    forward_s: Value
+    backward_s: Value
+    recompute_s: Value
+    tp_forward_s: Value
+    tp_backward_s: Value
+    cp_forward_s: Value
+    cp_backward_s: Value
+    pp_forward_s: Value
+    pp_backward_s: Value
+    saved_bytes: Value
+    workspace_bytes: Value
+    logits_bytes: Value
+    buffer_bytes: Value
+
+
+class StateCost(NamedTuple):
+    """Seconds of weight and gradient traffic per micro-batch and per step, of the update; bytes of state at rest."""
+
+    gather_forward_s: Value
+    gather_backward_s: Value
+    step_weights_s: Value
+    step_fsdp_s: Value
+    step_dp_s: Value
+    update_s: Value
+    parameters_bytes: Value
+    gradients_bytes: Value
+    master_bytes: Value
+    optimizer_bytes: Value
+    transient_bytes: Value
+
+
+def unit_values(architecture: Architecture, seq_len: int, degrees: Mapping[str, Value]) -> Values:
+    """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device."""
+    values = Values({**architecture.dims, "T": seq_len, **degrees})
+    values["B"] = values[Local("B", BATCH)] = degrees["micro_batch_seqs"]
+    return values
+
+
+def widths(precision: Precision) -> dict[Role, float]:
+    """Bytes per element of each role."""
+    activations = bytes_per_element(precision.activations)
+    return {
+        Role.WEIGHT: bytes_per_element(precision.weights),
+        Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
+        Role.ACTIVATION: activations,
+        Role.LOGITS: activations,
+        Role.STATISTIC: 4.0,
+        Role.STATE: bytes_per_element(precision.moments),
+        Role.CONSTANT: 4.0,
+    }
+
+
+class _Parts(NamedTuple):
+    """Everything of a unit that costs something, taken from its derivation once."""
+
+    unit: Unit
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Realised, ...]
+
+
+@lru_cache(maxsize=1024)
+def _parts(mlp: str, family: Family, name: str) -> _Parts:
+    shape: dict[str, Any] = {key: 1 for key in ("num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size")}
+    unit = derive(Architecture(name="any", mlp=mlp, **shape), family)[name]  # type: ignore[arg-type]
+    return _Parts(unit, kernels(unit), realise(unit))
+
+
+class UnitPricer:
+    """Prices units on one chip with one precision recipe."""
+
+    def __init__(self, architecture: Architecture, chip: Chip, precision: Precision) -> None:
+        self.architecture = architecture
+        self.chip = chip
+        self.precision = precision
+        self.widths = widths(precision)
+
+    def parts(self, family: Family, name: str) -> _Parts:
+        return _parts(self.architecture.mlp, family, name)
+
+    def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
+        """Compute, activation traffic and activation memory of one unit."""
+        parts = self.parts(family, name)
+        compute = {p: self.compute_s(parts.kernels, p, values) for p in ("forward", "backward", "recompute")}
+        comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights)
+
+        def seconds(group: str, *phases: str) -> Value:
+            return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
+
+        again = ("recompute", "backward")
+        saved, logits = self.saved_bytes(parts.unit, values)
+        kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name).unit, values)
+        return ActivationCost(
+            compute["forward"], compute["backward"], compute["recompute"],
+            seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
+            seconds("pp", "forward"), seconds("pp", *again),
+            saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts.collectives, values),
+        )  # fmt: skip
+
+    def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
+        """Weight and gradient traffic, the update, and the state at rest of one unit."""
+        parts = self.parts(family, name)
+        comm = self.traffic(parts.collectives, values, links, lambda one: one.carries_weights or one.scope == "step")
+        gathered = self.traffic(parts.collectives, values, links, lambda one: one.role is Role.WEIGHT)
+
+        def seconds(phase: str, *groups: str) -> Value:
+            return sum((comm.get((phase, group), 0.0) for group in groups), start=0.0)
+
+        step_weights = sum((t for (phase, _), t in gathered.items() if phase == "update"), start=0.0)
+        everywhere = ("fsdp", "cp", "tp", "dp")
+        return StateCost(
+            seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
+            seconds("update", "fsdp", "cp", "tp") - step_weights, seconds("update", "dp"),
+            self.compute_s(parts.kernels, "update", values), *self.state_bytes(parts.unit, family, values),
+        )  # fmt: skip
+
+    def compute_s(self, found: tuple[Kernel, ...], phase: str, values: Values) -> Value:
+        """Each kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
+        rate = self.chip.matmul_flops_per_s(self.precision.activations)
+        total: Value = 0.0
+        for kernel in found:
+            if kernel.phase == phase:
+                memory = self.kernel_bytes(kernel, values) / self.chip.sustained_bytes_per_s()
+                total = total + (maximum(kernel.flops.evaluate(values) / rate, memory) if kernel.flops else memory)
+        return total
+
+    def kernel_bytes(self, kernel: Kernel, values: Values) -> Value:
+        return sum((elements.evaluate(values) * self.widths[role] for role, elements in kernel.elements.items()), start=0.0)
+
+    def traffic(
+        self, found: tuple[Realised, ...], values: Values, links: Links, wanted: Callable[[Realised], bool]
+    ) -> dict[tuple[str, str], Value]:
+        """Seconds of the wanted collectives by phase and axis."""
+        total: dict[tuple[str, str], Value] = {}
+        for one in found:
+            if wanted(one):
+                payload = one.payload.evaluate(values) * self.widths[one.role]
+                link = links.hop(one.axes) if one.kind is Kind.SEND_RECV else links.group(one.axes)
+                key = (one.phase, one.group)
+                total[key] = total.get(key, 0.0) + collective_s(one.kind, payload, link)
+        return total
+
+    def saved_bytes(self, unit: Unit, values: Values) -> tuple[Value, Value]:
+        """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
+        by_role: dict[Role, Polynomial] = {}
+        for name, spec in unit.saved.items():
+            role = unit.forward.program.tensors[name].role
+            by_role[role] = by_role.get(role, ZERO) + spec.local_elements()
+        logits = by_role.pop(Role.LOGITS, ZERO).evaluate(values) * BYTES_PER_LOGIT
+        return sum((p.evaluate(values) * self.widths[r] for r, p in by_role.items()), start=0.0), logits
+
+    def buffer_bytes(self, found: tuple[Realised, ...], values: Values) -> Value:
+        """Input and output of the largest activation collective."""
+        sizes = [one.payload.evaluate(values) * self.widths[one.role] for one in found if one.role is Role.ACTIVATION]
+        return 2.0 * maximum(0.0, *sizes)
+
+    def state_bytes(self, unit: Unit, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
+        """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
+        precision = self.precision
+        weight, gradient = bytes_per_element(precision.weights), bytes_per_element(precision.gradients)
+        dims = unit.weights.values()
+        use = sum((weight_use(d).local_elements() for d in dims), start=ZERO).evaluate(values)
+        rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
+        shard = sum((optimizer_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
+        # With fp32 weights the weights are their own master copy.
+        master = bytes_per_element(precision.master) if precision.master else 0.0
+        held = shard if family.zero_stage >= 2 else use
+        transient = use * ((weight if family.zero_stage == 3 else 0.0) + (gradient if family.zero_stage >= 2 else 0.0))
+        return rest * weight, held * gradient, shard * master, shard * 2 * bytes_per_element(precision.moments), transient

@@ -1,0 +1,56 @@
+"""The errors that callers meet.
+
+ShardwiseError
+├── InputError            the user's input is wrong: found, required, fix (exit code 2)
+│   ├── NotationError     a fault in an expression, printed with a caret under it
+│   └── ShardingError     an expression that parses but breaks a rule of shardings
+├── MissingValueError     a fact that the catalogue does not have a source for (exit code 2)
+└── NothingFitsError      no legal layout fits in memory (exit code 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ShardwiseError(Exception):
+    """Base of every error that Shardwise raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(ShardwiseError):
+    """What was found is not what is required; every violation at once, each with its fix."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class NotationError(InputError):
+    """A fault in an expression: the expression, a caret under the fault, and the rule it breaks."""
+
+    def __init__(self, text: str, position: int, problem: str) -> None:
+        super().__init__(f"{problem}\n  {text}\n  {' ' * position}^")
+        self.text = text
+        self.position = position
+
+
+class ShardingError(InputError):
+    """A sharding or an expression that breaks a rule (an axis used twice, a dim that does not divide)."""
+
+
+class MissingValueError(ShardwiseError):
+    """A value that has no source in the catalogue; naming it is better than guessing it."""
+
+
+class NothingFitsError(ShardwiseError):
+    """No legal layout fits; the smallest miss says by how much and what would help."""
+
+    exit_code = 3
+
+
+def require(violations: Sequence[str]) -> None:
+    """Raise one `InputError` that carries all violations, if there are any."""
+    if violations:
+        raise InputError(*violations)

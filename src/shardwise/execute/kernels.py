@@ -1,0 +1,133 @@
+"""What each operation computes on one device's arrays, in NumPy.
+
+Arrays of a map come aligned: every operand has the union of the operands' dims, of size 1 where it lacks one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Sizes = Mapping[str, int]
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+# AdamW's first step with the moments given; any values serve, the sharded and the unsharded run share them.
+LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
+
+
+def _inverse_rms(squares: Array, sizes: Sizes) -> Array:
+    return 1.0 / np.sqrt(squares / sizes["D"] + NORM_EPSILON)
+
+
+def _rotate(x: Array, positions: Array, direction: float) -> Array:
+    half = x.shape[-1] // 2
+    angles = direction * positions * ROTARY_BASE ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles), np.sin(angles)
+    first, second = x[..., :half], x[..., half:]
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _silu_slope(x: Array) -> Array:
+    s = _sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))
+
+
+_C = math.sqrt(2.0 / math.pi)
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.tanh(_C * (x + 0.044715 * x**3)))
+
+
+def _gelu_slope(x: Array) -> Array:
+    t = np.tanh(_C * (x + 0.044715 * x**3))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
+
+
+def _rms_norm_dsquares(dy: Array, x: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
+    return dy * x * weight * (-0.5 / sizes["D"]) * _inverse_rms(squares, sizes) ** 3
+
+
+def _corrected(moment: Array, beta: float) -> Array:
+    return moment / (1.0 - beta)
+
+
+def _adamw(master: Array, first: Array, second: Array) -> Array:
+    step = _corrected(first, BETA_1) / (np.sqrt(_corrected(second, BETA_2)) + ADAM_EPSILON)
+    return master - LEARNING_RATE * (step + WEIGHT_DECAY * master)
+
+
+MAPS: Mapping[str, Callable[..., Array]] = {
+    "identity": lambda x, sizes: x,
+    "negate": lambda x, sizes: -x,
+    "scale": lambda x, factor, sizes: x * factor,
+    "scaled_sum": lambda x, factor, sizes: x * factor,
+    "sum_square": lambda x, sizes: x**2,
+    "sum_square_dx": lambda dy, x, sizes: 2 * x * dy,
+    "rms_norm": lambda x, squares, weight, sizes: x * _inverse_rms(squares, sizes) * weight,
+    "rms_norm_dx": lambda dy, squares, weight, sizes: dy * _inverse_rms(squares, sizes) * weight,
+    "rms_norm_dsquares": _rms_norm_dsquares,
+    "rms_norm_dweight": lambda dy, x, squares, sizes: dy * x * _inverse_rms(squares, sizes),
+    "rotary": lambda x, positions, sizes: _rotate(x, positions, 1.0),
+    "rotary_back": lambda x, positions, sizes: _rotate(x, positions, -1.0),
+    "swiglu": lambda gate, up, sizes: gate * _sigmoid(gate) * up,
+    "swiglu_dgate": lambda dy, gate, up, sizes: dy * up * _silu_slope(gate),
+    "swiglu_dup": lambda dy, gate, sizes: dy * gate * _sigmoid(gate),
+    "geglu": lambda gate, up, sizes: _gelu(gate) * up,
+    "geglu_dgate": lambda dy, gate, up, sizes: dy * up * _gelu_slope(gate),
+    "geglu_dup": lambda dy, gate, sizes: dy * _gelu(gate),
+    "gelu": lambda x, sizes: _gelu(x),
+    "gelu_dx": lambda dy, x, sizes: dy * _gelu_slope(x),
+    "relu": lambda x, sizes: np.maximum(x, 0.0),
+    "relu_dx": lambda dy, x, sizes: dy * (x > 0),
+    "maximum": lambda logits, sizes: logits,
+    "sum_exp": lambda logits, largest, sizes: np.exp(logits - largest),
+    "sum_exp_dx": lambda dy, logits, largest, sizes: dy * np.exp(logits - largest),
+    "token_loss": lambda total, largest, target, sizes: np.log(total) + largest - target,
+    "token_loss_dsum": lambda dy, total, sizes: dy / total,
+    "adamw_first": lambda first, grad, sizes: BETA_1 * first + (1 - BETA_1) * grad,
+    "adamw_second": lambda second, grad, sizes: BETA_2 * second + (1 - BETA_2) * grad**2,
+    "adamw_master": lambda master, first, second, sizes: _adamw(master, first, second),
+}
+
+
+def _mask(positions: Array, num_keys: int) -> Array:
+    """Which keys each query may see, [T, S]."""
+    seen: Array = positions[:, None] >= np.arange(num_keys)[None, :]
+    return seen
+
+
+def _scores(q: Array, k: Array, positions: Array) -> Array:
+    scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
+    return np.where(_mask(positions, k.shape[1]), scores, -np.inf)
+
+
+def attention(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array, Array]:
+    """Causal attention: output [B,T,K,G,H] and log-sum-exp [B,T,K,G]."""
+    scores = _scores(q, k, positions)
+    largest = scores.max(axis=-1, keepdims=True)
+    lse = largest[..., 0] + np.log(np.exp(scores - largest).sum(axis=-1))
+    weights = np.exp(scores - lse[..., None])
+    return np.einsum("bkgts,bskh->btkgh", weights, v), np.einsum("bkgt->btkg", lse)
+
+
+def attention_gradient(
+    q: Array, k: Array, v: Array, positions: Array, out: Array, lse: Array, dy: Array
+) -> tuple[Array, Array, Array]:
+    """dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
+    weights = np.exp(_scores(q, k, positions) - np.einsum("btkg->bkgt", lse)[..., None])
+    dv = np.einsum("bkgts,btkgh->bskh", weights, dy)
+    dweights = np.einsum("btkgh,bskh->bkgts", dy, v)
+    row = np.einsum("btkgh,btkgh->bkgt", dy, out)[..., None]
+    dscores = weights * (dweights - row) / math.sqrt(q.shape[-1])
+    return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv

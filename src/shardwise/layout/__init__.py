@@ -1,0 +1,1 @@
+"""Layouts, and the communication that is derived from them."""

@@ -1,0 +1,128 @@
+"""The three derived programs of each unit of a decoder (embedding, block, head, carry), sharded for one family.
+
+Forward, then backward with the recomputed slice in front of it, then update: each is an ordinary program put through
+`shard_program`. What is read off them: communication, FLOPs, bytes touched, bytes saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from shardwise.layout.derive import Compute, Final, ShardedProgram, Step, shard_program
+from shardwise.layout.shardings import Family, gradient_rest, hidden_spec, optimizer_rest, resting, using, weight_rest
+from shardwise.model.architecture import Architecture
+from shardwise.model.backward import Backward, backward, split_saved
+from shardwise.model.decoder import block_program, carry_program, embedding_program, head_program
+from shardwise.model.operations import Operation
+from shardwise.model.program import Program, Role
+from shardwise.model.update import STATE, update_program
+from shardwise.sharding.spec import Spec
+
+UNITS: Mapping[str, Callable[[Architecture], Program]] = {
+    "embedding": embedding_program,
+    "block": block_program,
+    "head": head_program,
+    "carry": carry_program,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie."""
+
+    name: str
+    forward: ShardedProgram
+    recompute_steps: tuple[Step, ...]
+    backward_steps: tuple[Step, ...]
+    backward: ShardedProgram
+    update: ShardedProgram
+    saved: Mapping[str, Spec]
+    gradients: Mapping[str, str]
+
+    @property
+    def weights(self) -> Mapping[str, tuple[str, ...]]:
+        """Names and dims of the unit's weights."""
+        return {name: self.forward.program.dims(name) for name in self.forward.program.weights}
+
+    def phases(self) -> Mapping[str, tuple[Step, ...]]:
+        """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
+        return {
+            "forward": self.forward.steps,
+            "recompute": self.recompute_steps,
+            "backward": self.backward_steps,
+            "update": self.update.steps,
+        }
+
+
+def derive_unit(name: str, program: Program, family: Family, *, recompute: str) -> Unit:
+    """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
+    forward = shard_program(program, resting(family, program), use=using(program), final=_hidden(program, family))
+    wanted = tuple(n for n in program.inputs if program.tensors[n].role is not Role.CONSTANT)
+    transposed = backward(program, given=program.outputs, wanted=wanted)
+    return _shard_backward(name, forward, transposed, family, recompute)
+
+
+def _hidden(program: Program, family: Family) -> dict[str, Spec]:
+    """Hidden states leave a unit as they rest; a scalar loss is summed."""
+    return {
+        name: hidden_spec(family) if program.dims(name) == ("B", "T", "D") else Spec.of(program.dims(name))
+        for name in program.outputs
+    }
+
+
+def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
+    program = transposed.program
+    again = split_saved(forward.program, program.inputs, policy)
+    saved = {tensor: forward.specs[tensor] for tensor in again.saved}
+    rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
+    gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
+    final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
+    final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in gradients}
+    operations = (*again.operations, *program.operations)
+    sharded = shard_program(
+        program, rest, use=using(forward.program), final=final, operations=operations, primal=forward.specs
+    )
+    border = _end_of(again.operations, sharded.steps)
+    return Unit(
+        name=name, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
+        backward_steps=sharded.steps[border:], update=_shard_update(forward.program, gradients, sharded, family),
+        saved=saved, gradients=gradients,
+    )  # fmt: skip
+
+
+def _end_of(operations: tuple[Operation, ...], steps: tuple[Step, ...]) -> int:
+    """Number of steps up to the last one that computes one of `operations`."""
+    last = [index for index, step in enumerate(steps) if isinstance(step, Compute) and step.operation in operations]
+    return last[-1] + 1 if last else 0
+
+
+def _cotangents(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
+    """The gradient of an output comes in as the output lies."""
+    return {f"d.{name}": forward.specs[name] for name in forward.program.outputs if f"d.{name}" in program.inputs}
+
+
+def _shard_update(forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family) -> ShardedProgram:
+    weights = {name: forward.dims(name) for name in gradients}
+    program = update_program(weights, gradients)
+    rest = {g: backward.specs[g] for g in gradients.values()}
+    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in STATE}
+    final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
+    return shard_program(program, rest, final=final)
+
+
+def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
+    """All units of a dense decoder for one family. The sizes do not matter, so models of one shape share the result."""
+    return _derive(architecture.mlp, family)
+
+
+@lru_cache(maxsize=256)
+def _derive(mlp: str, family: Family) -> Mapping[str, Unit]:
+    shape = Architecture(
+        name="any", num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1, mlp=mlp,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return {
+        name: derive_unit(name, build(shape), family, recompute=family.recompute if name == "block" else "none")
+        for name, build in UNITS.items()
+    }

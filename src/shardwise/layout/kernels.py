@@ -1,0 +1,100 @@
+"""What each device computes, as the kernels that an engine launches.
+
+Neighbouring elementwise operations run as one kernel (torch.compile and XLA fuse them): it reads what comes from outside
+and writes what is read elsewhere. Products, attention and lookups are kernels of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardwise.layout.derivation import Unit
+from shardwise.layout.derive import Compute, Step
+from shardwise.model.operations import Contract, Lookup, Scan, ScanGradient
+from shardwise.model.program import Role, Tensor
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import ZERO, Polynomial
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role."""
+
+    phase: str
+    kind: str
+    flops: Polynomial
+    elements: Mapping[Role, Polynomial]
+
+
+def kernels(unit: Unit) -> tuple[Kernel, ...]:
+    """All kernels of one unit, in order."""
+    readers = _readers(unit)
+    leaving = {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
+    return tuple(_kernel(unit, phase, run, readers, leaving) for phase, steps in unit.phases().items() for run in _runs(steps))
+
+
+def _readers(unit: Unit) -> dict[str, set[int]]:
+    """For each tensor, the operations of the unit that read it."""
+    readers: dict[str, set[int]] = {}
+    for steps in unit.phases().values():
+        for step in steps:
+            if isinstance(step, Compute):
+                for name in step.operation.operands:
+                    readers.setdefault(name, set()).add(id(step.operation))
+    return readers
+
+
+def _runs(steps: Iterable[Step]) -> list[list[Compute]]:
+    """Computations in order, neighbouring elementwise ones together; a collective on activations ends a run."""
+    runs: list[list[Compute]] = []
+    joined = False
+    for step in steps:
+        if not isinstance(step, Compute):
+            # weights are prefetched and gradients leave in the background: neither is in the way
+            joined = joined and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+            continue
+        fusible = step.operation.kind == "map"
+        if joined and fusible:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+        joined = fusible
+    return runs
+
+
+def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, set[int]], leaving: set[str]) -> Kernel:
+    members = {id(step.operation) for step in run}
+    inside = {name for step in run for name in step.operation.outputs}
+    kept = {name for name in inside if name in leaving or readers.get(name, set()) - members}
+    touched: dict[str, Spec] = {}
+    for step in run:
+        for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False):
+            if name not in inside and not (isinstance(step.operation, Lookup) and name == step.operation.inputs[0]):
+                touched[name] = spec
+        for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
+            if name in kept or len(run) == 1:
+                touched[name] = spec
+    return Kernel(phase, run[0].operation.kind, _matmul_flops(run), _by_role(unit, touched))
+
+
+def _matmul_flops(run: list[Compute]) -> Polynomial:
+    heavy = (step for step in run if isinstance(step.operation, (Contract, Scan, ScanGradient)))
+    return sum((step.operation.flops(step.placed) for step in heavy), start=ZERO)
+
+
+def _by_role(unit: Unit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
+    elements: dict[Role, Polynomial] = {}
+    for name, spec in touched.items():
+        role = _tensor(unit, name).role
+        elements[role] = elements.get(role, ZERO) + spec.local_elements()
+    return elements
+
+
+def _tensor(unit: Unit, name: str) -> Tensor:
+    for sharded in (unit.forward, unit.backward, unit.update):
+        if name in sharded.program.tensors:
+            return sharded.program.tensors[name]
+    raise KeyError(name)
+
+

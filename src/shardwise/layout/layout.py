@@ -1,0 +1,74 @@
+"""The whole parallel choice of a job, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.errors import require
+from shardwise.layout.placement import Placement
+
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["none", "afab", "1f1b", "interleaved"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
+AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of the axes, and the choices that go with them.
+
+    `dp` replicates, `fsdp` (with `cp`) is the axis over which ZeRO shards; `sequence_parallel` splits the activations
+    between the matrix products over `tp` along the sequence. `placement` says which links each axis runs over.
+    """
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    num_virtual_stages: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    cp_variant: Literal["all_gather"] = "all_gather"
+    micro_batch_seqs: int = 1
+    recompute: Recompute = "none"
+    schedule: Schedule = "none"
+    placement: Placement | None = None
+
+    def __post_init__(self) -> None:
+        counts = (*AXES, "num_virtual_stages", "micro_batch_seqs")
+        problems = [
+            f"layout: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
+            for name in counts
+            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool) or getattr(self, name) < 1
+        ]
+        choices = {"zero_stage": (0, 1, 2, 3), "recompute": RECOMPUTES, "schedule": SCHEDULES, "cp_variant": ("all_gather",)}
+        problems += [
+            f"layout: {name} is {getattr(self, name)!r}; one of {', '.join(map(str, allowed))} is required"
+            for name, allowed in choices.items()
+            if getattr(self, name) not in allowed
+        ]
+        require(problems)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the layout takes (expert parallelism borrows from the others)."""
+        return self.dp * self.fsdp * self.tp * self.cp * self.pp
+
+    @property
+    def num_replicas(self) -> int:
+        """Groups of devices that work on sequences of their own."""
+        return self.dp * self.fsdp
+
+    def __str__(self) -> str:
+        parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        if self.num_virtual_stages > 1:
+            parts.append(f"num_virtual_stages={self.num_virtual_stages}")
+        if self.zero_stage:
+            parts.append(f"zero_stage={self.zero_stage}")
+        if self.tp > 1:
+            parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
+        return " ".join([*parts, f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"])

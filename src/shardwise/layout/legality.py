@@ -1,0 +1,156 @@
+"""Which layouts can run at all. Each rule says what it requires and the fix; the same rules count in a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.symbolic import Value, ceil_div
+
+Degrees = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and what would do."""
+
+    name: str
+    legal: Callable[[Architecture, Job, int, Degrees], Value]
+    explain: Callable[[Architecture, Job, int, Degrees], str]
+
+
+def _tp_kv_divides(architecture: Architecture, tp: Value) -> Value:
+    heads, kv = architecture.num_heads, architecture.num_kv_heads
+    # tp divides the key-value heads, or is a multiple of them that divides the query heads
+    return (heads % tp == 0) & ((kv % tp == 0) | (tp % kv == 0))
+
+
+def _divisors(number: int, *, most: int = 12) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0 and n <= 1024)[: most * 6]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "devices",
+        lambda a, j, n, d: d["dp"] * d["fsdp"] * d["tp"] * d["cp"] * d["pp"] == n,
+        lambda a, j, n, d: (
+            f"dp·fsdp·tp·cp·pp = {d['dp'] * d['fsdp'] * d['tp'] * d['cp'] * d['pp']} but the cluster has {n} devices; "
+            f"with the other degrees as they are, fsdp = {n // max(1, d['dp'] * d['tp'] * d['cp'] * d['pp'])} would fill it"
+        ),
+    ),
+    Rule(
+        "heads_by_tp",
+        lambda a, j, n, d: _tp_kv_divides(a, d["tp"]),
+        lambda a, j, n, d: (
+            f"tp = {d['tp']} does not divide the {a.num_heads} query heads ({a.num_kv_heads} key-value heads); "
+            f"tp may be one of {_divisors(a.num_heads)}"
+        ),
+    ),
+    Rule(
+        "d_ff_by_tp",
+        lambda a, j, n, d: a.d_ff % d["tp"] == 0,
+        lambda a, j, n, d: f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}; choose a tp that divides it",
+    ),
+    Rule(
+        "sequence_by_cp",
+        lambda a, j, n, d: (d["cp"] == 1) | (j.seq_len % (2 * d["cp"]) == 0),
+        lambda a, j, n, d: (
+            f"2·cp = {2 * d['cp']} does not divide the sequence of {j.seq_len} (each rank takes a piece from either end, so "
+            "that causal attention is even); choose a cp that divides half the sequence"
+        ),
+    ),
+    Rule(
+        "sequence_by_tp",
+        lambda a, j, n, d: (d["sequence_parallel"] == 0) | (j.seq_len % (d["cp"] * d["tp"]) == 0),
+        lambda a, j, n, d: (
+            f"sequence parallelism splits {j.seq_len} positions over cp·tp = {d['cp'] * d['tp']}, which does not divide them; "
+            "set sequence_parallel=false or choose other degrees"
+        ),
+    ),
+    Rule(
+        "stages",
+        lambda a, j, n, d: d["pp"] * d["num_virtual_stages"] <= a.num_layers,
+        lambda a, j, n, d: (
+            f"pp·num_virtual_stages = {d['pp'] * d['num_virtual_stages']} stages for {a.num_layers} blocks; "
+            "at most one stage for each block is possible"
+        ),
+    ),
+    Rule(
+        "virtual_stages",
+        lambda a, j, n, d: (d["num_virtual_stages"] == 1) | ((d["pp"] > 1) & (num_micro_batches(j, d) % d["pp"] == 0)),
+        lambda a, j, n, d: (
+            f"num_virtual_stages = {d['num_virtual_stages']} needs pp > 1 and micro-batches in multiples of pp = {d['pp']}; "
+            f"there are {num_micro_batches(j, d)}; change micro_batch_seqs, or set num_virtual_stages=1"
+        ),
+    ),
+    Rule(
+        "micro_batch",
+        lambda a, j, n, d: d["micro_batch_seqs"] <= seqs_per_replica(j, d),
+        lambda a, j, n, d: (
+            f"micro_batch_seqs = {d['micro_batch_seqs']} but a replica gets {seqs_per_replica(j, d)} sequences at most "
+            f"({j.num_seqs} over dp·fsdp = {d['dp'] * d['fsdp']}); set it to {seqs_per_replica(j, d)} or less"
+        ),
+    ),
+    Rule(
+        "zero_axes",
+        lambda a, j, n, d: ((d["zero_stage"] > 0) | (d["fsdp"] == 1)) & ((d["zero_stage"] == 0) | (d["fsdp"] * d["cp"] > 1)),
+        lambda a, j, n, d: (
+            f"zero_stage = {d['zero_stage']} with fsdp·cp = {d['fsdp'] * d['cp']}: ZeRO shards over fsdp and cp, and fsdp is for "
+            "nothing else; use dp for replicas, or a zero_stage of 1 to 3 with fsdp > 1"
+        ),
+    ),
+    Rule(
+        "sequence_parallel_axis",
+        lambda a, j, n, d: (d["sequence_parallel"] == 0) | (d["tp"] > 1),
+        lambda a, j, n, d: "sequence_parallel splits over tp, which is 1; set sequence_parallel=false",
+    ),
+)
+
+
+def seqs_per_replica(job: Job, degrees: Degrees) -> Value:
+    """Sequences of the fullest replica in one step."""
+    return ceil_div(job.num_seqs, degrees["dp"] * degrees["fsdp"])
+
+
+def num_micro_batches(job: Job, degrees: Degrees) -> Value:
+    """Micro-batches of the fullest replica in one step."""
+    return ceil_div(seqs_per_replica(job, degrees), degrees["micro_batch_seqs"])
+
+
+def degrees_of(layout: Layout) -> dict[str, Any]:
+    """The numbers of a layout that rules and costs read."""
+    names = ("dp", "fsdp", "tp", "cp", "pp", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
+    return {**{name: getattr(layout, name) for name in names}, "sequence_parallel": int(layout.sequence_parallel)}
+
+
+def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
+    """What is wrong with a layout, every rule at once; empty when it can run."""
+    degrees = degrees_of(layout)
+    found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
+             if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
+    if layout.ep > 1:
+        found.append(f"experts: ep = {layout.ep} but {architecture.name} has no experts; set ep=1")
+    pipelined = {"none": layout.pp == 1, "interleaved": layout.num_virtual_stages > 1, "1f1b": layout.num_virtual_stages == 1}
+    if not pipelined.get(layout.schedule, layout.pp > 1):
+        found.append(
+            f"schedule: {layout.schedule!r} with pp = {layout.pp} and num_virtual_stages = {layout.num_virtual_stages}; "
+            f"{natural_schedule(layout.pp, layout.num_virtual_stages)!r} is required"
+        )
+    return found
+
+
+def natural_schedule(pp: int, num_virtual_stages: int) -> str:
+    """The schedule that goes with the degrees when none is named."""
+    return "none" if pp == 1 else "interleaved" if num_virtual_stages > 1 else "1f1b"
+
+
+def require_legal(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> None:
+    """Raise `InputError` with every violation."""
+    found = violations(architecture, job, num_devices, layout)
+    if found:
+        raise InputError(*(f"layout: {problem}" for problem in found))

@@ -1,0 +1,113 @@
+"""Which links each axis of a layout runs over.
+
+A placement is an order of the axes, innermost first, and an order of the topology's levels (axes of the torus, or tiers
+of the switch). Each axis in turn takes from each level in turn as much as both still have: its *cuts*. The same order
+numbers the ranks of a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shardwise.cluster.topology import Cut, Link, Switched, Topology
+from shardwise.errors import InputError
+from shardwise.symbolic import Value, gcd, maximum
+
+PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
+ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep")}
+
+# Axis orders worth pricing: tensor parallelism wants the closest links, pipelines the farthest; context and data
+# parallelism contend for what is between. The last two give the closest links to the data-parallel axes instead.
+AXIS_ORDERS = (
+    ("tp", "cp", "fsdp", "dp", "pp"),
+    ("tp", "fsdp", "cp", "dp", "pp"),
+    ("tp", "cp", "pp", "fsdp", "dp"),
+    ("tp", "fsdp", "cp", "pp", "dp"),
+    ("cp", "tp", "fsdp", "dp", "pp"),
+    ("fsdp", "tp", "cp", "dp", "pp"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`axes`: innermost first; `levels`: which level of the topology is filled first, second, ..."""
+
+    axes: tuple[str, ...]
+    levels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.axes) != sorted(PLACED_AXES):
+            raise InputError(f"placement: axes are {self.axes}; an order of {', '.join(PLACED_AXES)} is required")
+        if sorted(self.levels) != list(range(len(self.levels))):
+            raise InputError(f"placement: levels are {self.levels}; an order of 0..n-1 is required")
+
+    def __str__(self) -> str:
+        return ">".join(self.axes) + " on levels " + ">".join(map(str, self.levels))
+
+
+def placements(topology: Topology) -> tuple[Placement, ...]:
+    """The placements that a search prices: each axis order on each order of a torus's axes, or on the tiers."""
+    num_levels = len(topology.levels)
+    orders: Iterable[tuple[int, ...]] = [tuple(range(num_levels))]
+    if not isinstance(topology, Switched):
+        orders = itertools.permutations(range(num_levels))
+    return tuple(Placement(axes=axes, levels=levels) for levels in orders for axes in AXIS_ORDERS)
+
+
+def default_placement(topology: Topology) -> Placement:
+    """Tensor parallelism innermost, on the smallest axis of a torus or the innermost tier."""
+    levels = range(len(topology.levels))
+    order = levels if isinstance(topology, Switched) else sorted(levels, key=lambda i: topology.levels[i])
+    return Placement(axes=AXIS_ORDERS[0], levels=tuple(order))
+
+
+def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
+    """The cuts of each atomic axis on every level, for degrees that multiply to the number of devices."""
+    rest: list[Value] = list(topology.levels)
+    stride: list[Value] = [1] * len(rest)
+    cuts: dict[str, tuple[Cut, ...]] = {}
+    for axis in (atom for group in placement.axes for atom in ATOMS.get(group, (group,))):
+        wanted = degrees[axis]
+        taken: list[Cut] = [Cut(1, s) for s in stride]
+        for level in placement.levels:
+            size = gcd(wanted, rest[level])
+            taken[level] = Cut(size, stride[level])
+            wanted, rest[level], stride[level] = wanted // size, rest[level] // size, stride[level] * size
+        cuts[axis] = tuple(taken)
+    return cuts
+
+
+@dataclass(slots=True)
+class Links:
+    """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for."""
+
+    topology: Topology
+    cuts: Mapping[str, tuple[Cut, ...]]
+    known: dict[tuple[str, ...], Link] = field(default_factory=dict)
+
+    def group(self, axes: tuple[str, ...]) -> Link:
+        """Link of the group of devices that vary along `axes`."""
+        if axes not in self.known:
+            levels = range(len(self.topology.levels))
+            self.known[axes] = self.topology.link([_join([self.cuts[axis][i] for axis in axes]) for i in levels])
+        return self.known[axes]
+
+    def hop(self, axes: tuple[str, ...]) -> Link:
+        """Link between neighbours along `axes`, for a send and a receive."""
+        key = ("hop", *axes)
+        if key not in self.known:
+            levels = range(len(self.topology.levels))
+            self.known[key] = self.topology.hop([_join([self.cuts[axis][i] for axis in axes]) for i in levels])
+        return self.known[key]
+
+
+def _join(cuts: list[Cut]) -> Cut:
+    """The cut of a group: sizes multiply; gaps left between its parts count as stride."""
+    size: Value = 1
+    span: Value = 1
+    for cut in cuts:
+        size = size * cut.size
+        span = maximum(span, cut.size * cut.stride * (cut.size > 1))
+    return Cut(size, maximum(span // size, 1))

@@ -1,0 +1,87 @@
+"""From derived collectives to those that an engine issues.
+
+Engines fuse: one AllGather brings all weights of a unit (an FSDP unit), one ReduceScatter or AllReduce takes all its
+gradients. Bytes per kind, axes, phase and scope are conserved. Weights that the recomputed slice and the backward pass
+both need are gathered once, before both. A scalar (the loss) is reduced once per step, not per micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwise.layout.derivation import Unit
+from shardwise.layout.derive import Communicate
+from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import ZERO, Polynomial
+
+WEIGHT_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Realised:
+    """One collective of an engine. `payload` are elements (see `Collective.payload_elements`), `tensors` what it carries."""
+
+    unit: str
+    phase: str
+    kind: Kind
+    axes: Axes
+    role: Role
+    payload: Polynomial
+    tensors: tuple[str, ...]
+
+    @property
+    def scope(self) -> str:
+        """How often it runs: once per optimizer step, or per micro-batch."""
+        return "step" if self.phase == "update" else "micro_batch"
+
+    @property
+    def carries_weights(self) -> bool:
+        return self.role in WEIGHT_ROLES
+
+    @property
+    def group(self) -> str:
+        """The parallel axis that it is charged to."""
+        return axis_group(self.axes)
+
+
+def axis_group(axes: Axes) -> str:
+    """The parallel axis that traffic over these atomic axes belongs to."""
+    for name in ("dp", "fsdp", "cp", "pp"):
+        if name in axes:
+            return name
+    return "tp"
+
+
+def realise(unit: Unit) -> tuple[Realised, ...]:
+    """All collectives of one unit, slices left out, weights and gradients fused."""
+    found: list[Realised] = []
+    for phase, steps in unit.phases().items():
+        found += [_plain(unit.name, phase, s) for s in steps if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE]
+    return tuple(_fuse(found))
+
+
+def _plain(unit: str, phase: str, step: Communicate) -> Realised:
+    collective, role = step.collective, step.tensor.role
+    if phase == "recompute" and role in WEIGHT_ROLES:
+        phase = "backward"
+    if not step.tensor.dims:
+        phase = "update"  # control traffic: the loss is a sum, so it is reduced once per step
+    return Realised(unit, phase, collective.kind, collective.axes, role, collective.payload_elements, (step.tensor.name,))
+
+
+def _fuse(collectives: Iterable[Realised]) -> list[Realised]:
+    fused: dict[tuple[object, ...], list[Realised]] = {}
+    for index, one in enumerate(collectives):
+        key = (one.phase, one.kind, one.axes, one.role) if one.carries_weights else (index,)
+        fused.setdefault(key, []).append(one)
+    return [_merge(group) for group in fused.values()]
+
+
+def _merge(group: list[Realised]) -> Realised:
+    first = group[0]
+    payload = sum((one.payload for one in group), start=ZERO)
+    tensors = tuple(name for one in group for name in one.tensors)
+    return Realised(first.unit, first.phase, first.kind, first.axes, first.role, payload, tensors)

@@ -1,0 +1,55 @@
+"""Parameters and FLOPs, read off the programs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import block_program, embedding_program, head_program
+from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
+from shardwise.model.program import Program
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import Polynomial, Values, product, total
+
+
+def weight_elements(program: Program) -> Polynomial:
+    """Elements of a program's weights, in symbols."""
+    return total(product(program.dims(name)) for name in program.weights)
+
+
+def num_params(architecture: Architecture) -> int:
+    """Trainable parameters; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
+    values = Values(dict(architecture.dims))
+    block, head, embedding = (
+        weight_elements(build(architecture)).evaluate(values) for build in (block_program, head_program, embedding_program)
+    )
+    shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
+    return round(block * architecture.num_layers + head + embedding - shared)
+
+
+def program_flops(program: Program) -> Polynomial:
+    """FLOPs of the products and attention scans of a program on one device, in symbols of the dims."""
+    return total(_flops(program, operation) for operation in program.operations)
+
+
+def _flops(program: Program, operation: Operation) -> Polynomial:
+    if not isinstance(operation, (Contract, Scan, ScanGradient)):
+        return Polynomial()
+    specs = [Spec.of(program.dims(name)) for name in operation.inputs]
+    dims = {name: tensor.dims for name, tensor in program.tensors.items()}
+    return operation.flops(operation.place(specs, dims, lambda name: False))
+
+
+@lru_cache(maxsize=64)
+def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
+    """FLOPs that one token of training needs: forward and backward without recomputation.
+
+    6 per weight of a matrix product, and 6·T·N·H per layer for attention over the causal half (2 products forward,
+    4 backward; the scores that flash attention rebuilds in the backward pass are not counted).
+    Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
+    """
+    values = Values({**architecture.dims, "B": 1, "T": seq_len})
+    flops = 0.0
+    for build, times in ((block_program, architecture.num_layers), (head_program, 1)):
+        flops += 3.0 * program_flops(build(architecture)).evaluate(values) * times
+    return flops / seq_len

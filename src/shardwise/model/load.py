@@ -1,0 +1,34 @@
+"""Architectures from the catalogue's TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> Mapping[str, Mapping[str, Any]]:
+    tables: dict[str, Mapping[str, Any]] = {}
+    for file in sorted(resources.files("shardwise.model").joinpath("catalog").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            tables |= tomllib.loads(file.read_text(encoding="utf-8"))
+    return tables
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the models in the catalogue."""
+    return tuple(_catalogue())
+
+
+def load_model(name: str) -> Architecture:
+    """A model of the catalogue by name. Raises `InputError` that lists the names."""
+    table = _catalogue().get(name.strip().lower())
+    if table is None:
+        raise InputError(f"model: found {name!r}; the catalogue has {', '.join(model_names())}")
+    return Architecture(name=name.strip().lower(), **table)

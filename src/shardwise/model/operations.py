@@ -1,0 +1,295 @@
+"""The kinds of operation: contract, map (elementwise, with or without a reduction), lookup, scan, carry.
+
+Each kind knows three things: which shardings it needs and gives (`place`), its transpose (`gradients`), and what it
+costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.model.functions import FUNCTIONS, LINEAR_IN_FIRST
+from shardwise.sharding.einsum import contract
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import Local, Polynomial, product
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Shardings of the operands at the operation, natural shardings of the results, and why operands move."""
+
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(ABC):
+    """Reads `inputs` and defines `outputs`, by name."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """One of contract, map, lookup, scatter, scan, carry."""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The inputs whose values are read; an input behind them gives its sharding or shape only."""
+        return self.inputs
+
+    @abstractmethod
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        """Shardings of operands and results when the operands lie as in `specs`; `fixed(name)` may not move."""
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        """For each input that a gradient flows into, the operation that gives it from the outputs' gradients.
+
+        The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`.
+        """
+        return []
+
+    def flops(self, placed: Placed) -> Polynomial:
+        """Floating-point operations on one device."""
+        return Polynomial()
+
+
+@dataclass(frozen=True, slots=True)
+class Contract(Operation):
+    """`result = left * right`, summed over the dims that the result lacks (an einsum of two operands)."""
+
+    @property
+    def kind(self) -> str:
+        return "contract"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        left, right = self.inputs
+        keep = "left" if fixed(left) else "right" if fixed(right) else None
+        case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep)
+        return Placed((case.left, case.right), (case.result,), case.reasons)
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        left, right = self.inputs
+        dy = cotangents[self.outputs[0]]
+        return [(left, Contract((dy, right), ("?",))), (right, Contract((left, dy), ("?",)))]
+
+    def flops(self, placed: Placed) -> Polynomial:
+        sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+        return product(sorted(sizes, key=repr), 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Operation):
+    """`result = function(*inputs)` elementwise over the union of their dims, reduced over the dims the result lacks."""
+
+    function: str = "identity"
+    reduction: str = "sum"
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        if len(specs) == 1 or self._passes_partial(specs, fixed):
+            anchor = specs[0]
+        else:
+            whole = [s for s, name in zip(specs, self.inputs, strict=True) if not s.partial and not fixed(name)]
+            anchor = max(whole or specs, key=lambda spec: len(spec.dims))
+        linear = self._linear()
+        aligned = []
+        for position, spec in enumerate(specs):
+            partial = spec.partial if position in linear and spec is anchor else ()
+            axes = {d: anchor.axes_of(d) if d in anchor.dims else spec.axes_of(d) for d in spec.dims}
+            aligned.append(Spec.of(spec.dims, axes, partial))
+        return Placed(tuple(aligned), (self._result(aligned, dims[self.outputs[0]]),))
+
+    def _linear(self) -> tuple[int, ...]:
+        if self.function in LINEAR_IN_FIRST:
+            return (0,)
+        return FUNCTIONS[self.function].linear if self.function in FUNCTIONS else ()
+
+    def _passes_partial(self, specs: Sequence[Spec], fixed: Callable[[str], bool]) -> bool:
+        return 0 in self._linear() and bool(specs[0].partial)
+
+    def _result(self, aligned: Sequence[Spec], dims: Dims) -> Spec:
+        split: dict[str, tuple[str, ...]] = {}
+        for spec in aligned:
+            split.update({d: a for d, a in zip(spec.dims, spec.axes, strict=True) if a})
+        partial = {axis for d, axes in split.items() if d not in dims for axis in axes}
+        partial |= {axis for spec in aligned for axis in spec.partial}
+        return Spec.of(dims, {d: a for d, a in split.items() if d in dims}).with_partial(partial, self.reduction)
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        dy = cotangents[self.outputs[0]]
+        found: list[tuple[str, Operation]] = []
+        for name, gradient in zip(self.inputs, FUNCTIONS[self.function].gradients, strict=True):
+            if gradient is not None:
+                operands = tuple(self.inputs[i] for i in gradient.operands)
+                found.append((name, Map((dy, *operands), ("?",), gradient.function)))
+        return found
+
+    def flops(self, placed: Placed) -> Polynomial:
+        sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+        known = FUNCTIONS.get(self.function)
+        return product(sorted(sizes, key=repr), known.flops_per_element if known else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate(Operation):
+    """The sum of the gradients from all uses of one tensor. The last input gives the sharding to meet in only.
+
+    Gradients that lie alike are added as they are, partial or not; others are brought to the tensor's own sharding.
+    """
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.inputs[:-1]
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        *parts, like = specs
+        meet = parts[0] if all(part == parts[0] for part in parts) else like.with_partial(())
+        return Placed((*(meet for _ in parts), like), (meet,))
+
+    def flops(self, placed: Placed) -> Polynomial:
+        return placed.outputs[0].local_elements() * float(len(placed.inputs) - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Operation):
+    """`result[...] = table[index[...]]` along `dim`: an embedding, or the target's logit.
+
+    Where `dim` is split, each device answers for its own rows and gives zero for the others: a partial sum.
+    """
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "lookup"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        table, index = specs
+        own = table.axes_of(self.dim)
+        shared = {d: table.axes_of(d) if d in table.dims else index.without(own).axes_of(d) for d in index.dims}
+        index = Spec.of(index.dims, shared)
+        out = dims[self.outputs[0]]
+        split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
+        return Placed((table, index), (Spec.of(out, split, own),))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        table, index = self.inputs
+        return [(table, Scatter((cotangents[self.outputs[0]], index, table), ("?",), self.dim))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Operation):
+    """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "scatter"
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.inputs[:-1]
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        dy, index, table = specs
+        own = table.axes_of(self.dim)
+        dy = dy.without(own)
+        index = Spec.of(index.dims, {d: dy.axes_of(d) for d in index.dims})
+        summed = {a for d in dy.dims if d not in table.dims for a in dy.axes_of(d)}
+        split = {d: own if d == self.dim else dy.axes_of(d) for d in table.dims}
+        out = Spec.of(table.dims, split, summed | set(dy.partial))
+        return Placed((dy, index, table), (out,))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Operation):
+    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions) -> (output, log-sum-exp).
+
+    Shapes: q[B,T,K,G,H], k and v[B,T,K,H], positions[T]. Keys and values are needed whole along T where q is split
+    (all-gather context parallelism); heads and batch are independent. Source: Dao et al. 2022; S1, "ring attention".
+    """
+
+    sequence: str = "T"
+    heads: Dims = ("K", "G", "H")
+
+    @property
+    def kind(self) -> str:
+        return "scan"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        q, k, v, positions = specs
+        q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
+        keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims}
+        positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
+        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), positions)
+        return Placed(used, (q, Spec.of(q.dims[:-1], {d: q.axes_of(d) for d in q.dims[:-1]})))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        out, lse = self.outputs
+        whole = ScanGradient((*self.inputs, out, lse, cotangents[out]), ("?0", "?1", "?2"), self.sequence, self.heads)
+        return [(name, whole) for name in self.inputs[:3]]
+
+    def flops(self, placed: Placed) -> Polynomial:
+        return _attention_flops(placed.inputs[0], placed.inputs[1], self.sequence, products=2)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanGradient(Operation):
+    """The gradient of attention, which rebuilds the scores: (q, k, v, positions, output, lse, dy) -> (dq, dk, dv).
+
+    dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
+    """
+
+    sequence: str = "T"
+    heads: Dims = ("K", "G", "H")
+
+    @property
+    def kind(self) -> str:
+        return "scan"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        forward = Scan((), (), self.sequence, self.heads).place(specs[:4], dims, fixed)
+        q, k = forward.inputs[:2]
+        summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
+        dk = k.with_partial(summed)
+        return Placed((*forward.inputs, q, forward.outputs[1], q), (q, dk, dk))
+
+    def flops(self, placed: Placed) -> Polynomial:
+        return _attention_flops(placed.inputs[0], placed.inputs[1], self.sequence, products=5)
+
+
+def _attention_flops(q: Spec, k: Spec, sequence: str, *, products: int) -> Polynomial:
+    """2 FLOPs per element of each product over the causal half of the scores (the diagonal's half is dropped)."""
+    return product([Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))], 2.0 * products * 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Carry(Operation):
+    """Hands a tensor to the next pipeline stage unchanged: a send and a receive over `pp`."""
+
+    axis: str = "pp"
+
+    @property
+    def kind(self) -> str:
+        return "carry"
+
+    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+        return Placed(tuple(specs), tuple(specs))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        return [(self.inputs[0], Carry((cotangents[self.outputs[0]],), ("?",), self.axis))]

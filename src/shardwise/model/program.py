@@ -1,0 +1,82 @@
+"""A model as operations on named tensors: the one description that counts, shardings and executions are read off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwise.model.operations import Operation
+
+
+class Role(StrEnum):
+    """What a tensor is for; it decides the number format and whether resharding it is free."""
+
+    WEIGHT = "weight"
+    WEIGHT_GRADIENT = "weight_gradient"
+    ACTIVATION = "activation"
+    STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
+    LOGITS = "logits"
+    STATE = "state"  # optimizer moments and master weights
+    CONSTANT = "constant"  # token ids, positions: every device can make any part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none."""
+
+    name: str
+    dims: tuple[str, ...]
+    role: Role
+    gradient_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Operations in order, the tensors that they name, and which of these come from outside and leave."""
+
+    tensors: Mapping[str, Tensor]
+    operations: tuple[Operation, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        return self.tensors[name].dims
+
+    def named(self, role: Role) -> tuple[str, ...]:
+        """Names of the tensors with this role, in order of definition."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role is role)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return self.named(Role.WEIGHT)
+
+
+class ProgramBuilder:
+    """Collects tensors and operations; each method returns the name of what it defined."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: list[Operation] = []
+        self.inputs: list[str] = []
+
+    def tensor(self, name: str, dims: Iterable[str], role: Role) -> str:
+        self.tensors[name] = Tensor(name, tuple(dims), role)
+        return name
+
+    def input(self, name: str, dims: Iterable[str], role: Role) -> str:
+        if name not in self.tensors:
+            self.inputs.append(self.tensor(name, dims, role))
+        return name
+
+    def weight(self, name: str, dims: Iterable[str]) -> str:
+        return self.input(name, dims, Role.WEIGHT)
+
+    def add(self, operation: Operation) -> str:
+        self.operations.append(operation)
+        return operation.outputs[0]
+
+    def build(self, outputs: Iterable[str]) -> Program:
+        return Program(dict(self.tensors), tuple(self.operations), tuple(self.inputs), tuple(outputs))

@@ -1,0 +1,70 @@
+"""What is kept of a stream of priced layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = tuple[float, float, tuple[int, int, int]]
+Floats = NDArray[np.float64]
+
+
+class Front:
+    """The fastest that fit, the Pareto front of (time, memory) among these, and the leanest of all."""
+
+    def __init__(self, top: int, capacity_bytes: float) -> None:
+        self.top = top
+        self.capacity = capacity_bytes
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.leanest: Row | None = None
+        self.num_rows = 0
+        self.num_fitting = 0
+
+    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
+        """Take a chunk: `where` holds the candidates' and placements' numbers and the recompute policy."""
+        self.num_rows += len(seconds)
+        lean = int(np.argmin(memory))
+        if self.leanest is None or memory[lean] < self.leanest[1]:
+            self.leanest = self.row(seconds, memory, where, lean)
+        fits = memory <= self.capacity
+        self.num_fitting += int(np.count_nonzero(fits))
+        limit = self.rows[-1][0] if len(self.rows) == self.top else np.inf
+        self.keep_best(np.nonzero(fits & (seconds < limit))[0], seconds, memory, where)
+        self.keep_front(fits, seconds, memory, where)
+
+    def row(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], index: int) -> Row:
+        candidate, placed, recompute = where
+        return float(seconds[index]), float(memory[index]), (int(candidate[index]), int(placed[index]), recompute)
+
+    def keep_best(self, chosen: Any, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
+        if len(chosen) > self.top:
+            chosen = chosen[np.argpartition(seconds[chosen], self.top)[: self.top]]
+        if len(chosen):
+            self.rows = sorted([*self.rows, *(self.row(seconds, memory, where, i) for i in chosen)])[: self.top]
+
+    def keep_front(self, fits: Any, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
+        """Rows that no row of the front so far beats on both; few are left after the first chunks."""
+        if self.front:
+            bytes_ = np.array([row[1] for row in self.front])
+            fastest = np.array([np.inf, *(row[0] for row in self.front)])
+            fits = fits & (seconds < fastest[np.searchsorted(bytes_, memory, side="right")])
+        chosen = np.nonzero(fits)[0]
+        if not len(chosen):
+            return
+        order = chosen[np.lexsort((seconds[chosen], memory[chosen]))]
+        best = np.minimum.accumulate(seconds[order])
+        leads = order[np.concatenate([[True], seconds[order][1:] < best[:-1]])]
+        merged = sorted([*self.front, *(self.row(seconds, memory, where, i) for i in leads)], key=lambda row: (row[1], row[0]))
+        self.front = []
+        for row in merged:
+            if not self.front or row[0] < self.front[-1][0]:
+                self.front.append(row)
+
+    def best(self) -> list[Row]:
+        return self.rows
+
+    def pareto(self) -> list[Row]:
+        return self.front

@@ -1,0 +1,137 @@
+"""Sub-tables on unique keys: what a layout costs is gathered from them, not worked out for each layout.
+
+*Block* tables depend on (tp, cp, sequence parallelism, micro-batch, recompute) and the links of tp, cp and pp; *state*
+tables on (factorisation, placement, ZeRO stage); *schedule* tables on (pp, virtual stages). Each is the same evaluation
+of the derived expressions as for one layout, with arrays in place of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import STATE_UNITS
+from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
+from shardwise.job import Job, precision_named
+from shardwise.layout.derivation import UNITS
+from shardwise.layout.shardings import TP, Family, atomic_degrees
+from shardwise.layout.stages import layers_per_stage
+from shardwise.model.architecture import Architecture
+from shardwise.search.placed import Placed
+from shardwise.search.space import Space
+from shardwise.symbolic import Values
+
+Ints = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+def codes(*columns: Array) -> tuple[Ints, Ints]:
+    """Number the distinct rows of some columns: (a row that stands for each number, the number of each row)."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        code = code * len(values) + inverse
+        # keep the numbers small, so that columns never overflow
+        _, code = np.unique(code, return_inverse=True)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+class Gathered:
+    """Columns of a cost table at some rows; each is gathered when it is first asked for."""
+
+    def __init__(self, cost: ActivationCost | StateCost, rows: Ints) -> None:
+        self._cost = cost
+        self._rows = rows
+        self._got: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        got: dict[str, Any] = self.__dict__["_got"]
+        if name not in got:
+            value = getattr(self._cost, name)
+            got[name] = value.take(self._rows, mode="clip") if isinstance(value, np.ndarray) and value.ndim else value
+        return got[name]
+
+
+@dataclass(slots=True)
+class Tables:
+    """All sub-tables of one search. `block_row[placed row, micro-batch]` numbers the rows of the block tables."""
+
+    activation: Mapping[tuple[int, int], Mapping[str, ActivationCost]]  # (sp, recompute) -> unit -> columns
+    block_row: Ints
+    state: Mapping[tuple[int, int], Mapping[str, StateCost]]  # (sp, zero) -> unit -> columns over the placed rows
+    blocks: Mapping[str, Ints]  # blocks of the first, second and last stage, over (pp, virtual) numbers
+    stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
+
+
+def build_tables(
+    architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: Placed, families: Iterable[tuple[int, int, int]]
+) -> Tables:
+    """Evaluate every sub-table once, for the families that occur."""
+    build = _Builder(architecture, cluster, job, space, placed, tuple(families))
+    activation, block_row = build.block_tables()
+    blocks, stage_row = build.stages()
+    return Tables(activation, block_row, build.state_tables(), blocks, stage_row)
+
+
+class _Builder:
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: Placed,
+        families: tuple[tuple[int, int, int], ...],
+    ) -> None:  # fmt: skip
+        self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
+        self.families = families
+        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
+        self.degrees = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
+        self.degrees |= atomic_degrees(architecture, self.degrees["tp"])
+
+    def block_tables(self) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], Ints]:
+        links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
+        priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",))]
+        key = [self.degrees["tp"], self.degrees["cp"]]
+        key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
+        rows, inverse = codes(*key)
+        sizes = np.array(self.space.choices.micro_batch_seqs, dtype=np.int64)
+        values = self.values(np.repeat(rows, len(sizes)), np.tile(sizes, len(rows)))
+        some = self.placed.links(self.cluster.topology, np.repeat(rows, len(sizes)))
+        activation: dict[tuple[int, int], dict[str, ActivationCost]] = {}
+        row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
+        for sp in {sp for sp, _, _ in self.families}:
+            for recompute, policy in enumerate(self.space.choices.recompute):
+                family = Family(3, bool(self.space.choices.sequence_parallel[sp]), policy)
+                activation[sp, recompute] = {u: self.pricer.activation(u, family, values, some) for u in UNITS}
+        return activation, row
+
+    def values(self, rows: Ints, micro_batch: Ints) -> Values:
+        degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
+        return unit_values(self.architecture, self.job.seq_len, degrees)
+
+    def state_tables(self) -> dict[tuple[int, int], dict[str, StateCost]]:
+        rows = np.arange(len(self.placed.placement))
+        links = self.placed.links(self.cluster.topology, rows)
+        values = self.values(rows, np.ones_like(rows))
+        tables = {}
+        for sp, zero in {(sp, zero) for sp, zero, _ in self.families}:
+            choices = self.space.choices
+            family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
+            tables[sp, zero] = {u: self.pricer.state(u, family, values, links) for u in STATE_UNITS}
+        return tables
+
+    def stages(self) -> tuple[dict[str, Ints], Ints]:
+        """Blocks of the stages that can be the worst: the first (with the embedding), the second, the last (with the head)."""
+        pps, number = np.unique(self.space.degrees["pp"], return_inverse=True)
+        virtual = self.space.choices.num_virtual_stages
+        held = {"first": [], "second": [], "last": []}  # type: dict[str, list[int]]
+        for pp in pps.tolist():
+            for count in virtual:
+                legal = pp * count <= self.architecture.num_layers
+                layers = layers_per_stage(self.architecture.num_layers, pp, count) if legal else (0,)
+                for name, stage in (("first", 0), ("second", min(1, len(layers) - 1)), ("last", -1)):
+                    held[name].append(layers[stage])
+        row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
+        return {name: np.array(blocks, dtype=np.int64) for name, blocks in held.items()}, row

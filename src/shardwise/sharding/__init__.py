@@ -1,0 +1,26 @@
+"""Named-axis shardings: text and arithmetic, without NumPy or any framework.
+
+`A[I_X, J_Y]{U_Z}` says that the array A has dims I and J, that I is split over the mesh axis X and J over Y, and that
+each device along Z holds a partial sum. The notation is the scaling book's (S2, "Sharded matrices").
+"""
+
+from shardwise.sharding.collective import Collective
+from shardwise.sharding.einsum import Contraction, contract
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import parse_expression, parse_tensor
+from shardwise.sharding.reshard import reshard
+from shardwise.sharding.spec import Spec
+from shardwise.sharding.transpose import transpose_collective, transpose_contraction
+
+__all__ = [
+    "Collective",
+    "Contraction",
+    "Mesh",
+    "Spec",
+    "contract",
+    "parse_expression",
+    "parse_tensor",
+    "reshard",
+    "transpose_collective",
+    "transpose_contraction",
+]

@@ -1,0 +1,63 @@
+"""A collective as a value: what it does to a sharding, and how many elements it moves.
+
+AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial
+axes, AllToAll moves axes from one dim to another, and a slice (each device keeps its part) moves nothing. Source: S2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.symbolic import Monomial, Polynomial, product
+
+
+class Kind(StrEnum):
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    SLICE = "slice"
+    SEND_RECV = "send_recv"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective over `axes` that takes a tensor from `before` to `after`."""
+
+    kind: Kind
+    axes: Axes
+    before: Spec
+    after: Spec
+
+    @property
+    def payload_elements(self) -> Polynomial:
+        """Elements of the array that the collective's group shares, on one device: the gathered array of an AllGather,
+        the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll (padding included)."""
+        if self.kind is Kind.ALL_GATHER:
+            return self.before.local_elements() * product(self.axes)
+        if self.kind is Kind.REDUCE_SCATTER:
+            return self.after.local_elements() * product(self.axes)
+        return self.before.local_elements()
+
+    @property
+    def received_elements(self) -> Polynomial:
+        """Elements that one device receives over links (see `received`)."""
+        return received(self.kind, self.axes, self.payload_elements)
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{{{','.join(self.axes)}}} {self.before} -> {self.after}"
+
+
+def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
+    """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, nothing for a slice.
+
+    `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
+    """
+    if kind is Kind.SLICE:
+        return Polynomial()
+    if kind is Kind.SEND_RECV:
+        return payload
+    own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
+    return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)

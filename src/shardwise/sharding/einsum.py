@@ -1,0 +1,106 @@
+"""What a sharded product needs: the four cases of S2, for any number of dims and axes.
+
+For each mesh axis, with `contracted` the dims that the result does not have:
+
+1. it splits no contracted dim on either side, and not two dims of the result: nothing to do;
+2. it splits a contracted dim of one operand only: gather that operand;
+3. it splits the same contracted dim of both: multiply locally, the result is a partial sum `{U_X}`;
+4. it splits different dims of the two operands: the result would use it twice, so gather one operand first.
+
+Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding), else the one whose dim is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwise.errors import ShardingError
+from shardwise.sharding.spec import Axes, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The shardings that the operands must have at the product, the result's natural sharding, and why."""
+
+    left: Spec
+    right: Spec
+    result: Spec
+    reasons: tuple[str, ...]
+
+
+def contract(left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None = None) -> Contraction:
+    """Shardings for `left * right -> [dims]`. `fixed` is "left" or "right" for an operand that must not move.
+
+    At most one operand may be a partial sum over an axis; the product is linear, so the result is one too.
+    """
+    dims = tuple(dims)
+    unknown = [dim for dim in dims if dim not in (*left.dims, *right.dims)]
+    if unknown:
+        raise ShardingError(f"product: the result's dim {unknown[0]} is in neither operand")
+    case = _Cases(left, right, dims, fixed)
+    for axis in sorted(case.axes()):
+        case.resolve(axis)
+    case.align()
+    return Contraction(case.left, case.right, case.result(), tuple(case.reasons))
+
+
+class _Cases:
+    """The operands' shardings while the axes are looked at one by one."""
+
+    def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None) -> None:
+        self.left, self.right, self.dims, self.fixed = left, right, dims, fixed
+        self.reasons: list[str] = []
+
+    def axes(self) -> frozenset[str]:
+        return self.left.sharded_axes | self.right.sharded_axes
+
+    def gather(self, side: str, axis: str, why: str) -> None:
+        self.reasons.append(f"{why}: gather {side} over {axis}")
+        setattr(self, side, getattr(self, side).gathered(axis))
+
+    def reduce(self, side: str, axis: str, dim: str) -> None:
+        """Sum a partial operand over `axis`, onto `dim` where it has it, because the other operand is split there."""
+        spec: Spec = getattr(self, side)
+        spec = spec.with_partial(a for a in spec.partial if a != axis)
+        self.reasons.append(f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it")
+        setattr(self, side, spec.with_axes(dim, (*spec.axes_of(dim), axis)) if dim in spec.dims else spec)
+
+    def resolve(self, axis: str) -> None:
+        on_left, on_right = self.left.dim_of(axis), self.right.dim_of(axis)
+        if on_left is not None and axis in self.right.partial:
+            self.reduce("right", axis, on_left)
+        elif on_right is not None and axis in self.left.partial:
+            self.reduce("left", axis, on_right)
+        elif on_left is not None and on_right is not None and on_left != on_right:
+            self.gather(self.mover(on_left, on_right), axis, f"case 4: {axis} splits {on_left} of left and {on_right} of right")
+        elif on_right is None and on_left in self.right.dims:
+            self.one_sided("left", "right", axis, str(on_left))
+        elif on_left is None and on_right in self.left.dims:
+            self.one_sided("right", "left", axis, str(on_right))
+
+    def one_sided(self, side: str, other: str, axis: str, dim: str) -> None:
+        """`axis` splits a shared dim of `side` only: a dim of the result is cut on the other side for nothing."""
+        if dim not in self.dims:
+            if self.fixed == side:
+                raise ShardingError(f"product: {side} is fixed but its contracted dim {dim} is split over {axis}")
+            self.gather(side, axis, f"case 2: {axis} splits the contracted dim {dim} of {side} only")
+
+    def mover(self, on_left: str, on_right: str) -> str:
+        if self.fixed is not None:
+            return "left" if self.fixed == "right" else "right"
+        return "left" if on_left in self.right.dims else "right"
+
+    def align(self) -> None:
+        """Give both operands the same axes, in the same order, on each dim that they share."""
+        for dim in self.left.dims:
+            if dim in self.right.dims and self.left.axes_of(dim) != self.right.axes_of(dim):
+                finer = max((self.left.axes_of(dim), self.right.axes_of(dim)), key=len)
+                self.left = self.left.with_axes(dim, finer)
+                self.right = self.right.with_axes(dim, finer)
+
+    def result(self) -> Spec:
+        split = {d: self.left.axes_of(d) or self.right.axes_of(d) for d in self.dims}
+        summed = [d for d in (*self.left.dims, *self.right.dims) if d not in self.dims]
+        partial = {axis for d in summed for axis in (*self.left.axes_of(d), *self.right.axes_of(d))}
+        return Spec.of(self.dims, split, partial | set(self.left.partial) | set(self.right.partial))

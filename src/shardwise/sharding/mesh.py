@@ -1,0 +1,63 @@
+"""The logical grid of devices: an ordered product of named axes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwise.errors import ShardingError
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes with their sizes, the first one the slowest to vary over device numbers."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        problems = [f"mesh: axis {name!r} is given twice; each axis needs a name of its own" for name in repeated]
+        problems += [
+            f"mesh: axis {name} has size {size!r}; a whole number of at least 1 is required"
+            for name, size in self.axes
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1
+        ]
+        if problems:
+            raise ShardingError(*problems)
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Mesh:
+        """A mesh from a mapping of axis names to sizes, in its order."""
+        return cls(tuple(sizes.items()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, axes: str | Iterable[str]) -> int:
+        """Product of the sizes of one axis or several. Raises `ShardingError` for an axis the mesh lacks."""
+        wanted = (axes,) if isinstance(axes, str) else tuple(axes)
+        sizes = dict(self.axes)
+        missing = [axis for axis in wanted if axis not in sizes]
+        if missing:
+            raise ShardingError(f"mesh: no axis {missing[0]!r}; the mesh has {', '.join(self.names) or 'no axes'}")
+        return math.prod(sizes[axis] for axis in wanted)
+
+    def coordinates(self) -> Iterator[dict[str, int]]:
+        """The coordinate of every device, in device order."""
+        for indices in itertools.product(*(range(size) for _, size in self.axes)):
+            yield dict(zip(self.names, indices, strict=True))
+
+    def position(self, coordinate: Mapping[str, int], axes: Iterable[str]) -> int:
+        """Index of a device along an ordered group of axes, the first axis the major one (so XY differs from YX)."""
+        index = 0
+        for axis in axes:
+            index = index * self.size(axis) + coordinate[axis]
+        return index

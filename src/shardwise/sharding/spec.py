@@ -1,0 +1,118 @@
+"""How one tensor lies on the mesh: which axes split each dim, and over which axes it is a partial sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shardwise.errors import ShardingError
+from shardwise.sharding.mesh import Mesh
+from shardwise.symbolic import Local, Polynomial, product
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A sharding: `dims[i]` is split over `axes[i]`, the first axis the major one; `partial` are the `{U_...}` axes.
+
+    A mesh axis may occur once only: on one dim, or among the partial axes. `reduction` is how partial values combine.
+    """
+
+    dims: tuple[str, ...]
+    axes: tuple[Axes, ...]
+    partial: Axes = field(default=())
+    reduction: str = "sum"
+
+    def __post_init__(self) -> None:
+        if len(self.dims) != len(self.axes):
+            raise ShardingError(f"sharding: {len(self.dims)} dims but {len(self.axes)} groups of axes")
+        used = [axis for group in (*self.axes, self.partial) for axis in group]
+        repeated = sorted({axis for axis in used if used.count(axis) > 1})
+        if repeated:
+            raise ShardingError(f"{self}: mesh axis {repeated[0]} is used twice; an array may use each axis once")
+        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        if not self.partial:
+            object.__setattr__(self, "reduction", "sum")
+
+    @classmethod
+    def of(cls, dims: Iterable[str], sharded: Mapping[str, Iterable[str]] | None = None, partial: Iterable[str] = ()) -> Spec:
+        """A spec over `dims` from a mapping of the split dims to their axes."""
+        dims, sharded = tuple(dims), sharded or {}
+        unknown = [dim for dim in sharded if dim not in dims]
+        if unknown:
+            raise ShardingError(f"sharding: no dim {unknown[0]!r} among {', '.join(dims)}")
+        return cls(dims, tuple(tuple(sharded.get(dim, ())) for dim in dims), tuple(partial))
+
+    def axes_of(self, dim: str) -> Axes:
+        """Axes that split `dim`; none when the tensor has no such dim."""
+        return self.axes[self.dims.index(dim)] if dim in self.dims else ()
+
+    @property
+    def sharded_axes(self) -> frozenset[str]:
+        return frozenset(axis for group in self.axes for axis in group)
+
+    def dim_of(self, axis: str) -> str | None:
+        """The dim that `axis` splits, if any."""
+        return next((dim for dim, group in zip(self.dims, self.axes, strict=True) if axis in group), None)
+
+    def with_axes(self, dim: str, axes: Iterable[str]) -> Spec:
+        """The same spec with `dim` split over `axes`."""
+        new = tuple(tuple(axes) if d == dim else group for d, group in zip(self.dims, self.axes, strict=True))
+        return Spec(self.dims, new, self.partial, self.reduction)
+
+    def with_partial(self, partial: Iterable[str], reduction: str | None = None) -> Spec:
+        """The same spec with other partial axes."""
+        return Spec(self.dims, self.axes, tuple(partial), reduction or self.reduction)
+
+    def without(self, axes: Iterable[str]) -> Spec:
+        """The same spec with these axes gathered on every dim."""
+        gone = frozenset(axes)
+        kept = tuple(tuple(axis for axis in group if axis not in gone) for group in self.axes)
+        return Spec(self.dims, kept, self.partial, self.reduction)
+
+    def gathered(self, axis: str) -> Spec:
+        """The same spec with `axis` gathered, and with it the axes minor to it on its dim: shards stay contiguous."""
+        dim = self.dim_of(axis)
+        if dim is None:
+            return self
+        axes = self.axes_of(dim)
+        return self.with_axes(dim, axes[: axes.index(axis)])
+
+    def renamed(self, names: Mapping[str, str]) -> Spec:
+        """The same spec with dims renamed."""
+        return Spec(tuple(names.get(dim, dim) for dim in self.dims), self.axes, self.partial, self.reduction)
+
+    def local_elements(self) -> Polynomial:
+        """Elements on the fullest device, in symbols."""
+        return product(Local(dim, axes) for dim, axes in zip(self.dims, self.axes, strict=True))
+
+    def local_shape(self, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of each device's shard. Raises `ShardingError` where an axis does not divide its dim."""
+        shape = []
+        for dim, axes in zip(self.dims, self.axes, strict=True):
+            degree = mesh.size(axes)
+            if sizes[dim] % degree:
+                raise ShardingError(
+                    f"{self}: dim {dim} = {sizes[dim]} does not divide over {'·'.join(axes)} = {degree}; "
+                    f"the nearest sizes that do are {sizes[dim] // degree * degree} and {-(-sizes[dim] // degree) * degree}"
+                )
+            shape.append(sizes[dim] // degree)
+        return tuple(shape)
+
+    def replication(self, mesh: Mesh) -> int:
+        """How many devices hold the same shard (partial axes hold different summands, and do not count)."""
+        return mesh.num_devices // mesh.size((*self.sharded_axes, *self.partial))
+
+    def __str__(self) -> str:
+        inner = ", ".join(dim + _subscript(axes) for dim, axes in zip(self.dims, self.axes, strict=True))
+        return f"[{inner}]" + ("{U" + _subscript(self.partial) + "}" if self.partial else "")
+
+
+def _subscript(axes: Axes) -> str:
+    """Axes as the notation writes them: `_XY` for single letters, `_{dp,fsdp}` for names."""
+    if not axes:
+        return ""
+    if all(len(axis) == 1 for axis in axes):
+        return "_" + "".join(axes)
+    return "_" + (axes[0] if len(axes) == 1 else "{" + ",".join(axes) + "}")

@@ -1,0 +1,166 @@
+"""Sums of products of sizes and degrees, evaluated with numbers or with arrays of them.
+
+A derivation does not know the sizes. It says that a device holds `ceil(D / (fsdp*cp)) * ceil(F / tp)` elements; a
+`Polynomial` says so, and `evaluate` gives the number for one layout (plain Python integers) or for thousands (NumPy
+arrays), from the same expression. Nothing here imports NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Value = Any  # an int, a float, or a NumPy array of them
+
+
+class Local(NamedTuple):
+    """Size of a dim on the fullest device: `ceil(dim / product of the axes' degrees)`."""
+
+    dim: str
+    axes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.dim if not self.axes else f"({self.dim}/{'·'.join(self.axes)})"
+
+
+Symbol = str | Local
+
+
+class Values(dict[Symbol, Value]):
+    """What the symbols stand for; a `Local` that is not given is worked out from its dim and degrees, once."""
+
+    def __missing__(self, symbol: Symbol) -> Value:
+        if not isinstance(symbol, Local):
+            raise KeyError(symbol)
+        degree: Value = 1
+        for axis in symbol.axes:
+            degree = degree * self[axis]
+        value = -(-self[symbol.dim] // degree)
+        self[symbol] = value
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Monomial:
+    """`coefficient` times the product of the factors, each to its exponent."""
+
+    coefficient: float
+    factors: tuple[tuple[Symbol, int], ...] = ()
+
+    def __mul__(self, other: Monomial) -> Monomial:
+        exponents: dict[Symbol, int] = {}
+        for symbol, exponent in (*self.factors, *other.factors):
+            exponents[symbol] = exponents.get(symbol, 0) + exponent
+        factors = tuple(sorted(((s, e) for s, e in exponents.items() if e), key=lambda factor: repr(factor[0])))
+        return Monomial(self.coefficient * other.coefficient, factors)
+
+    def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
+        result: Value = self.coefficient
+        for symbol, exponent in self.factors:
+            value = values[symbol]
+            for _ in range(abs(exponent)):
+                result = result * value if exponent > 0 else result / value
+        return result
+
+    def __str__(self) -> str:
+        parts = [f"{self.coefficient:g}"] if self.coefficient != 1 or not self.factors else []
+        parts += [str(s) if e == 1 else f"{s}^{e}" for s, e in self.factors]
+        return "·".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """A sum of monomials; like terms are merged."""
+
+    monomials: tuple[Monomial, ...] = ()
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        merged: dict[tuple[tuple[Symbol, int], ...], float] = {}
+        for monomial in (*self.monomials, *other.monomials):
+            merged[monomial.factors] = merged.get(monomial.factors, 0.0) + monomial.coefficient
+        return Polynomial(tuple(Monomial(c, f) for f, c in merged.items() if c))
+
+    def __mul__(self, other: Polynomial | float) -> Polynomial:
+        if isinstance(other, Polynomial):
+            return total(Polynomial((a * b,)) for a in self.monomials for b in other.monomials)
+        return Polynomial(tuple(Monomial(m.coefficient * other, m.factors) for m in self.monomials if other))
+
+    def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
+        """The number (or array) that the polynomial has when its symbols have these values."""
+        result: Value = 0.0
+        for monomial in self.monomials:
+            result = result + monomial.evaluate(values)
+        return result
+
+    def __bool__(self) -> bool:
+        return bool(self.monomials)
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.monomials)) or "0"
+
+
+ZERO = Polynomial()
+
+
+def constant(value: float) -> Polynomial:
+    """A polynomial without symbols."""
+    return Polynomial((Monomial(value),)) if value else ZERO
+
+
+def product(symbols: Iterable[Symbol], coefficient: float = 1.0) -> Polynomial:
+    """The product of the symbols times a coefficient."""
+    result = Monomial(coefficient)
+    for symbol in symbols:
+        result = result * Monomial(1.0, ((symbol, 1),))
+    return Polynomial((result,))
+
+
+def total(polynomials: Iterable[Polynomial]) -> Polynomial:
+    """The sum of polynomials."""
+    result = ZERO
+    for polynomial in polynomials:
+        result = result + polynomial
+    return result
+
+
+def maximum(first: Value, *others: Value) -> Value:
+    """Elementwise maximum of numbers or arrays."""
+    result = first
+    for other in others:
+        if hasattr(result, "dtype") or hasattr(other, "dtype"):
+            import numpy as np
+
+            result = np.maximum(result, other)
+        else:
+            result = max(result, other)
+    return result
+
+
+def minimum(first: Value, other: Value) -> Value:
+    """Elementwise minimum of numbers or arrays."""
+    return -maximum(-first, -other)
+
+
+def where(condition: Value, if_true: Value, if_false: Value) -> Value:
+    """Elementwise choice between numbers or arrays."""
+    if any(hasattr(value, "dtype") for value in (condition, if_true, if_false)):
+        import numpy as np
+
+        return np.where(condition, if_true, if_false)
+    return if_true if condition else if_false
+
+
+def ceil_div(numerator: Value, denominator: Value) -> Value:
+    """Integer division rounded up, of numbers or arrays."""
+    return -(-numerator // denominator)
+
+
+def gcd(first: Value, second: Value) -> Value:
+    """Greatest common divisor of integers or arrays of them."""
+    if hasattr(first, "dtype") or hasattr(second, "dtype"):
+        import numpy as np
+
+        return np.gcd(first, second)
+    return math.gcd(first, second)

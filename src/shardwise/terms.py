@@ -1,0 +1,10 @@
+"""Names of the terms of an estimate, in the order in which they are shown."""
+
+TIME_TERMS = (
+    "forward", "backward", "recompute",  # compute of the worst stage
+    "tp", "cp", "pp", "fsdp", "dp",  # exposed communication, by axis
+    "bubble", "optimizer",
+)  # fmt: skip
+MEMORY_TERMS = (
+    "parameters", "gradients", "master", "optimizer", "activations", "workspace", "gathered", "logits", "buffers", "runtime",
+)  # fmt: skip

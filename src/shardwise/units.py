@@ -1,0 +1,91 @@
+"""Quantities as people write them: "4Mi", "15T", "3.35 TB/s", "30d".
+
+Decimal prefixes are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. GB is decimal, GiB binary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from shardwise.errors import InputError
+
+_PREFIXES = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "B": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+}
+_QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
+_UNITS = ("FLOP/s", "FLOPs/s", "B/s", "FLOP", "B")
+
+
+def parse_quantity(text: str | float, *, what: str = "quantity") -> float:
+    """Number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
+
+    "B" after a bare number means billion, as in "70B"; after a prefix it means bytes, as in "96GB".
+    Raises `InputError` when the text is no finite quantity.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        value = float(text)
+    else:
+        match = _QUANTITY.match(str(text))
+        scale = _scale(match.group(2)) if match else None
+        if match is None or scale is None:
+            raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s")
+        value = float(match.group(1)) * scale
+    if not math.isfinite(value):
+        raise InputError(f"{what}: found {text!r}; a finite number is required")
+    return value
+
+
+def parse_count(text: str | float, *, what: str) -> int:
+    """A whole, positive quantity ("4Mi" is 4194304). Raises `InputError` otherwise."""
+    value = parse_quantity(text, what=what)
+    if value < 1 or value != int(value):
+        raise InputError(f"{what}: found {text!r}; a whole number of at least 1 is required")
+    return int(value)
+
+
+def _scale(suffix: str) -> float | None:
+    if suffix in _PREFIXES:
+        return _PREFIXES[suffix]
+    for unit in _UNITS:
+        if suffix.endswith(unit) and suffix[: -len(unit)] in _PREFIXES:
+            return _PREFIXES[suffix[: -len(unit)]]
+    return None
+
+
+def format_quantity(value: float, unit: str = "", *, digits: int = 3) -> str:
+    """A number with a decimal prefix: 3.35e12 and "B/s" give "3.35 TB/s"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {unit}".strip()
+    for prefix in ("E", "P", "T", "G", "M", "k"):
+        if abs(value) >= _PREFIXES[prefix] * 0.9995:
+            return f"{value / _PREFIXES[prefix]:.{digits}g} {prefix}{unit}".strip()
+    return f"{value:.{digits}g} {unit}".strip()
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
+    return format_quantity(value, "B")
+
+
+def format_seconds(value: float) -> str:
+    """A duration in the unit that suits: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
+    if value >= 86400 * 2:
+        return f"{value / 86400:.1f} days"
+    for scale, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-6:.3g} µs"
