@@ -32,7 +32,12 @@ class Precision:
     def bytes_per_parameter(self) -> float:
         """Weights, gradients, master copy and two moments, in bytes."""
         master = bytes_per_element(self.master) if self.master else 0.0
-        return bytes_per_element(self.weights) + bytes_per_element(self.gradients) + master + 2 * bytes_per_element(self.moments)
+        return (
+            bytes_per_element(self.weights)
+            + bytes_per_element(self.gradients)
+            + master
+            + 2 * bytes_per_element(self.moments)
+        )
 
 
 PRECISIONS = {
@@ -72,7 +77,9 @@ class Job:
         problems = [
             f"job: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
             for name in ("global_batch_tokens", "seq_len")
-            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool) or getattr(self, name) < 1
+            if not isinstance(getattr(self, name), int)
+            or isinstance(getattr(self, name), bool)
+            or getattr(self, name) < 1
         ]
         if not problems and self.global_batch_tokens % self.seq_len:
             low = self.global_batch_tokens // self.seq_len * self.seq_len

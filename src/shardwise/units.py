@@ -42,7 +42,9 @@ def parse_quantity(text: str | float, *, what: str = "quantity") -> float:
         match = _QUANTITY.match(str(text))
         scale = _scale(match.group(2)) if match else None
         if match is None or scale is None:
-            raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s")
+            raise InputError(
+                f"{what}: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
+            )
         value = float(match.group(1)) * scale
     if not math.isfinite(value):
         raise InputError(f"{what}: found {text!r}; a finite number is required")

@@ -71,7 +71,9 @@ def _torus(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
     pod = sorted(torus["pod"])
     if len(shape) != torus["num_axes"]:
         example = "x".join(map(str, torus["pod"]))
-        raise InputError(f"cluster: {name} is a torus of {torus['num_axes']} axes; a shape such as {name}:{example} is required")
+        raise InputError(
+            f"cluster: {name} is a torus of {torus['num_axes']} axes; a shape such as {name}:{example} is required"
+        )
     if any(size > limit for size, limit in zip(sorted(shape), pod, strict=True)):
         raise InputError(
             f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod, {'x'.join(map(str, torus['pod']))} "
@@ -85,12 +87,15 @@ def _torus(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
 
 def _switched(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
     if len(shape) != 1:
-        raise InputError(f"cluster: {name} is connected by switches; a count such as {name}:512 is required, found {shape}")
+        raise InputError(
+            f"cluster: {name} is connected by switches; a count such as {name}:512 is required, found {shape}"
+        )
     count, inner = shape[0], entry["tiers"][0]["size"]
     if count > inner and count % inner:
         low = count // inner * inner
         raise InputError(
-            f"cluster: {name} comes in nodes of {inner}; {count} is no multiple of it, the nearest counts are {low} and {low + inner}"
+            f"cluster: {name} comes in nodes of {inner}; {count} is no multiple of it, "
+            f"the nearest counts are {low} and {low + inner}"
         )
     sizes = (min(count, inner), -(-count // inner))
     return Switched(tiers=tuple(_tier(tier, size) for tier, size in zip(entry["tiers"], sizes, strict=True)))

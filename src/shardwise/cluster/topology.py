@@ -70,8 +70,8 @@ class Torus:
         """What a group gets that spans `cuts[i]` of axis i.
 
         A group all around a wrapped axis is a ring: both directions, half the hops. Neighbours on a part of an axis are a
-        line: one way, N-1 hops. Devices `stride` apart share their links with the groups between them. Several axes gather at once, each its
-        share of the array, so rates add (S0: "M axes give M times the bandwidth").
+        line: one way, N-1 hops. Devices `stride` apart share their links with the groups between them. Several axes
+        gather at once, each its share of the array, so rates add (S0: "M axes give M times the bandwidth").
         """
         rate: Value = 0.0
         hops: Value = 0
@@ -94,6 +94,10 @@ class Torus:
     def axis_bytes_per_s(self) -> float:
         """Bandwidth of one wrapped axis, both directions: the books' W."""
         return 2 * self.bytes_per_s
+
+    def neighbour_bytes_per_s(self) -> float:
+        """The same: every neighbour is one link away."""
+        return self.axis_bytes_per_s()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +150,18 @@ class Switched:
         return Link(seconds, latency, additive=True)
 
     def axis_bytes_per_s(self) -> float:
-        """Egress of one device on the tier that spans the cluster."""
-        used = [tier for tier in self.tiers if tier.size > 1] or list(self.tiers[:1])
-        return used[-1].bytes_per_s
+        """Rate at which every device gathers an array over the whole cluster: the slowest tier's egress, times the
+        devices below it that share what has to come in (8 cards of 50 GB/s feed a node with 400 GB/s)."""
+        inside, rates = 1, []
+        for tier in self.tiers:
+            if tier.size > 1:
+                rates.append(tier.bytes_per_s * inside)
+            inside *= tier.size
+        return min(rates, default=self.tiers[0].bytes_per_s)
+
+    def neighbour_bytes_per_s(self) -> float:
+        """Egress of one device to its closest neighbours."""
+        return self.tiers[0].bytes_per_s
 
 
 Topology = Torus | Switched

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.overlap import exposed_by_axis
-from shardwise.cost.step import Counts, StageCost, stage_cost, stage_memory, step_time
+from shardwise.cost.step import Counts, StageCost, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, precision_named
 from shardwise.layout.derivation import UNITS
@@ -44,6 +44,7 @@ class Estimate:
     train_days: float | None
     interval90: tuple[float, float] | None = None
     waste: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
@@ -64,6 +65,9 @@ class _Pricing:
         self.num_micro_batches = num_micro_batches(job, degrees)
         self.layers = layers_per_stage(architecture.num_layers, layout.pp, layout.num_virtual_stages)
         self.afab = layout.schedule == "afab"
+        self.family = Family(layout.zero_stage, layout.sequence_parallel, layout.recompute)
+        self.values = unit_values(architecture, job.seq_len, self.degrees)
+        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
 
     def run(self) -> Estimate:
         activation, state = self.unit_costs()
@@ -78,19 +82,29 @@ class _Pricing:
         return self.summary(totals[slowest].total_s, time, hidden, fullest)
 
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
-        layout = self.layout
-        family = Family(layout.zero_stage, layout.sequence_parallel, layout.recompute)
-        values = unit_values(self.architecture, self.job.seq_len, self.degrees)
-        placement = layout.placement or default_placement(self.cluster.topology)
-        links = Links(self.cluster.topology, cut_levels(self.cluster.topology, placement, self.degrees))
-        pricer = UnitPricer(self.architecture, self.cluster.chip, precision_named(self.job.precision))
-        activation = {unit: pricer.activation(unit, family, values, links) for unit in UNITS}
-        return activation, {unit: pricer.state(unit, family, values, links) for unit in STATE_UNITS}
+        topology = self.cluster.topology
+        placement = self.layout.placement or default_placement(topology)
+        links = Links(topology, cut_levels(topology, placement, self.degrees))
+        activation = {unit: self.pricer.activation(unit, self.family, self.values, links) for unit in UNITS}
+        return activation, {unit: self.pricer.state(unit, self.family, self.values, links) for unit in STATE_UNITS}
+
+    def hardware_ratio(self) -> float:
+        """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
+        done = needed = 0.0
+        for unit, times in (("block", self.architecture.num_layers), ("head", 1)):
+            flops = self.pricer.flops(unit, self.family, self.values)
+            done += times * sum(flops.values())
+            needed += times * 3.0 * flops["forward"]
+        return done / needed
 
     def counts(self, stage: int) -> Counts:
-        last = stage == self.layout.pp - 1
-        carries = self.layout.num_virtual_stages if self.layout.pp > 1 else 0
-        return Counts(self.layers[stage], int(stage == 0), int(last), carries)
+        return stage_counts(
+            self.layers[stage],
+            first=stage == 0,
+            last=stage == self.layout.pp - 1,
+            num_virtual_stages=self.layout.num_virtual_stages,
+            tied=self.architecture.tied_embeddings,
+        )
 
     def memory(
         self, stage: int, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
@@ -122,15 +136,22 @@ class _Pricing:
         tokens, devices = self.job.global_batch_tokens, self.cluster.num_devices
         peak = self.cluster.chip.peak(precision_named(self.job.precision).activations)
         flops_s = model_flops_per_token(self.architecture, self.job.seq_len) * tokens / (devices * peak)
-        compute_s = time["forward"] + time["backward"]
         total, capacity = sum(memory.values()), self.cluster.chip.memory_bytes
         return Estimate(
             step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
-            hfu=flops_s / step_s * (compute_s + time["recompute"]) / compute_s, bound=_bound(time),
+            hfu=flops_s / step_s * self.hardware_ratio(), bound=_bound(time),
             memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
             time=time, hidden=hidden, memory=dict(memory),
-            train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None, waste=self.waste(),
+            train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None, waste=self.waste(), notes=self.notes(),
         )  # fmt: skip
+
+    def notes(self) -> tuple[str, ...]:
+        """What makes the estimate a bound rather than a prediction."""
+        chip = self.cluster.chip
+        found = []
+        if chip.matmul_fraction == 1.0:
+            found.append(f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound")
+        return tuple(found)
 
     def waste(self) -> dict[str, float]:
         """Share of the step's work that only rounds up: sequences that not every replica has, uneven stages."""
@@ -152,5 +173,3 @@ def _bound(time: Mapping[str, float]) -> str:
     groups |= {f"communication over {axis}": time[axis] for axis in ("tp", "cp", "pp", "fsdp", "dp")}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"]}
     return max(groups, key=lambda name: groups[name])
-
-

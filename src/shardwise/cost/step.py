@@ -13,12 +13,31 @@ from shardwise.symbolic import Value, maximum
 
 
 class Counts(NamedTuple):
-    """What a stage holds: blocks, and whether the embedding and the head (1 or 0); virtual stages it hands over from."""
+    """What a stage holds: blocks, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
+
+    A tied embedding is one tensor with two uses: `copies` is 0 where the head's copy serves (one stage holds both), and
+    `exchanges` is 1 where the two copies' gradients are exchanged (first and last stage of a pipeline).
+    """
 
     blocks: Value
-    embedding: Value
-    head: Value
+    embedding: int
+    head: int
     carries: Value
+    copies: int
+    exchanges: int
+
+
+def stage_counts(blocks: Value, *, first: bool, last: bool, num_virtual_stages: Value, tied: bool) -> Counts:
+    """The counts of a stage that is the first, the last, both (no pipeline) or neither."""
+    alone = first and last
+    return Counts(
+        blocks,
+        embedding=int(first),
+        head=int(last),
+        carries=0 if alone else num_virtual_stages,
+        copies=int(first and not (tied and alone)),
+        exchanges=int(tied and first != last),
+    )
 
 
 class StageCost(NamedTuple):
@@ -38,14 +57,15 @@ def stage_cost(counts: Counts, activation: Mapping[str, ActivationCost], state: 
     """Add up a stage's units."""
     times = {"block": counts.blocks, "embedding": counts.embedding, "head": counts.head}
     act = partial(_add_up, activation, {**times, "carry": counts.carries})
-    held = partial(_add_up, state, times)
-    fsdp_f, fsdp_b = held("gather_forward_s"), held("gather_backward_s")
+    held = partial(_add_up, state, {**times, "embedding": counts.copies})
+    fsdp_f, fsdp_b = _add_up(state, times, "gather_forward_s"), held("gather_backward_s")
     forward = {"tp": act("tp_forward_s"), "cp": act("cp_forward_s"), "pp": act("pp_forward_s"), "fsdp": fsdp_f}
     backward = {"tp": act("tp_backward_s"), "cp": act("cp_backward_s"), "pp": act("pp_backward_s"), "fsdp": fsdp_b}
+    exchange = {"pp": backward["pp"] + state["embedding"].exchange_s} if counts.exchanges else {}
     return StageCost(
         act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
         {**forward, "fsdp": fsdp_f + held("step_weights_s")},
-        {**backward, "fsdp": fsdp_b + held("step_fsdp_s"), "dp": held("step_dp_s")},
+        {**backward, **exchange, "fsdp": fsdp_b + held("step_fsdp_s"), "dp": held("step_dp_s")},
         held("update_s"),
     )  # fmt: skip
 
@@ -79,14 +99,18 @@ def step_time(cost: StageCost, num_micro_batches: Value, bubble: Value, overlap:
 
 
 def stage_memory(
-    counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost], in_flight: Value, runtime: float
+    counts: Counts,
+    activation: Mapping[str, ActivationCost],
+    state: Mapping[str, StateCost],
+    in_flight: Value,
+    runtime: float,
 ) -> dict[str, Value]:
     """Bytes of one device of a stage, by term.
 
     Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. ZeRO's
     gathered weights and unscattered gradients are those of two neighbouring units (the next one is prefetched).
     """
-    held = partial(_add_up, state, {"block": counts.blocks, "embedding": counts.embedding, "head": counts.head})
+    held = partial(_add_up, state, {"block": counts.blocks, "embedding": counts.copies, "head": counts.head})
     block, head = activation["block"], activation["head"]
     edge = maximum(state["embedding"].transient_bytes * counts.embedding, state["head"].transient_bytes * counts.head)
     inner = state["block"].transient_bytes * (counts.blocks > 0)

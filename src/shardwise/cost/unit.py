@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
 from shardwise.cost.communication import collective_s
@@ -20,7 +20,7 @@ from shardwise.layout.kernels import Kernel, kernels
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, Family, optimizer_rest, weight_rest, weight_use
-from shardwise.model.architecture import Architecture
+from shardwise.model.architecture import Architecture, MlpKind
 from shardwise.model.program import Role
 from shardwise.sharding.collective import Kind
 from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
@@ -60,6 +60,7 @@ class StateCost(NamedTuple):
     step_fsdp_s: Value
     step_dp_s: Value
     update_s: Value
+    exchange_s: Value  # of the gradients of two copies of the same weights, on the first and the last stage
     parameters_bytes: Value
     gradients_bytes: Value
     master_bytes: Value
@@ -97,9 +98,8 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _parts(mlp: str, family: Family, name: str) -> _Parts:
-    shape: dict[str, Any] = {key: 1 for key in ("num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size")}
-    unit = derive(Architecture(name="any", mlp=mlp, **shape), family)[name]  # type: ignore[arg-type]
+def _parts(mlp: MlpKind, family: Family, name: str) -> _Parts:
+    unit = derive(Architecture.structure(mlp), family)[name]
     return _Parts(unit, kernels(unit), realise(unit))
 
 
@@ -148,7 +148,8 @@ class UnitPricer:
         return StateCost(
             seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
             seconds("update", "fsdp", "cp", "tp") - step_weights, seconds("update", "dp"),
-            self.compute_s(parts.kernels, "update", values), *self.state_bytes(parts.unit, family, values),
+            self.compute_s(parts.kernels, "update", values), self.exchange_s(parts.unit, family, values, links),
+            *self.state_bytes(parts.unit, family, values),
         )  # fmt: skip
 
     def compute_s(self, found: tuple[Kernel, ...], phase: str, values: Values) -> Value:
@@ -161,8 +162,17 @@ class UnitPricer:
                 total = total + (maximum(kernel.flops.evaluate(values) / rate, memory) if kernel.flops else memory)
         return total
 
+    def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
+        """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
+        found: dict[str, Value] = {}
+        for kernel in self.parts(family, name).kernels:
+            found[kernel.phase] = found.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
+        return found
+
     def kernel_bytes(self, kernel: Kernel, values: Values) -> Value:
-        return sum((elements.evaluate(values) * self.widths[role] for role, elements in kernel.elements.items()), start=0.0)
+        return sum(
+            (elements.evaluate(values) * self.widths[role] for role, elements in kernel.elements.items()), start=0.0
+        )
 
     def traffic(
         self, found: tuple[Realised, ...], values: Values, links: Links, wanted: Callable[[Realised], bool]
@@ -191,6 +201,11 @@ class UnitPricer:
         sizes = [one.payload.evaluate(values) * self.widths[one.role] for one in found if one.role is Role.ACTIVATION]
         return 2.0 * maximum(0.0, *sizes)
 
+    def exchange_s(self, unit: Unit, family: Family, values: Values, links: Links) -> Value:
+        """An AllReduce of two: each sends its reduced gradients and receives the other's."""
+        shard = sum((optimizer_rest(family, d).local_elements() for d in unit.weights.values()), start=ZERO)
+        return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.widths[Role.WEIGHT_GRADIENT])
+
     def state_bytes(self, unit: Unit, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
         """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
         precision = self.precision
@@ -203,4 +218,10 @@ class UnitPricer:
         master = bytes_per_element(precision.master) if precision.master else 0.0
         held = shard if family.zero_stage >= 2 else use
         transient = use * ((weight if family.zero_stage == 3 else 0.0) + (gradient if family.zero_stage >= 2 else 0.0))
-        return rest * weight, held * gradient, shard * master, shard * 2 * bytes_per_element(precision.moments), transient
+        return (
+            rest * weight,
+            held * gradient,
+            shard * master,
+            shard * 2 * bytes_per_element(precision.moments),
+            transient,
+        )

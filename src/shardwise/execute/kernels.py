@@ -26,7 +26,7 @@ def _inverse_rms(squares: Array, sizes: Sizes) -> Array:
 
 
 def _rotate(x: Array, positions: Array, direction: float) -> Array:
-    half = x.shape[-1] // 2
+    half: int = x.shape[-1] // 2
     angles = direction * positions * ROTARY_BASE ** (-np.arange(half) / half)
     cos, sin = np.cos(angles), np.sin(angles)
     first, second = x[..., :half], x[..., half:]
@@ -55,7 +55,8 @@ def _gelu_slope(x: Array) -> Array:
 
 
 def _rms_norm_dsquares(dy: Array, x: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
-    return dy * x * weight * (-0.5 / sizes["D"]) * _inverse_rms(squares, sizes) ** 3
+    slope: Array = (-0.5 / sizes["D"]) * _inverse_rms(squares, sizes) ** 3
+    return dy * x * weight * slope
 
 
 def _corrected(moment: Array, beta: float) -> Array:
@@ -64,7 +65,8 @@ def _corrected(moment: Array, beta: float) -> Array:
 
 def _adamw(master: Array, first: Array, second: Array) -> Array:
     step = _corrected(first, BETA_1) / (np.sqrt(_corrected(second, BETA_2)) + ADAM_EPSILON)
-    return master - LEARNING_RATE * (step + WEIGHT_DECAY * master)
+    updated: Array = master - LEARNING_RATE * (step + WEIGHT_DECAY * master)
+    return updated
 
 
 MAPS: Mapping[str, Callable[..., Array]] = {

@@ -33,7 +33,12 @@ class StepResult:
 
 
 def run_step(
-    unit: Unit, family: Family, mesh: Mesh, sizes: Mapping[str, int], state: Mapping[str, Array], batches: Sequence[Mapping[str, Array]]
+    unit: Unit,
+    family: Family,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    state: Mapping[str, Array],
+    batches: Sequence[Mapping[str, Array]],
 ) -> StepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 

@@ -67,7 +67,7 @@ class VirtualDevices:
 
     def shards(self, program: Program, name: str, spec: Spec) -> Shards:
         if program.tensors[name].role is Role.CONSTANT:
-            dims, whole = self.constants[name]
+            _, whole = self.constants[name]
             return [self.cut(whole, spec, coordinate) for coordinate in self.coordinates]
         return self.held[name, spec]
 
@@ -158,7 +158,9 @@ def _slice(devices: VirtualDevices, collective: Collective, shards: Shards) -> S
 def _all_to_all(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
     source = _changed_dim(collective)
     target = next(
-        i for i, (old, new) in enumerate(zip(collective.before.axes, collective.after.axes, strict=True)) if len(new) > len(old)
+        i
+        for i, (old, new) in enumerate(zip(collective.before.axes, collective.after.axes, strict=True))
+        if len(new) > len(old)
     )
     cut = [np.split(shard, len(shards), axis=target) for shard in shards]
     for shard in shards:
@@ -219,7 +221,11 @@ class _Kernel:
             moved = np.transpose(array, [spec.dims.index(d) for d in order])
             aligned.append(moved.reshape([moved.shape[order.index(d)] if d in order else 1 for d in union]))
         function = operation.function
-        result = sum(aligned[1:], aligned[0]) if function == "add" else kernels.MAPS[function](*aligned, sizes=self.devices.sizes)
+        result = (
+            sum(aligned[1:], aligned[0])
+            if function == "add"
+            else kernels.MAPS[function](*aligned, sizes=self.devices.sizes)
+        )
         summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
         if summed:
             result = result.max(axis=summed) if operation.reduction == "max" else result.sum(axis=summed)

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 from shardwise.layout.derive import Compute, Final, ShardedProgram, Step, shard_program
 from shardwise.layout.shardings import Family, gradient_rest, hidden_spec, optimizer_rest, resting, using, weight_rest
-from shardwise.model.architecture import Architecture
+from shardwise.model.architecture import Architecture, MlpKind
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import block_program, carry_program, embedding_program, head_program
 from shardwise.model.operations import Operation
@@ -103,7 +103,9 @@ def _cotangents(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
     return {f"d.{name}": forward.specs[name] for name in forward.program.outputs if f"d.{name}" in program.inputs}
 
 
-def _shard_update(forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family) -> ShardedProgram:
+def _shard_update(
+    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
+) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
     program = update_program(weights, gradients)
     rest = {g: backward.specs[g] for g in gradients.values()}
@@ -118,10 +120,8 @@ def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
 
 
 @lru_cache(maxsize=256)
-def _derive(mlp: str, family: Family) -> Mapping[str, Unit]:
-    shape = Architecture(
-        name="any", num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1, mlp=mlp,
-    )  # type: ignore[arg-type]  # fmt: skip
+def _derive(mlp: MlpKind, family: Family) -> Mapping[str, Unit]:
+    shape = Architecture.structure(mlp)
     return {
         name: derive_unit(name, build(shape), family, recompute=family.recompute if name == "block" else "none")
         for name, build in UNITS.items()

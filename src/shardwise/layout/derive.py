@@ -58,13 +58,18 @@ def shard_program(
     final: Mapping[str, Final] | None = None,
     operations: Sequence[Operation] | None = None,
     primal: Mapping[str, Spec] | None = None,
+    kept: Mapping[str, Spec] | None = None,
 ) -> ShardedProgram:
     """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
-    sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share. Raises `ShardingError` when an operation cannot be placed.
+    sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
+    shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go).
+    Raises `ShardingError` when an operation cannot be placed.
     """
     walk = _Walk(program, rest, use or {}, primal or {})
+    for name, spec in (kept or {}).items():
+        walk.at[name].add(spec)
     for operation in program.operations if operations is None else operations:
         walk.operation(operation)
     for name, goal in (final or {}).items():
@@ -73,7 +78,9 @@ def shard_program(
 
 
 class _Walk:
-    def __init__(self, program: Program, rest: Mapping[str, Spec], use: Mapping[str, Spec], primal: Mapping[str, Spec]) -> None:
+    def __init__(
+        self, program: Program, rest: Mapping[str, Spec], use: Mapping[str, Spec], primal: Mapping[str, Spec]
+    ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
         self.home: dict[str, Spec] = dict(rest)
@@ -86,7 +93,7 @@ class _Walk:
         if isinstance(operation, Accumulate):
             operation = self.add_alike(operation)
         specs = [self.spec(name) for name in operation.inputs]
-        placed = operation.place(specs, self.dims, self.use.__contains__)
+        placed = operation.place(specs, self.dims, self.use.__contains__, self.goal(operation))
         for name, spec in zip(operation.operands, placed.inputs, strict=False):
             self.bring(name, spec, "; ".join(placed.reasons))
         if isinstance(operation, Carry):
@@ -97,6 +104,11 @@ class _Walk:
             self.home[name] = spec
             self.at[name] = {spec}
             self.settle(name, spec)
+
+    def goal(self, operation: Operation) -> Spec | None:
+        """A whole gradient is wanted as its tensor lies where it is used."""
+        of = self.program.tensors[operation.outputs[0]].gradient_of
+        return self.use.get(of) or self.home.get(of) or self.primal.get(of) if of else None
 
     def spec(self, name: str) -> Spec:
         """Where an operand lies: in its use sharding, at home, or (shape only) as the forward pass had it."""
@@ -117,7 +129,9 @@ class _Walk:
 
     def carry(self, operation: Carry, placed: Placed) -> None:
         tensor = self.program.tensors[operation.inputs[0]]
-        self.steps.append(Communicate(tensor, Collective(Kind.SEND_RECV, (operation.axis,), placed.inputs[0], placed.outputs[0])))
+        self.steps.append(
+            Communicate(tensor, Collective(Kind.SEND_RECV, (operation.axis,), placed.inputs[0], placed.outputs[0]))
+        )
 
     def bring(self, name: str, spec: Spec, reason: str) -> None:
         """Make `name` available in the sharding `spec`; a partial sum that is resolved stays resolved."""
@@ -159,7 +173,9 @@ class _Walk:
         )  # fmt: skip
         self.dims[name] = spec.dims
         added = Accumulate((*members, like), (name,))
-        self.steps.append(Compute(added, added.place([*(spec for _ in members), self.spec(like)], self.dims, self.use.__contains__)))
+        self.steps.append(
+            Compute(added, added.place([*(spec for _ in members), self.spec(like)], self.dims, self.use.__contains__))
+        )
         self.home[name] = spec
         self.at[name] = {spec}
         return name

@@ -31,7 +31,9 @@ def kernels(unit: Unit) -> tuple[Kernel, ...]:
     """All kernels of one unit, in order."""
     readers = _readers(unit)
     leaving = {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
-    return tuple(_kernel(unit, phase, run, readers, leaving) for phase, steps in unit.phases().items() for run in _runs(steps))
+    return tuple(
+        _kernel(unit, phase, run, readers, leaving) for phase, steps in unit.phases().items() for run in _runs(steps)
+    )
 
 
 def _readers(unit: Unit) -> dict[str, set[int]]:
@@ -96,5 +98,3 @@ def _tensor(unit: Unit, name: str) -> Tensor:
         if name in sharded.program.tensors:
             return sharded.program.tensors[name]
     raise KeyError(name)
-
-

@@ -43,9 +43,16 @@ class Layout:
         problems = [
             f"layout: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
             for name in counts
-            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool) or getattr(self, name) < 1
+            if not isinstance(getattr(self, name), int)
+            or isinstance(getattr(self, name), bool)
+            or getattr(self, name) < 1
         ]
-        choices = {"zero_stage": (0, 1, 2, 3), "recompute": RECOMPUTES, "schedule": SCHEDULES, "cp_variant": ("all_gather",)}
+        choices = {
+            "zero_stage": (0, 1, 2, 3),
+            "recompute": RECOMPUTES,
+            "schedule": SCHEDULES,
+            "cp_variant": ("all_gather",),
+        }
         problems += [
             f"layout: {name} is {getattr(self, name)!r}; one of {', '.join(map(str, allowed))} is required"
             for name, allowed in choices.items()

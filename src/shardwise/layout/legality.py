@@ -98,7 +98,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero_axes",
-        lambda a, j, n, d: ((d["zero_stage"] > 0) | (d["fsdp"] == 1)) & ((d["zero_stage"] == 0) | (d["fsdp"] * d["cp"] > 1)),
+        lambda a, j, n, d: (
+            ((d["zero_stage"] > 0) | (d["fsdp"] == 1)) & ((d["zero_stage"] == 0) | (d["fsdp"] * d["cp"] > 1))
+        ),
         lambda a, j, n, d: (
             f"zero_stage = {d['zero_stage']} with fsdp·cp = {d['fsdp'] * d['cp']}: ZeRO shards over fsdp and cp, and fsdp is for "
             "nothing else; use dp for replicas, or a zero_stage of 1 to 3 with fsdp > 1"
@@ -135,8 +137,9 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
     if layout.ep > 1:
         found.append(f"experts: ep = {layout.ep} but {architecture.name} has no experts; set ep=1")
-    pipelined = {"none": layout.pp == 1, "interleaved": layout.num_virtual_stages > 1, "1f1b": layout.num_virtual_stages == 1}
-    if not pipelined.get(layout.schedule, layout.pp > 1):
+    plain = layout.pp > 1 and layout.num_virtual_stages == 1
+    possible = {"none": layout.pp == 1, "afab": plain, "1f1b": plain, "interleaved": layout.num_virtual_stages > 1}
+    if not possible[layout.schedule]:
         found.append(
             f"schedule: {layout.schedule!r} with pp = {layout.pp} and num_virtual_stages = {layout.num_virtual_stages}; "
             f"{natural_schedule(layout.pp, layout.num_virtual_stages)!r} is required"

@@ -44,7 +44,7 @@ class Placement:
             raise InputError(f"placement: levels are {self.levels}; an order of 0..n-1 is required")
 
     def __str__(self) -> str:
-        return ">".join(self.axes) + " on levels " + ">".join(map(str, self.levels))
+        return ",".join(self.axes) + "@" + ",".join(map(str, self.levels))
 
 
 def placements(topology: Topology) -> tuple[Placement, ...]:

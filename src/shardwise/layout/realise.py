@@ -59,7 +59,11 @@ def realise(unit: Unit) -> tuple[Realised, ...]:
     """All collectives of one unit, slices left out, weights and gradients fused."""
     found: list[Realised] = []
     for phase, steps in unit.phases().items():
-        found += [_plain(unit.name, phase, s) for s in steps if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE]
+        found += [
+            _plain(unit.name, phase, s)
+            for s in steps
+            if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE
+        ]
     return tuple(_fuse(found))
 
 
@@ -69,7 +73,9 @@ def _plain(unit: str, phase: str, step: Communicate) -> Realised:
         phase = "backward"
     if not step.tensor.dims:
         phase = "update"  # control traffic: the loss is a sum, so it is reduced once per step
-    return Realised(unit, phase, collective.kind, collective.axes, role, collective.payload_elements, (step.tensor.name,))
+    return Realised(
+        unit, phase, collective.kind, collective.axes, role, collective.payload_elements, (step.tensor.name,)
+    )
 
 
 def _fuse(collectives: Iterable[Realised]) -> list[Realised]:

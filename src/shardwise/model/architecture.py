@@ -33,7 +33,9 @@ class Architecture:
         problems = [
             f"model {self.name}: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
             for name in sizes
-            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool) or getattr(self, name) < 1
+            if not isinstance(getattr(self, name), int)
+            or isinstance(getattr(self, name), bool)
+            or getattr(self, name) < 1
         ]
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(
@@ -42,6 +44,13 @@ class Architecture:
         if self.mlp not in (*GATED, "gelu", "relu"):
             problems.append(f"model {self.name}: mlp is {self.mlp!r}; one of swiglu, geglu, gelu, relu is required")
         require(problems)
+
+    @classmethod
+    def structure(cls, mlp: MlpKind) -> Architecture:
+        """An architecture of which only the structure counts: derivations do not read its sizes."""
+        return cls(
+            name=mlp, num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1, mlp=mlp
+        )
 
     @property
     def gated(self) -> bool:

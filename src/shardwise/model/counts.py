@@ -21,10 +21,11 @@ def num_params(architecture: Architecture) -> int:
     """Trainable parameters; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
     values = Values(dict(architecture.dims))
     block, head, embedding = (
-        weight_elements(build(architecture)).evaluate(values) for build in (block_program, head_program, embedding_program)
+        weight_elements(build(architecture)).evaluate(values)
+        for build in (block_program, head_program, embedding_program)
     )
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
-    return round(block * architecture.num_layers + head + embedding - shared)
+    return int(block * architecture.num_layers + head + embedding - shared)
 
 
 def program_flops(program: Program) -> Polynomial:

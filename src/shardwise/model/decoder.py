@@ -52,12 +52,21 @@ def whole_program(architecture: Architecture) -> Program:
     return builder.build([_head(builder, x, tied=architecture.tied_embeddings)])
 
 
-def _map(builder: ProgramBuilder, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION) -> str:
+def _map(
+    builder: ProgramBuilder,
+    function: str,
+    inputs: Iterable[str],
+    name: str,
+    dims: Iterable[str],
+    role: Role = Role.ACTIVATION,
+) -> str:
     reduction = "max" if function == "maximum" else "sum"
     return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction))
 
 
-def _contract(builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION) -> str:
+def _contract(
+    builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+) -> str:
     return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))
 
 
@@ -86,9 +95,14 @@ def _attention(builder: ProgramBuilder, x: str, prefix: str) -> str:
     v = _contract(builder, y, builder.weight(f"{prefix}wv", ("K", "H", "D")), f"{prefix}v", key)
     q = _map(builder, "rotary", [flat_q, positions], f"{prefix}q", query)
     k = _map(builder, "rotary", [flat_k, positions], f"{prefix}k", key)
-    outputs = (builder.tensor(f"{prefix}attended", query, Role.ACTIVATION), builder.tensor(f"{prefix}lse", query[:-1], Role.STATISTIC))
+    outputs = (
+        builder.tensor(f"{prefix}attended", query, Role.ACTIVATION),
+        builder.tensor(f"{prefix}lse", query[:-1], Role.STATISTIC),
+    )
     attended = builder.add(Scan((q, k, v, positions), outputs))
-    return _contract(builder, attended, builder.weight(f"{prefix}wo", ("K", "G", "H", "D")), f"{prefix}attention_out", HIDDEN)
+    return _contract(
+        builder, attended, builder.weight(f"{prefix}wo", ("K", "G", "H", "D")), f"{prefix}attention_out", HIDDEN
+    )
 
 
 def _mlp(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:

@@ -45,8 +45,13 @@ class Operation(ABC):
         return self.inputs
 
     @abstractmethod
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
-        """Shardings of operands and results when the operands lie as in `specs`; `fixed(name)` may not move."""
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        """Shardings of operands and results when the operands lie as in `specs`.
+
+        `fixed(name)` says which operands may not move; `goal` is the sharding that the result is wanted in, if known.
+        """
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         """For each input that a gradient flows into, the operation that gives it from the outputs' gradients.
@@ -68,10 +73,12 @@ class Contract(Operation):
     def kind(self) -> str:
         return "contract"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         left, right = self.inputs
         keep = "left" if fixed(left) else "right" if fixed(right) else None
-        case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep)
+        case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep, goal=goal)
         return Placed((case.left, case.right), (case.result,), case.reasons)
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
@@ -95,7 +102,9 @@ class Map(Operation):
     def kind(self) -> str:
         return "map"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         if len(specs) == 1 or self._passes_partial(specs, fixed):
             anchor = specs[0]
         else:
@@ -155,7 +164,9 @@ class Accumulate(Operation):
     def operands(self) -> tuple[str, ...]:
         return self.inputs[:-1]
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         *parts, like = specs
         meet = parts[0] if all(part == parts[0] for part in parts) else like.with_partial(())
         return Placed((*(meet for _ in parts), like), (meet,))
@@ -177,7 +188,9 @@ class Lookup(Operation):
     def kind(self) -> str:
         return "lookup"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         table, index = specs
         own = table.axes_of(self.dim)
         shared = {d: table.axes_of(d) if d in table.dims else index.without(own).axes_of(d) for d in index.dims}
@@ -205,7 +218,9 @@ class Scatter(Operation):
     def operands(self) -> tuple[str, ...]:
         return self.inputs[:-1]
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         dy, index, table = specs
         own = table.axes_of(self.dim)
         dy = dy.without(own)
@@ -231,7 +246,9 @@ class Scan(Operation):
     def kind(self) -> str:
         return "scan"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         q, k, v, positions = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims}
@@ -262,7 +279,9 @@ class ScanGradient(Operation):
     def kind(self) -> str:
         return "scan"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         forward = Scan((), (), self.sequence, self.heads).place(specs[:4], dims, fixed)
         q, k = forward.inputs[:2]
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
@@ -275,7 +294,9 @@ class ScanGradient(Operation):
 
 def _attention_flops(q: Spec, k: Spec, sequence: str, *, products: int) -> Polynomial:
     """2 FLOPs per element of each product over the causal half of the scores (the diagonal's half is dropped)."""
-    return product([Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))], 2.0 * products * 0.5)
+    return product(
+        [Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))], 2.0 * products * 0.5
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +309,9 @@ class Carry(Operation):
     def kind(self) -> str:
         return "carry"
 
-    def place(self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool]) -> Placed:
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
         return Placed(tuple(specs), tuple(specs))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:

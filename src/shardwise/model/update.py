@@ -33,5 +33,7 @@ def _adamw(builder: ProgramBuilder, name: str, dims: tuple[str, ...], gradient: 
     return weight, new_master, new_first, new_second
 
 
-def _map(builder: ProgramBuilder, function: str, inputs: tuple[str, ...], name: str, dims: tuple[str, ...], role: Role) -> str:
+def _map(
+    builder: ProgramBuilder, function: str, inputs: tuple[str, ...], name: str, dims: tuple[str, ...], role: Role
+) -> str:
     return builder.add(Map(inputs, (builder.tensor(name, dims, role),), function))

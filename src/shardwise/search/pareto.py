@@ -19,21 +19,35 @@ class Front:
         self.capacity = capacity_bytes
         self.rows: list[Row] = []
         self.front: list[Row] = []
-        self.leanest: Row | None = None
+        self.leanest: Row = (np.inf, np.inf, (0, 0, 0))  # pure data parallelism is always legal, so a row replaces it
+        self.fastest: dict[int, Row] = {}
         self.num_rows = 0
         self.num_fitting = 0
 
-    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
-        """Take a chunk: `where` holds the candidates' and placements' numbers and the recompute policy."""
+    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any) -> None:
+        """Take a chunk: `where` holds the candidates' and placements' numbers and the recompute policy.
+
+        `factorisation` numbers the factorisation of each row, and never falls along the chunk.
+        """
         self.num_rows += len(seconds)
         lean = int(np.argmin(memory))
-        if self.leanest is None or memory[lean] < self.leanest[1]:
+        if memory[lean] < self.leanest[1]:
             self.leanest = self.row(seconds, memory, where, lean)
         fits = memory <= self.capacity
         self.num_fitting += int(np.count_nonzero(fits))
         limit = self.rows[-1][0] if len(self.rows) == self.top else np.inf
         self.keep_best(np.nonzero(fits & (seconds < limit))[0], seconds, memory, where)
         self.keep_front(fits, seconds, memory, where)
+        self.keep_fastest(np.where(fits, seconds, np.inf), memory, where, factorisation)
+
+    def keep_fastest(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any) -> None:
+        """The fastest of each factorisation: the rows of one lie together."""
+        starts = np.concatenate([[0], np.nonzero(np.diff(factorisation))[0] + 1])
+        ends = [*starts[1:].tolist(), len(seconds)]
+        for start, end, least in zip(starts.tolist(), ends, np.minimum.reduceat(seconds, starts).tolist(), strict=True):
+            number = int(factorisation[start])
+            if least < np.inf and (number not in self.fastest or least < self.fastest[number][0]):
+                self.fastest[number] = self.row(seconds, memory, where, start + int(np.argmin(seconds[start:end])))
 
     def row(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], index: int) -> Row:
         candidate, placed, recompute = where
@@ -57,7 +71,9 @@ class Front:
         order = chosen[np.lexsort((seconds[chosen], memory[chosen]))]
         best = np.minimum.accumulate(seconds[order])
         leads = order[np.concatenate([[True], seconds[order][1:] < best[:-1]])]
-        merged = sorted([*self.front, *(self.row(seconds, memory, where, i) for i in leads)], key=lambda row: (row[1], row[0]))
+        merged = sorted(
+            [*self.front, *(self.row(seconds, memory, where, i) for i in leads)], key=lambda row: (row[1], row[0])
+        )
         self.front = []
         for row in merged:
             if not self.front or row[0] < self.front[-1][0]:

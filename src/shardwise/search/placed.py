@@ -31,7 +31,9 @@ class Placed:
 
     def links(self, topology: Topology, rows: Ints) -> Links:
         """Links of some of the rows, as arrays."""
-        cuts = {a: tuple(Cut(_at(c.size, rows), _at(c.stride, rows)) for c in levels) for a, levels in self.cuts.items()}
+        cuts = {
+            a: tuple(Cut(_at(c.size, rows), _at(c.stride, rows)) for c in levels) for a, levels in self.cuts.items()
+        }
         return Links(topology, cuts)
 
 
@@ -50,7 +52,10 @@ def place_all(topology: Topology, degrees: Mapping[str, Ints]) -> Placed:
     num_rows = np.bincount(factorisation, minlength=count)
     first = np.concatenate([[0], np.cumsum(num_rows)[:-1]])
     chosen = {
-        axis: tuple(_choose([cut[axis][i] for cut in cuts], placement, factorisation, count) for i in range(len(topology.levels)))
+        axis: tuple(
+            _choose([cut[axis][i] for cut in cuts], placement, factorisation, count)
+            for i in range(len(topology.levels))
+        )
         for axis in cuts[0]
     }
     return Placed(options, factorisation, placement, chosen, first, num_rows)

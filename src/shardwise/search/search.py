@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.step import Counts, stage_cost, stage_memory, step_time
+from shardwise.cost.step import stage_cost, stage_counts, stage_memory, step_time
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import natural_schedule, num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import bubble_ratio, in_flight
-from shardwise.search.pareto import Front
+from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, Space, build_space
 from shardwise.search.tables import Gathered, Tables, build_tables
@@ -39,11 +39,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`best`: fitting layouts by step time; `pareto`: by memory; `leanest`: the least memory of all, fitting or not."""
+    """`best`: fitting layouts by step time; `pareto`: by memory; `leanest`: the least memory of all, fitting
+    or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes."""
 
     best: tuple[Found, ...]
     pareto: tuple[Found, ...]
-    leanest: Found | None
+    leanest: Found
+    by_factorisation: tuple[Found, ...]
+    sampled: tuple[Found, ...]
     space: Mapping[str, list[Any]]
     num_candidates: int
     num_layouts: int
@@ -53,25 +56,45 @@ class SearchResult:
 
 
 def search(
-    architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64
-) -> SearchResult:
-    """Price every legal layout of the job on the cluster. `cpu_seconds` counts everything, the derivation included."""
+    architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
+    reserve: float = 0.0, sample: int = 0, seed: int = 0,
+) -> SearchResult:  # fmt: skip
+    """Price every legal layout of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
+
+    `cpu_seconds` counts everything, the derivation included. `sample` keeps about so many rows at random, to be held
+    against the scalar path.
+    """
     started = time.process_time()
     space = build_space(architecture, job, cluster.num_devices, choices or Choices())
-    run = _Search(architecture, cluster, job, space, top)
+    run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)))
+    run.sample(sample, seed)
     run.all()
     return run.result(started)
 
 
 class _Search:
-    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, top: int) -> None:
+    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
         self.placed: Placed = place_all(
             cluster.topology, {**space.degrees, **atomic_degrees(architecture, space.degrees["tp"])}
         )
         self.families = space.families()
+        self.tied = architecture.tied_embeddings
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
-        self.front = Front(top, cluster.chip.memory_bytes)
+        self.front = front
+        self.sampled: list[Row] = []
+        self.wanted = 0.0
+        self.random = np.random.default_rng(0)
+
+    def sample(self, count: int, seed: int) -> None:
+        """Keep each row with the chance that leaves about `count` of them."""
+        rows = self.placed.count[self.space.factorisation].sum() * len(self.space.choices.recompute)
+        self.wanted = min(1.0, count / max(1, int(rows)))
+        self.random = np.random.default_rng(seed)
+
+    def keep_some(self, seconds: Any, memory: Any, where: tuple[Ints, Ints, int]) -> None:
+        for index in np.nonzero(self.random.random(len(seconds)) < self.wanted)[0] if self.wanted else ():
+            self.sampled.append(self.front.row(seconds, memory, where, int(index)))
 
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
@@ -79,7 +102,10 @@ class _Search:
             for recompute in range(len(self.space.choices.recompute)):
                 for candidate, placed in self.chunks(rows):
                     seconds, memory = self.price(sp, zero, recompute, bool(single), candidate, placed)
-                    self.front.add(seconds, memory, (candidate, placed, recompute))
+                    self.keep_some(seconds, memory, (candidate, placed, recompute))
+                    self.front.add(
+                        seconds, memory, (candidate, placed, recompute), self.space.factorisation.take(candidate)
+                    )
 
     def chunks(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Candidates with each of their placements, some thousands at a time."""
@@ -108,11 +134,16 @@ class _Search:
         bubble = bubble_ratio(degrees["pp"], m, v)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))
-        for index, name, embedding, head in _STAGES[single]:
-            counts = Counts(tables.blocks[name].take(stage_row), embedding, head, 0 if single else v)
+        for index, name, first, last in _STAGES[single]:
+            blocks = tables.blocks[name].take(stage_row)
+            counts = stage_counts(blocks, first=first, last=last, num_virtual_stages=v, tied=self.tied)
             cost = stage_cost(counts, activation, state)
             np.maximum(slowest, step_time(cost, m, bubble, self.job.overlap).total_s, out=slowest)
-            flying = in_flight(degrees["pp"], m, v, index) if index >= 0 else in_flight(degrees["pp"], m, v, degrees["pp"] - 1)
+            flying = (
+                in_flight(degrees["pp"], m, v, index)
+                if index >= 0
+                else in_flight(degrees["pp"], m, v, degrees["pp"] - 1)
+            )
             memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
             np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
@@ -120,7 +151,7 @@ class _Search:
     def layout(self, candidate: int, placed: int, recompute: int) -> Layout:
         """The layout of one row."""
         space, choices = self.space, self.space.choices
-        degrees = {axis: int(column[space.factorisation[candidate]]) for axis, column in space.degrees.items()}
+        degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
         return Layout(
             **degrees, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
@@ -131,7 +162,7 @@ class _Search:
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip
 
-    def found(self, row: tuple[float, float, tuple[int, int, int]]) -> Found:
+    def found(self, row: Row) -> Found:
         return Found(self.layout(*row[2]), row[0], row[1])
 
     def result(self, started: float) -> SearchResult:
@@ -141,14 +172,15 @@ class _Search:
         values["placement"] = [str(option) for option in self.placed.placements]
         return SearchResult(
             tuple(map(self.found, self.front.best())), tuple(map(self.found, self.front.pareto())),
-            self.found(self.front.leanest) if self.front.leanest else None,
+            self.found(self.front.leanest),
+            tuple(map(self.found, self.front.fastest.values())), tuple(map(self.found, self.sampled)),
             values, self.space.num_candidates, self.front.num_rows, self.front.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip
 
 
-# Stages that can be the slowest or the fullest: number (-1: the last), table of blocks, embedding, head.
+# Stages that can be the slowest or the fullest: number (-1: the last), table of blocks, is it the first, the last.
 _STAGES = {
-    True: ((0, "first", 1, 1),),
-    False: ((0, "first", 1, 0), (1, "second", 0, 0), (-1, "last", 0, 1)),
+    True: ((0, "first", True, True),),
+    False: ((0, "first", True, False), (1, "second", False, False), (-1, "last", False, True)),
 }

@@ -75,9 +75,9 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
     grid = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
     for position, name in enumerate(grid):
-        shape = [1] * 5
-        shape[position + 1] = -1
-        columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(shape)
+        along = [1] * 5
+        along[position + 1] = -1
+        columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
     shape = (len(rows), *(len(getattr(choices, name)) for name in grid))
     legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
     index = np.nonzero(legal)

@@ -70,7 +70,12 @@ class Tables:
 
 
 def build_tables(
-    architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: Placed, families: Iterable[tuple[int, int, int]]
+    architecture: Architecture,
+    cluster: Cluster,
+    job: Job,
+    space: Space,
+    placed: Placed,
+    families: Iterable[tuple[int, int, int]],
 ) -> Tables:
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))

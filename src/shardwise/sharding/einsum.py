@@ -7,7 +7,8 @@ For each mesh axis, with `contracted` the dims that the result does not have:
 3. it splits the same contracted dim of both: multiply locally, the result is a partial sum `{U_X}`;
 4. it splits different dims of the two operands: the result would use it twice, so gather one operand first.
 
-Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding), else the one whose dim is shared.
+Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding); else the one that leaves the
+result split as it is wanted (`goal`: a weight's gradient lies as the weight does); else the one whose dim is shared.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ class Contraction:
     reasons: tuple[str, ...]
 
 
-def contract(left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None = None) -> Contraction:
-    """Shardings for `left * right -> [dims]`. `fixed` is "left" or "right" for an operand that must not move.
+def contract(
+    left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None = None, goal: Spec | None = None
+) -> Contraction:
+    """Shardings for `left * right -> [dims]`.
+
+    `fixed` is "left" or "right" for an operand that must not move, `goal` the sharding that the result is wanted in.
 
     At most one operand may be a partial sum over an axis; the product is linear, so the result is one too.
     """
@@ -38,7 +43,7 @@ def contract(left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None 
     unknown = [dim for dim in dims if dim not in (*left.dims, *right.dims)]
     if unknown:
         raise ShardingError(f"product: the result's dim {unknown[0]} is in neither operand")
-    case = _Cases(left, right, dims, fixed)
+    case = _Cases(left, right, dims, fixed, goal)
     for axis in sorted(case.axes()):
         case.resolve(axis)
     case.align()
@@ -48,8 +53,8 @@ def contract(left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None 
 class _Cases:
     """The operands' shardings while the axes are looked at one by one."""
 
-    def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None) -> None:
-        self.left, self.right, self.dims, self.fixed = left, right, dims, fixed
+    def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None, goal: Spec | None) -> None:
+        self.left, self.right, self.dims, self.fixed, self.goal = left, right, dims, fixed, goal
         self.reasons: list[str] = []
 
     def axes(self) -> frozenset[str]:
@@ -73,7 +78,11 @@ class _Cases:
         elif on_right is not None and axis in self.left.partial:
             self.reduce("left", axis, on_right)
         elif on_left is not None and on_right is not None and on_left != on_right:
-            self.gather(self.mover(on_left, on_right), axis, f"case 4: {axis} splits {on_left} of left and {on_right} of right")
+            self.gather(
+                self.mover(axis, on_left, on_right),
+                axis,
+                f"case 4: {axis} splits {on_left} of left and {on_right} of right",
+            )
         elif on_right is None and on_left in self.right.dims:
             self.one_sided("left", "right", axis, str(on_left))
         elif on_left is None and on_right in self.left.dims:
@@ -86,9 +95,12 @@ class _Cases:
                 raise ShardingError(f"product: {side} is fixed but its contracted dim {dim} is split over {axis}")
             self.gather(side, axis, f"case 2: {axis} splits the contracted dim {dim} of {side} only")
 
-    def mover(self, on_left: str, on_right: str) -> str:
+    def mover(self, axis: str, on_left: str, on_right: str) -> str:
         if self.fixed is not None:
             return "left" if self.fixed == "right" else "right"
+        wanted = self.goal.dim_of(axis) if self.goal else None
+        if wanted is not None and wanted in (on_left, on_right):
+            return "right" if wanted == on_left else "left"
         return "left" if on_left in self.right.dims else "right"
 
     def align(self) -> None:

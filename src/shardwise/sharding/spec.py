@@ -36,7 +36,9 @@ class Spec:
             object.__setattr__(self, "reduction", "sum")
 
     @classmethod
-    def of(cls, dims: Iterable[str], sharded: Mapping[str, Iterable[str]] | None = None, partial: Iterable[str] = ()) -> Spec:
+    def of(
+        cls, dims: Iterable[str], sharded: Mapping[str, Iterable[str]] | None = None, partial: Iterable[str] = ()
+    ) -> Spec:
         """A spec over `dims` from a mapping of the split dims to their axes."""
         dims, sharded = tuple(dims), sharded or {}
         unknown = [dim for dim in sharded if dim not in dims]

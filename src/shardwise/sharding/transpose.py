@@ -11,7 +11,9 @@ from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.spec import Spec
 
 
-def transpose_contraction(left: tuple[str, ...], right: tuple[str, ...], result: tuple[str, ...]) -> dict[str, tuple[tuple[str, ...], ...]]:
+def transpose_contraction(
+    left: tuple[str, ...], right: tuple[str, ...], result: tuple[str, ...]
+) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Dims of the two backward products: for "left" `(d result, right, d left)`, for "right" `(left, d result, d right)`."""
     return {"left": (result, right, left), "right": (left, result, right)}
 

@@ -1,0 +1,37 @@
+"""The command line: one file for each verb; a verb loads what it needs only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from shardwise.cli import estimate, plan
+from shardwise.errors import ShardwiseError
+
+VERBS = (plan, estimate)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    parser = argparse.ArgumentParser(
+        prog="shardwise",
+        description="How to shard a large transformer for training, what it costs, and what bounds it.",
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.configure(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        print(arguments.run(arguments))
+    except ShardwiseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+    return 0

@@ -1,0 +1,161 @@
+"""The arguments that verbs share, and the values they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError
+from shardwise.units import parse_count, parse_quantity
+
+if TYPE_CHECKING:
+    from shardwise.cluster.cluster import Cluster
+    from shardwise.job import Job
+    from shardwise.layout.layout import Layout
+    from shardwise.model.architecture import Architecture
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Model, cluster and job."""
+    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b")
+    parser.add_argument("cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28")
+    parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
+    parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
+    parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
+    parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision recipe (default: bf16)")
+    parser.add_argument(
+        "--overlap", default="per_axis", metavar="NAME",
+        help="what communication hides behind: per_axis (default), sum or max",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="replace a value of model, job or chip, such as model.num_layers=40 or chip.memory_bytes=96GB; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+
+
+def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
+    """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
+    from shardwise.cluster.load import load_cluster
+    from shardwise.model.load import load_model
+
+    changes = _changes(arguments.set)
+    model, cluster, job = _collect(
+        lambda: load_model(arguments.model),
+        lambda: load_cluster(arguments.cluster),
+        lambda: _job(arguments, changes["job"]),
+    )
+    model = _replace(model, changes["model"], "model")
+    return model, replace(cluster, chip=_replace(cluster.chip, changes["chip"], "chip")), job
+
+
+def _collect(*makers: Callable[[], Any]) -> list[Any]:
+    """Run all makers and raise all their problems at once."""
+    made: list[Any] = []
+    problems: list[str] = []
+    for make in makers:
+        try:
+            made.append(make())
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return made
+
+
+def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
+    from shardwise.job import Job
+
+    batch, seq_len, tokens = _collect(
+        lambda: parse_count(arguments.batch_tokens, what="--batch-tokens"),
+        lambda: parse_count(arguments.seq_len, what="--seq-len"),
+        lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
+    )
+    given = {"global_batch_tokens": batch, "seq_len": seq_len, "tokens": tokens}
+    job: Job = _replace(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
+    return job
+
+
+def _changes(settings: Iterable[str]) -> dict[str, dict[str, str]]:
+    changes: dict[str, dict[str, str]] = {"model": {}, "job": {}, "chip": {}}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        room, dot, name = key.strip().partition(".")
+        if not (equals and dot and room in changes and name):
+            raise InputError(
+                f"--set: found {setting!r}; model.NAME=VALUE, job.NAME=VALUE or chip.NAME=VALUE is required"
+            )
+        changes[room][name] = value.strip()
+    return changes
+
+
+def _replace(value: Any, changes: Mapping[str, str], what: str) -> Any:
+    """The value with some of its fields replaced by what their texts say."""
+    for name, text in changes.items():
+        known = [f.name for f in fields(value)]
+        if name not in known:
+            raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
+        value = replace(value, **{name: convert(text, getattr(value, name), f"--set {what}.{name}")})
+    return value
+
+
+def convert(text: str, like: Any, what: str) -> Any:
+    """The value that a text stands for where `like` shows the kind of value."""
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"{what}: found {text!r}; true or false is required")
+        return text.lower() == "true"
+    if isinstance(like, int):
+        return parse_count(text, what=what) if text != "0" else 0
+    if isinstance(like, float) or like is None:
+        return parse_quantity(text, what=what)
+    if isinstance(like, str):
+        return text
+    raise InputError(f"{what}: this value has parts and cannot be set in one word")
+
+
+def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:
+    """A layout such as "tp=8 pp=4 fsdp=16 recompute=selective", by the payload's keys.
+
+    What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the schedule that
+    goes with the stages. A placement is written `tp,cp,fsdp,dp,pp@0,1`: axes from the innermost, then levels.
+    """
+    from shardwise.layout.layout import Layout
+    from shardwise.layout.legality import natural_schedule
+    from shardwise.planning.codec import DERIVED, parse_layout
+
+    like = {f.name: f.default for f in fields(Layout)} | {
+        "num_micro_batches": 1,
+        "max_seqs_per_replica": 1,
+        "placement": "",
+    }
+    payload: dict[str, Any] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals or key not in (*like, *DERIVED):
+            raise InputError(
+                f"--layout: found {word!r}; KEY=VALUE with a key of {', '.join((*like, 'layers_per_stage'))} is required"
+            )
+        if key in payload:
+            raise InputError(f"--layout: {key} is given twice")
+        payload[key] = _layout_value(key, value, like.get(key))
+    fsdp, tp, pp = (payload.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
+    payload.setdefault("zero_stage", 3 if fsdp > 1 else 0)
+    payload.setdefault("sequence_parallel", tp > 1)
+    payload.setdefault("schedule", natural_schedule(pp, payload.get("num_virtual_stages", 1)))
+    return parse_layout(payload, model, job)
+
+
+def _layout_value(key: str, text: str, like: Any) -> Any:
+    if key == "placement":
+        axes, at, levels = text.partition("@")
+        if not at or not all(level.isdigit() for level in levels.split(",")):
+            raise InputError(
+                f"--layout: placement: found {text!r}; AXES@LEVELS is required, such as tp,cp,fsdp,dp,pp@0,1"
+            )
+        return {"axes": axes.split(","), "levels": [int(level) for level in levels.split(",")]}
+    if key == "layers_per_stage":
+        return [parse_count(part, what="--layout: layers_per_stage") for part in text.strip("[]").split(",")]
+    return convert(text, like, f"--layout: {key}")

@@ -1,0 +1,126 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from shardwise.cost.estimate import Estimate
+from shardwise.layout.layout import AXES
+from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.stages import layers_per_stage
+from shardwise.model.counts import num_params
+from shardwise.planning.plan import Plan
+from shardwise.units import format_bytes, format_quantity, format_seconds
+
+BAR = 28
+
+
+def plan_report(plan: Plan) -> str:
+    """The report: job, layout, time, memory, runners-up, the books' rules, the search."""
+    sections = [_headline(plan), _layout(plan), _time(plan.estimate), _memory(plan.estimate)]
+    sections += [_alternatives(plan), _rules(plan), _search(plan)]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _headline(plan: Plan) -> str:
+    job, estimate = plan.job, plan.estimate
+    lines = [
+        f"{plan.model.name} ({format_quantity(num_params(plan.model))} parameters) on {plan.cluster.name} "
+        f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
+        f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
+        f"MFU {estimate.mfu:.1%} (causal attention)   HFU {estimate.hfu:.1%}",
+        f"  bound by {estimate.bound}, overlap convention {job.overlap}",
+        f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} "
+        f"({'fits' if estimate.fits else 'DOES NOT FIT'}, {estimate.margin:.0%} free)",
+    ]
+    if estimate.train_days is not None and job.tokens:
+        lines.append(
+            f"  {format_quantity(job.tokens)} tokens take {estimate.train_days:.1f} days without interruptions"
+        )
+    return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+
+
+def _layout(plan: Plan) -> str:
+    layout = plan.layout
+    degrees = " ".join(f"{axis}={getattr(layout, axis)}" for axis in AXES)
+    micro_batches = num_micro_batches(plan.job, degrees_of(layout))
+    lines = [
+        "layout",
+        f"  {degrees}",
+        f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
+        f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
+    ]
+    if layout.pp > 1:
+        layers = layers_per_stage(plan.model.num_layers, layout.pp, layout.num_virtual_stages)
+        lines.append(
+            f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {_runs(layers)}"
+        )
+    if layout.placement:
+        lines.append(f"  placement {layout.placement}")
+    return "\n".join([*lines, *_waste(plan.estimate)])
+
+
+def _runs(values: Iterable[int]) -> str:
+    """7 8 8 7 as "7, 2x8, 7"."""
+    groups: list[list[int]] = []
+    for value in values:
+        if groups and groups[-1][0] == value:
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    return ", ".join(f"{len(g)}x{g[0]}" if len(g) > 1 else str(g[0]) for g in groups)
+
+
+def _waste(estimate: Estimate) -> list[str]:
+    waste = estimate.waste
+    if "sequences" not in waste:
+        return []
+    nearest = waste["nearest_full_batch_tokens"]
+    return [
+        f"  {waste['sequences']:.1%} of the replicas' time is idle: the nearest full batch is {nearest:,.0f} tokens"
+    ]
+
+
+def _bars(title: str, terms: Mapping[str, float], form: Callable[[float], str]) -> str:
+    total = sum(terms.values())
+    lines = [title]
+    for name, value in terms.items():
+        if value > 0:
+            bar = "#" * max(1, round(BAR * value / total))
+            lines.append(f"  {name:<12}{form(value):>10}  {value / total:6.1%}  {bar}")
+    return "\n".join(lines)
+
+
+def _time(estimate: Estimate) -> str:
+    shown = _bars("time of a step (slowest stage)", estimate.time, format_seconds)
+    hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in estimate.hidden.items())
+    return shown + (f"\n  hidden behind compute: {hidden}" if hidden else "")
+
+
+def _memory(estimate: Estimate) -> str:
+    return _bars("memory of a device (fullest stage)", estimate.memory, format_bytes)
+
+
+def _alternatives(plan: Plan) -> str:
+    if not plan.alternatives:
+        return ""
+    lines = ["other shapes"]
+    for other in plan.alternatives:
+        lines.append(f"  {format_seconds(other.estimate.step_time_s):>8}  {other.layout}\n            {other.reason}")
+    return "\n".join(lines)
+
+
+def _rules(plan: Plan) -> str:
+    lines = ["the books' rules"]
+    for rule in plan.rules:
+        lines.append(f"  {rule.name:<36}{rule.value:>12,.1f} {rule.unit:<16} {rule.verdict}")
+    return "\n".join(lines) if plan.rules else ""
+
+
+def _search(plan: Plan) -> str:
+    if plan.search is None:
+        return ""
+    return (
+        f"searched {plan.search.num_layouts:,} layouts in {plan.search.cpu_seconds:.2f} s of CPU time; "
+        f"{plan.search.num_fitting:,} fit"
+    )

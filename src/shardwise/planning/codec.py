@@ -1,0 +1,181 @@
+"""Plans to and from JSON. The schema has a version; a plan of another one is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.topology import Switched, Topology, Torus
+from shardwise.cost.estimate import Estimate
+from shardwise.cost.rules import Rule
+from shardwise.errors import InputError
+from shardwise.job import Job, precision_named
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
+from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.layout.shardings import atomic_degrees
+from shardwise.layout.stages import layers_per_stage
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import num_params
+from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
+
+Payload = dict[str, Any]
+Value = TypeVar("Value")
+# Keys of a layout's payload that follow from the others; they are checked, never believed.
+DERIVED = ("num_micro_batches", "max_seqs_per_replica", "layers_per_stage")
+
+
+def plan_payload(plan: Plan) -> Payload:
+    """The versioned payload that `plan --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "model": _model(plan.model),
+        "cluster": _cluster(plan.cluster),
+        "job": {**asdict(plan.job), "precision_recipe": asdict(precision_named(plan.job.precision))},
+        "layout": layout_payload(plan.layout, plan),
+        "estimate": asdict(plan.estimate),
+        "alternatives": [
+            {"layout": layout_payload(a.layout, plan), "estimate": asdict(a.estimate), "reason": a.reason}
+            for a in plan.alternatives
+        ],
+        "rules": [asdict(rule) for rule in plan.rules],
+        "search": asdict(plan.search) if plan.search else None,
+        "versions": dict(plan.versions),
+    }
+
+
+def _model(model: Architecture) -> Payload:
+    count = num_params(model)
+    return {"name": model.name, "num_params": count, "num_active_params": count, **asdict(model)}
+
+
+def _cluster(cluster: Cluster) -> Payload:
+    kind = "torus" if isinstance(cluster.topology, Torus) else "switched"
+    return {
+        "name": cluster.name,
+        "chip": cluster.chip.name,
+        "num_devices": cluster.num_devices,
+        "chip_specification": asdict(cluster.chip),
+        "topology": {"kind": kind, **asdict(cluster.topology)},
+    }
+
+
+def layout_payload(layout: Layout, plan: Plan) -> Payload:
+    """A layout with what follows from it for the plan's model, cluster and job."""
+    degrees = degrees_of(layout)
+    topology = plan.cluster.topology
+    placement = layout.placement or default_placement(topology)
+    cuts = cut_levels(topology, placement, {**degrees, **atomic_degrees(plan.model, layout.tp)})
+    return {
+        **asdict(replace(layout, placement=placement)),
+        "num_micro_batches": num_micro_batches(plan.job, degrees),
+        "max_seqs_per_replica": seqs_per_replica(plan.job, degrees),
+        "layers_per_stage": list(layers_per_stage(plan.model.num_layers, layout.pp, layout.num_virtual_stages)),
+        "placement": {
+            **asdict(placement),
+            "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()},
+        },
+    }
+
+
+def dump_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan as JSON. Raises `InputError` when the place cannot be written."""
+    target = Path(path)
+    try:
+        target.write_text(json.dumps(plan_payload(plan), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"plan file: cannot write {target}: {error.strerror}; choose a writable place") from None
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan. Raises `InputError` for a file that is missing, no JSON, or of another schema."""
+    source = Path(path)
+    try:
+        payload = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"plan file: cannot read {source}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"plan file: {source} is no JSON: {error}") from None
+    return parse_plan(payload)
+
+
+def parse_plan(payload: Any) -> Plan:
+    """A plan from its payload. Raises `InputError` that names each field that is wrong."""
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+        raise InputError(f"plan: found schema {found!r}; {SCHEMA!r} is required: plan again with this version")
+    missing = [
+        key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
+    ]
+    if missing:
+        raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
+    model = parse(Architecture, _only(Architecture, payload["model"]), "model")
+    job = parse(Job, _only(Job, payload["job"]), "job")
+    return Plan(
+        model=model,
+        cluster=_parse_cluster(payload["cluster"]),
+        job=job,
+        layout=parse_layout(payload["layout"], model, job),
+        estimate=parse(Estimate, payload["estimate"], "estimate"),
+        alternatives=tuple(
+            Alternative(layout=parse_layout(a["layout"], model, job), estimate=parse(Estimate, a["estimate"], "alternative"),
+                        reason=a["reason"]) for a in payload.get("alternatives", [])
+        ),
+        rules=tuple(parse(Rule, rule, "rule") for rule in payload.get("rules", [])),
+        search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
+        versions=payload.get("versions", {}),
+    )  # fmt: skip
+
+
+def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
+    described = dict(payload.get("topology", {}))
+    kind: type[Topology] = Torus if described.pop("kind", "") == "torus" else Switched
+    chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
+    return Cluster(name=str(payload.get("name")), chip=chip, topology=parse(kind, described, "cluster.topology"))
+
+
+def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
+    """A layout from its payload's keys. Derived keys may be given, and must then be what follows from the others."""
+    given = {key: payload[key] for key in DERIVED if key in payload}
+    own = {key: value for key, value in payload.items() if key not in DERIVED}
+    if isinstance(own.get("placement"), Mapping):
+        own["placement"] = _only(Placement, own["placement"])
+    layout = parse(Layout, own, "layout")
+    degrees = degrees_of(layout)
+    follows = {
+        "num_micro_batches": num_micro_batches(job, degrees),
+        "max_seqs_per_replica": seqs_per_replica(job, degrees),
+        "layers_per_stage": list(layers_per_stage(model.num_layers, layout.pp, layout.num_virtual_stages)),
+    }
+    wrong = [
+        f"layout: {key} is {value!r}, but {follows[key]!r} follows from the rest; leave it out or change the degrees"
+        for key, value in given.items()
+        if follows[key] != value
+    ]
+    if wrong:
+        raise InputError(*wrong)
+    return layout
+
+
+def _only(kind: type, payload: Mapping[str, Any]) -> Payload:
+    names = {f.name for f in fields(kind)}
+    return {key: value for key, value in payload.items() if key in names}
+
+
+def parse(kind: type[Value], payload: Any, what: str) -> Value:
+    """A value of a dataclass from plain data. Raises `InputError` with one line for each field that is wrong."""
+    try:
+        return TypeAdapter(kind).validate_python(payload)
+    except ValidationError as error:
+        lines = [
+            f"{what}: {'.'.join(map(str, e['loc'])) or 'value'}: found {e['input']!r}; {e['msg']}"
+            for e in error.errors()
+        ]
+        raise InputError(*lines) from None

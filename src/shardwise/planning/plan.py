@@ -1,0 +1,66 @@
+"""What `plan` writes and `train`, `export` and `reconcile` read."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.rules import Rule, book_rules
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+
+SCHEMA = "shardwise.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A layout that was not taken, what it would cost, and why it lost."""
+
+    layout: Layout
+    estimate: Estimate
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary:
+    """What was searched. `num_layouts` counts distinct legal layouts whose time and memory were computed."""
+
+    space: Mapping[str, list[Any]]
+    num_layouts: int
+    num_fitting: int
+    num_illegal_by_rule: Mapping[str, int]
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Model, cluster and job as resolved, the layout, its estimate, and where they come from."""
+
+    model: Architecture
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    estimate: Estimate
+    alternatives: tuple[Alternative, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    search: SearchSummary | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_layout(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Plan:
+    """A plan for one given layout, without a search. Raises `InputError` with every rule that it breaks."""
+    return Plan(
+        model=architecture, cluster=cluster, job=job, layout=layout, estimate=estimate(architecture, cluster, job, layout),
+        rules=book_rules(architecture, cluster, job), versions=versions(),
+    )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What the plan was made with."""
+    return {"shardwise": metadata.version("shardwise"), "python": platform.python_version()}

@@ -1,0 +1,71 @@
+"""Search, choose, and write down why: the function behind `shardwise plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.rules import book_rules
+from shardwise.errors import NothingFitsError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.explain import smallest_miss, why_slower
+from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
+from shardwise.search.search import Found, SearchResult, search
+from shardwise.search.space import Choices
+
+# Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
+# Source: predictions against the published peaks of allocated memory are within 10%.
+MEMORY_RESERVE = 0.10
+NUM_ALTERNATIVES = 6
+
+
+def plan(architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None) -> Plan:
+    """The fastest layout that fits, the runners-up with the reason each lost, and the books' rules beside it.
+
+    Layouts that leave a tenth of the memory free are preferred; if there is none, any that fits will do. Raises
+    `NothingFitsError` with the smallest miss.
+    """
+    found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
+    if not found.best:
+        found = search(architecture, cluster, job, choices=choices)
+    if not found.best:
+        leanest = found.leanest.layout
+        raise NothingFitsError(smallest_miss(leanest, estimate(architecture, cluster, job, leanest)))
+    layout = found.best[0].layout
+    chosen = estimate(architecture, cluster, job, layout)
+    return Plan(
+        model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
+        alternatives=tuple(_alternatives(architecture, cluster, job, found, chosen)),
+        rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
+    )  # fmt: skip
+
+
+def _summary(found: SearchResult) -> SearchSummary:
+    return SearchSummary(
+        space=found.space, num_layouts=found.num_layouts, num_fitting=found.num_fitting,
+        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds,
+    )  # fmt: skip
+
+
+def _alternatives(
+    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, best: Estimate
+) -> Iterable[Alternative]:
+    """The best of every other shape (tp, cp, pp), fastest first, then the layout that takes the least memory."""
+    seen = {_shape(found.best[0].layout)}
+    picked: list[Found] = []
+    for other in sorted(found.by_factorisation, key=lambda row: row.step_time_s):
+        if _shape(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
+            seen.add(_shape(other.layout))
+            picked.append(other)
+    if found.pareto and found.pareto[0].layout != found.best[0].layout:
+        picked.append(found.pareto[0])
+    for other in picked:
+        priced = estimate(architecture, cluster, job, other.layout)
+        yield Alternative(layout=other.layout, estimate=priced, reason=why_slower(priced, best))
+
+
+def _shape(layout: Layout) -> tuple[int, int, int]:
+    return layout.tp, layout.cp, layout.pp

@@ -1,0 +1,194 @@
+"""The command line as a user meets it: help, reports, JSON, errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.cli import build_parser, main
+from shardwise.planning.codec import load_plan, plan_payload
+
+PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
+ESTIMATE = ["estimate", *PLAN[1:]]
+
+# Flags are chosen by hand: a new one shows here first.
+FLAGS = {
+    "plan": [
+        "--batch-tokens",
+        "--help",
+        "--json",
+        "--out",
+        "--overlap",
+        "--precision",
+        "--seq-len",
+        "--set",
+        "--tokens",
+    ],
+    "estimate": [
+        "--batch-tokens",
+        "--help",
+        "--json",
+        "--layout",
+        "--overlap",
+        "--precision",
+        "--seq-len",
+        "--set",
+        "--tokens",
+    ],
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_verbs_and_flags() -> None:
+    verbs = next(a for a in build_parser()._actions if hasattr(a, "choices") and a.choices)
+    assert isinstance(verbs.choices, dict)
+    found = {
+        name: sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
+        for name, parser in verbs.choices.items()
+    }
+    assert found == FLAGS
+
+
+def test_plan_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *PLAN)
+    assert (code, err) == (0, "")
+    for part in (
+        "llama-3-8b",
+        "MFU",
+        "bound by",
+        "fits",
+        "layout",
+        "time of a step",
+        "memory of a device",
+        "other shapes",
+    ):
+        assert part in out
+
+
+def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *PLAN, "--json")
+    payload = json.loads(out)
+    assert code == 0
+    assert payload["schema"] == "shardwise.plan/1"
+    assert {"name", "num_params", "num_active_params"} <= payload["model"].keys()
+    assert {"name", "chip", "num_devices"} <= payload["cluster"].keys()
+    assert {"seq_len", "global_batch_tokens", "overlap"} <= payload["job"].keys()
+    assert payload["layout"].keys() == {
+        "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
+        "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute", "schedule", "placement",
+    }  # fmt: skip
+    estimate = payload["estimate"]
+    assert {
+        "step_time_s", "tokens_per_s_per_device", "mfu", "hfu", "bound", "memory_bytes", "memory_capacity_bytes", "margin",
+        "fits", "time", "hidden", "memory", "train_days", "interval90",
+    } <= estimate.keys()  # fmt: skip
+    assert sum(estimate["time"].values()) == pytest.approx(estimate["step_time_s"], rel=1e-12)
+    assert sum(estimate["memory"].values()) == pytest.approx(estimate["memory_bytes"], rel=1e-12)
+    assert all({"layout", "estimate", "reason"} <= other.keys() for other in payload["alternatives"])
+    assert all({"name", "value", "verdict"} <= rule.keys() for rule in payload["rules"])
+    assert {"space", "num_layouts", "num_illegal_by_rule", "cpu_seconds"} <= payload["search"].keys()
+    assert all(other["estimate"]["step_time_s"] >= estimate["step_time_s"] for other in payload["alternatives"])
+
+
+def test_a_plan_file_is_read_back_as_it_was(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    code, out, _ = run(capsys, *PLAN, "--json", "--out", str(target))
+    assert code == 0
+    again = load_plan(target)
+    assert json.loads(json.dumps(plan_payload(again))) == json.loads(out)
+
+
+def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *PLAN, "--json")
+    plan = json.loads(out)
+    words = []
+    for key, value in plan["layout"].items():
+        if key == "placement":
+            text = ",".join(value["axes"]) + "@" + ",".join(map(str, value["levels"]))
+        elif isinstance(value, list):
+            text = ",".join(map(str, value))
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{key}={text}")
+    code, out, _ = run(capsys, *ESTIMATE, "--layout", " ".join(words), "--json")
+    assert code == 0
+    assert json.loads(out)["estimate"] == plan["estimate"]
+
+
+def test_zero_stage_defaults_to_three_with_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
+    _, sharded, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json")
+    _, replicated, _ = run(capsys, *ESTIMATE, "--layout", "dp=8 recompute=full", "--json")
+    assert json.loads(sharded)["layout"]["zero_stage"] == 3
+    assert json.loads(replicated)["layout"]["zero_stage"] == 0
+
+
+def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "model.num_layers=16",
+                    "--set", "chip.memory_bytes=141GB", "--set", "job.overlap=sum")  # fmt: skip
+    payload = json.loads(out)
+    assert payload["model"]["num_layers"] == 16
+    assert payload["estimate"]["memory_capacity_bytes"] == 141e9
+    assert payload["job"]["overlap"] == "sum"
+
+
+WRONG = [
+    (["plan", "llama-9", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'llama-9'", "llama-3-70b"]),
+    (["plan", "llama-3-8b", "h100", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h100'", "h100:512"]),
+    (["plan", "llama-3-8b", "h900:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h900'", "tpu-v5p"]),
+    (["plan", "llama-3-8b", "h100:12", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["nodes of 8", "8 and 16"]),
+    (
+        ["plan", "llama-3-8b", "tpu-v5p:512", "--batch-tokens", "1Mi", "--seq-len", "4096"],
+        ["torus of 3 axes", "16x20x28"],
+    ),
+    (
+        ["plan", "llama-3-8b", "tpu-v5p:32x32x32", "--batch-tokens", "1Mi", "--seq-len", "4096"],
+        ["larger than a pod", "8960"],
+    ),
+    (["plan", "llama-3-8b", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "5000"], ["1048576", "1045000", "1050000"]),
+    (["plan", "llama-3-8b", "h100:8", "--batch-tokens", "lots", "--seq-len", "nan"], ["'lots'", "'nan'"]),
+    (["plan", "llama-3-8b", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "-4096"], ["'-4096'"]),
+    ([*ESTIMATE, "--layout", "tp=3 fsdp=8"], ["24", "8 devices", "32 query heads"]),
+    ([*ESTIMATE, "--layout", "tp=8 zero=3"], ["'zero=3'", "zero_stage"]),
+    ([*ESTIMATE, "--layout", "fsdp=8 recompute=some"], ["'some'", "selective"]),
+    ([*ESTIMATE, "--layout", "fsdp=8 num_micro_batches=3"], ["num_micro_batches is 3", "8 follows"]),
+    ([*ESTIMATE, "--layout", "fsdp=8 schedule=1f1b"], ["'1f1b'", "'none' is required"]),
+    ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
+    ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
+    ([*PLAN, "--precision", "fp7"], ["'fp7'", "bf16"]),
+    ([*PLAN, "--overlap", "none"], ["'none'", "per_axis, sum, max"]),
+    ([*PLAN, "--out", "/nowhere/at/all/plan.json"], ["cannot write"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"), WRONG, ids=lambda value: " ".join(value[-4:]) if len(value) > 4 else None
+)
+def test_wrong_input_is_said_and_exits_2(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    for part in parts:
+        assert part in err
+
+
+def test_all_violations_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, *ESTIMATE, "--layout", "tp=3 pp=64 micro_batch_seqs=999 cp=7")
+    for rule in ("devices", "heads_by_tp", "sequence_by_cp", "stages", "micro_batch"):
+        assert f"layout: {rule}:" in err
+
+
+def test_nothing_fits_exits_3_with_the_smallest_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "plan", "llama-3-405b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "8192")
+    assert code == 3
+    assert "no legal layout fits" in err
+    assert "too much" in err
+    assert "use more devices" in err

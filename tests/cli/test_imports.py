@@ -1,0 +1,39 @@
+"""What is not imported: planning loads no framework, and --help not even NumPy. Each check is a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PLAN = ["llama-3-8b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
+
+
+def loaded_modules(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running `code`."""
+    script = f"import sys\n{code}\nsys.stderr.write('\\n'.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def run_verb(*arguments: str) -> str:
+    return f"from shardwise.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
+
+
+def test_importing_the_package_loads_no_numpy() -> None:
+    assert not loaded_modules("import shardwise") & {"numpy", "torch", "jax", "pydantic"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"]])
+def test_help_loads_no_numpy(arguments: list[str]) -> None:
+    assert not loaded_modules(run_verb(*arguments)) & {"numpy", "torch", "jax", "pydantic"}
+
+
+@pytest.mark.parametrize("arguments", [["plan", *PLAN], ["estimate", *PLAN, "--layout", "fsdp=8 recompute=full"]])
+def test_planning_loads_no_framework(arguments: list[str]) -> None:
+    loaded = loaded_modules(run_verb(*arguments))
+    assert "shardwise" in loaded
+    assert not loaded & {"torch", "jax", "jaxlib"}
+    if arguments[0] == "estimate":
+        assert "numpy" not in loaded, "the scalar path is plain Python"
