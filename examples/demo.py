@@ -1,6 +1,6 @@
 """The main job, twice: plan the training of Llama-3-70B on a whole TPU v5p pod, then on 512 H100.
 
-    make demo
+make demo
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
 class Precision:
     """Number formats of a training run; their widths give the bytes of state per parameter.
 
-    `optimizer` are the moments of AdamW. A format of None means that no such copy is kept.
+    `moments` are AdamW's two; `accumulated_gradients` is a second copy of the gradients in another format, into which
+    micro-batches are added. A format of None means that no such copy is kept.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Precision:
     gradients: str
     master: str | None
     moments: str
+    accumulated_gradients: str | None = None
     activations: str = "bf16"
     gradient_reduction: str = "bf16"
     source: str = ""
@@ -32,12 +34,13 @@ class Precision:
     def bytes_per_parameter(self) -> float:
         """Weights, gradients, master copy and two moments, in bytes."""
         master = bytes_per_element(self.master) if self.master else 0.0
-        return (
-            bytes_per_element(self.weights)
-            + bytes_per_element(self.gradients)
-            + master
-            + 2 * bytes_per_element(self.moments)
-        )
+        return bytes_per_element(self.weights) + self.gradient_bytes + master + 2 * bytes_per_element(self.moments)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a parameter's gradient, with the copy that it is accumulated in."""
+        copy = bytes_per_element(self.accumulated_gradients) if self.accumulated_gradients else 0.0
+        return bytes_per_element(self.gradients) + copy
 
 
 PRECISIONS = {
@@ -45,9 +48,9 @@ PRECISIONS = {
     for precision in (
         Precision(name="bf16", weights="bf16", gradients="bf16", master="fp32", moments="fp32",
                   source="S1, memory: 2 + 2 + 4 + 8 = 16 bytes per parameter"),
-        Precision(name="bf16_fp32_gradients", weights="bf16", gradients="fp32", master="fp32", moments="fp32",
-                  gradient_reduction="fp32", source="S1, memory: gradients accumulated in fp32, 20 bytes with the bf16 copy "
-                  "of the gradients; kept in place of it here, 18"),
+        Precision(name="bf16_fp32_gradients", weights="bf16", gradients="bf16", accumulated_gradients="fp32", master="fp32",
+                  moments="fp32", gradient_reduction="fp32",
+                  source="S1, memory: gradients are also accumulated in fp32, 2 + 2 + 4 + 4 + 8 = 20 bytes per parameter"),
         Precision(name="bf16_no_master", weights="bf16", gradients="bf16", master=None, moments="fp32",
                   source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
         Precision(name="fp32", weights="fp32", gradients="fp32", master=None, moments="fp32", activations="fp32",
@@ -83,9 +86,12 @@ class Job:
         ]
         if not problems and self.global_batch_tokens % self.seq_len:
             low = self.global_batch_tokens // self.seq_len * self.seq_len
+            nearest = (
+                f"the nearest batches are {low} and {low + self.seq_len}" if low else f"the smallest is {self.seq_len}"
+            )
             problems.append(
                 f"job: a batch of {self.global_batch_tokens} tokens is no whole number of sequences of {self.seq_len}; "
-                f"the nearest batches are {low or self.seq_len} and {low + self.seq_len} tokens"
+                f"{nearest} tokens"
             )
         if self.tokens is not None and not self.tokens > 0:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")

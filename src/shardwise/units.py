@@ -1,4 +1,4 @@
-"""Quantities as people write them: "4Mi", "15T", "3.35 TB/s", "30d".
+"""Quantities as people write them: "4Mi", "15T", "3.35 TB/s".
 
 Decimal prefixes are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. GB is decimal, GiB binary.
 """
@@ -33,14 +33,14 @@ _UNITS = ("FLOP/s", "FLOPs/s", "B/s", "FLOP", "B")
 def parse_quantity(text: str | float, *, what: str = "quantity") -> float:
     """Number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
 
-    "B" after a bare number means billion, as in "70B"; after a prefix it means bytes, as in "96GB".
+    "B" right after a number means billion, as in "70B"; after a space or a prefix it means bytes, as in "5 B" or "96GB".
     Raises `InputError` when the text is no finite quantity.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         value = float(text)
     else:
         match = _QUANTITY.match(str(text))
-        scale = _scale(match.group(2)) if match else None
+        scale = _scale(match.group(2), apart=match.start(2) > match.end(1)) if match else None
         if match is None or scale is None:
             raise InputError(
                 f"{what}: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
@@ -59,8 +59,8 @@ def parse_count(text: str | float, *, what: str) -> int:
     return int(value)
 
 
-def _scale(suffix: str) -> float | None:
-    if suffix in _PREFIXES:
+def _scale(suffix: str, *, apart: bool) -> float | None:
+    if suffix in _PREFIXES and not (apart and suffix == "B"):
         return _PREFIXES[suffix]
     for unit in _UNITS:
         if suffix.endswith(unit) and suffix[: -len(unit)] in _PREFIXES:
@@ -78,6 +78,14 @@ def format_quantity(value: float, unit: str = "", *, digits: int = 3) -> str:
     return f"{value:.{digits}g} {unit}".strip()
 
 
+def format_count(value: float) -> str:
+    """A count of parameters or tokens as the field writes it: 70.6e9 gives "70.6B", 15e12 gives "15T"."""
+    for prefix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= scale * 0.9995:
+            return f"{value / scale:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
 def format_bytes(value: float) -> str:
     """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
     return format_quantity(value, "B")
@@ -85,8 +93,9 @@ def format_bytes(value: float) -> str:
 
 def format_seconds(value: float) -> str:
     """A duration in the unit that suits: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
-    if value >= 86400 * 2:
-        return f"{value / 86400:.1f} days"
+    for scale, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "min")):
+        if value >= 2 * scale:
+            return f"{value / scale:.1f} {name}"
     for scale, name in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale:
             return f"{value / scale:.3g} {name}"

@@ -10,7 +10,7 @@ from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.stages import layers_per_stage
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
-from shardwise.units import format_bytes, format_quantity, format_seconds
+from shardwise.units import format_bytes, format_count, format_seconds
 
 BAR = 28
 
@@ -25,7 +25,7 @@ def plan_report(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     job, estimate = plan.job, plan.estimate
     lines = [
-        f"{plan.model.name} ({format_quantity(num_params(plan.model))} parameters) on {plan.cluster.name} "
+        f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
         f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
         f"MFU {estimate.mfu:.1%} (causal attention)   HFU {estimate.hfu:.1%}",
@@ -34,9 +34,7 @@ def _headline(plan: Plan) -> str:
         f"({'fits' if estimate.fits else 'DOES NOT FIT'}, {estimate.margin:.0%} free)",
     ]
     if estimate.train_days is not None and job.tokens:
-        lines.append(
-            f"  {format_quantity(job.tokens)} tokens take {estimate.train_days:.1f} days without interruptions"
-        )
+        lines.append(f"  {format_count(job.tokens)} tokens take {estimate.train_days:.1f} days without interruptions")
     return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
 
 

@@ -142,7 +142,8 @@ class _Pricing:
             hfu=flops_s / step_s * self.hardware_ratio(), bound=_bound(time),
             memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
             time=time, hidden=hidden, memory=dict(memory),
-            train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None, waste=self.waste(), notes=self.notes(),
+            train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None,
+            waste=self.waste(), notes=self.notes(),
         )  # fmt: skip
 
     def notes(self) -> tuple[str, ...]:
@@ -150,7 +151,9 @@ class _Pricing:
         chip = self.cluster.chip
         found = []
         if chip.matmul_fraction == 1.0:
-            found.append(f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound")
+            found.append(
+                f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
+            )
         return tuple(found)
 
     def waste(self) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """How much of the communication shows, by convention.
 
-`per_axis`: what real engines do: data-parallel traffic (fsdp, dp) hides behind compute, the rest is exposed.
+`per_axis`: what real engines do: data-parallel traffic (fsdp, dp, and control: the loss) hides behind compute, the rest
+is exposed.
 `sum`: all communication adds up and hides behind compute as one (S0, section 4).
 `max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
 """
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from shardwise.job import Overlap
 from shardwise.symbolic import Value, maximum
 
-HIDEABLE = ("fsdp", "dp")
+HIDEABLE = ("fsdp", "dp", "control")
 
 
 def exposed_s(overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value]) -> Value:

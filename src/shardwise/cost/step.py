@@ -61,12 +61,18 @@ def stage_cost(counts: Counts, activation: Mapping[str, ActivationCost], state: 
     fsdp_f, fsdp_b = _add_up(state, times, "gather_forward_s"), held("gather_backward_s")
     forward = {"tp": act("tp_forward_s"), "cp": act("cp_forward_s"), "pp": act("pp_forward_s"), "fsdp": fsdp_f}
     backward = {"tp": act("tp_backward_s"), "cp": act("cp_backward_s"), "pp": act("pp_backward_s"), "fsdp": fsdp_b}
-    exchange = {"pp": backward["pp"] + state["embedding"].exchange_s} if counts.exchanges else {}
+    last = {
+        **backward,
+        "fsdp": fsdp_b + held("step_fsdp_s"),
+        "dp": held("step_dp_s"),
+        "control": held("step_control_s"),
+    }
+    if counts.exchanges:
+        last["pp"] = last["pp"] + state["embedding"].exchange_s
     return StageCost(
         act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
         {**forward, "fsdp": fsdp_f + held("step_weights_s")},
-        {**backward, **exchange, "fsdp": fsdp_b + held("step_fsdp_s"), "dp": held("step_dp_s")},
-        held("update_s"),
+        last, held("update_s"),
     )  # fmt: skip
 
 

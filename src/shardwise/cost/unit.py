@@ -59,6 +59,7 @@ class StateCost(NamedTuple):
     step_weights_s: Value
     step_fsdp_s: Value
     step_dp_s: Value
+    step_control_s: Value
     update_s: Value
     exchange_s: Value  # of the gradients of two copies of the same weights, on the first and the last stage
     parameters_bytes: Value
@@ -82,6 +83,7 @@ def widths(precision: Precision) -> dict[Role, float]:
         Role.WEIGHT: bytes_per_element(precision.weights),
         Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
         Role.ACTIVATION: activations,
+        Role.RESIDUAL: activations,
         Role.LOGITS: activations,
         Role.STATISTIC: 4.0,
         Role.STATE: bytes_per_element(precision.moments),
@@ -147,7 +149,7 @@ class UnitPricer:
         everywhere = ("fsdp", "cp", "tp", "dp")
         return StateCost(
             seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
-            seconds("update", "fsdp", "cp", "tp") - step_weights, seconds("update", "dp"),
+            seconds("update", "fsdp", "cp", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
             self.compute_s(parts.kernels, "update", values), self.exchange_s(parts.unit, family, values, links),
             *self.state_bytes(parts.unit, family, values),
         )  # fmt: skip
@@ -198,7 +200,11 @@ class UnitPricer:
 
     def buffer_bytes(self, found: tuple[Realised, ...], values: Values) -> Value:
         """Input and output of the largest activation collective."""
-        sizes = [one.payload.evaluate(values) * self.widths[one.role] for one in found if one.role is Role.ACTIVATION]
+        sizes = [
+            one.payload.evaluate(values) * self.widths[one.role]
+            for one in found
+            if one.role in (Role.ACTIVATION, Role.RESIDUAL)
+        ]
         return 2.0 * maximum(0.0, *sizes)
 
     def exchange_s(self, unit: Unit, family: Family, values: Values, links: Links) -> Value:
@@ -209,7 +215,7 @@ class UnitPricer:
     def state_bytes(self, unit: Unit, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
         """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
         precision = self.precision
-        weight, gradient = bytes_per_element(precision.weights), bytes_per_element(precision.gradients)
+        weight, gradient = bytes_per_element(precision.weights), precision.gradient_bytes
         dims = unit.weights.values()
         use = sum((weight_use(d).local_elements() for d in dims), start=ZERO).evaluate(values)
         rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)

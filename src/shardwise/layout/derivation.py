@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from shardwise.layout.derive import Compute, Final, ShardedProgram, Step, shard_program
-from shardwise.layout.shardings import Family, gradient_rest, hidden_spec, optimizer_rest, resting, using, weight_rest
+from shardwise.layout.shardings import (
+    Family,
+    gradient_rest,
+    hidden_spec,
+    optimizer_rest,
+    resting,
+    staying,
+    using,
+    weight_rest,
+)
 from shardwise.model.architecture import Architecture, MlpKind
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import block_program, carry_program, embedding_program, head_program
@@ -58,18 +67,12 @@ class Unit:
 
 def derive_unit(name: str, program: Program, family: Family, *, recompute: str) -> Unit:
     """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
-    forward = shard_program(program, resting(family, program), use=using(program), final=_hidden(program, family))
+    stay = staying(family, program)
+    summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
+    forward = shard_program(program, resting(family, program), use=using(program), final=summed, stay=stay)
     wanted = tuple(n for n in program.inputs if program.tensors[n].role is not Role.CONSTANT)
     transposed = backward(program, given=program.outputs, wanted=wanted)
     return _shard_backward(name, forward, transposed, family, recompute)
-
-
-def _hidden(program: Program, family: Family) -> dict[str, Spec]:
-    """Hidden states leave a unit as they rest; a scalar loss is summed."""
-    return {
-        name: hidden_spec(family) if program.dims(name) == ("B", "T", "D") else Spec.of(program.dims(name))
-        for name in program.outputs
-    }
 
 
 def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
@@ -82,8 +85,9 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in gradients}
     operations = (*again.operations, *program.operations)
     sharded = shard_program(
-        program, rest, use=using(forward.program), final=final, operations=operations, primal=forward.specs
-    )
+        program, rest, use=using(forward.program), final=final, operations=operations, primal=forward.specs,
+        stay=staying(family, forward.program),
+    )  # fmt: skip
     border = _end_of(again.operations, sharded.steps)
     return Unit(
         name=name, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],

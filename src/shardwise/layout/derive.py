@@ -59,15 +59,17 @@ def shard_program(
     operations: Sequence[Operation] | None = None,
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
+    stay: Mapping[str, Spec] | None = None,
 ) -> ShardedProgram:
     """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
-    shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go).
+    shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go);
+    `stay` are the shardings that results take as soon as they are made (the residual stream).
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _Walk(program, rest, use or {}, primal or {})
+    walk = _Walk(program, rest, use or {}, primal or {}, stay or {})
     for name, spec in (kept or {}).items():
         walk.at[name].add(spec)
     for operation in program.operations if operations is None else operations:
@@ -79,7 +81,12 @@ def shard_program(
 
 class _Walk:
     def __init__(
-        self, program: Program, rest: Mapping[str, Spec], use: Mapping[str, Spec], primal: Mapping[str, Spec]
+        self,
+        program: Program,
+        rest: Mapping[str, Spec],
+        use: Mapping[str, Spec],
+        primal: Mapping[str, Spec],
+        stay: Mapping[str, Spec],
     ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -87,6 +94,7 @@ class _Walk:
         self.at: dict[str, set[Spec]] = {name: {spec} for name, spec in rest.items()}
         self.use = use
         self.primal = primal
+        self.stay = stay
         self.steps: list[Step] = []
 
     def operation(self, operation: Operation) -> None:
@@ -104,6 +112,8 @@ class _Walk:
             self.home[name] = spec
             self.at[name] = {spec}
             self.settle(name, spec)
+            if name in self.stay:
+                self.finish(name, self.stay[name])
 
     def goal(self, operation: Operation) -> Spec | None:
         """A whole gradient is wanted as its tensor lies where it is used."""

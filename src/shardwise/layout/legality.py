@@ -30,8 +30,19 @@ def _tp_kv_divides(architecture: Architecture, tp: Value) -> Value:
     return (heads % tp == 0) & ((kv % tp == 0) | (tp % kv == 0))
 
 
-def _divisors(number: int, *, most: int = 12) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0 and n <= 1024)[: most * 6]
+def _possible_tp(architecture: Architecture) -> str:
+    """Degrees of tp that divide heads and hidden width."""
+    heads, d_ff = architecture.num_heads, architecture.d_ff
+    possible = (n for n in range(1, heads + 1) if _tp_kv_divides(architecture, n) and d_ff % n == 0)
+    return ", ".join(map(str, possible))
+
+
+def _fill(num_devices: int, degrees: Degrees) -> str:
+    """What degree of fsdp would use all devices, if one does."""
+    others = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
+    if num_devices % others == 0:
+        return f"with the other degrees as they are, fsdp = {num_devices // others} would fill it"
+    return f"dp·tp·cp·pp = {others} must divide {num_devices}; change one of them, then fsdp takes the rest"
 
 
 RULES: tuple[Rule, ...] = (
@@ -39,22 +50,24 @@ RULES: tuple[Rule, ...] = (
         "devices",
         lambda a, j, n, d: d["dp"] * d["fsdp"] * d["tp"] * d["cp"] * d["pp"] == n,
         lambda a, j, n, d: (
-            f"dp·fsdp·tp·cp·pp = {d['dp'] * d['fsdp'] * d['tp'] * d['cp'] * d['pp']} but the cluster has {n} devices; "
-            f"with the other degrees as they are, fsdp = {n // max(1, d['dp'] * d['tp'] * d['cp'] * d['pp'])} would fill it"
+            f"dp·fsdp·tp·cp·pp = {d['dp'] * d['fsdp'] * d['tp'] * d['cp'] * d['pp']} "
+            f"but the cluster has {n} devices; {_fill(n, d)}"
         ),
     ),
     Rule(
         "heads_by_tp",
         lambda a, j, n, d: _tp_kv_divides(a, d["tp"]),
         lambda a, j, n, d: (
-            f"tp = {d['tp']} does not divide the {a.num_heads} query heads ({a.num_kv_heads} key-value heads); "
-            f"tp may be one of {_divisors(a.num_heads)}"
+            f"tp = {d['tp']} does not split the {a.num_heads} query heads ({a.num_kv_heads} key-value heads) evenly; "
+            f"tp may be one of {_possible_tp(a)}"
         ),
     ),
     Rule(
         "d_ff_by_tp",
         lambda a, j, n, d: a.d_ff % d["tp"] == 0,
-        lambda a, j, n, d: f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}; choose a tp that divides it",
+        lambda a, j, n, d: (
+            f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}; tp may be one of {_possible_tp(a)}"
+        ),
     ),
     Rule(
         "sequence_by_cp",

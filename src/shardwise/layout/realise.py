@@ -43,8 +43,8 @@ class Realised:
 
     @property
     def group(self) -> str:
-        """The parallel axis that it is charged to."""
-        return axis_group(self.axes)
+        """The parallel axis that it is charged to; scalars are control traffic."""
+        return axis_group(self.axes) if self.carries_weights or self.scope != "step" else "control"
 
 
 def axis_group(axes: Axes) -> str:

@@ -78,12 +78,17 @@ def resting(family: Family, program: Program) -> dict[str, Spec]:
         tensor = program.tensors[name]
         if tensor.role is Role.WEIGHT:
             specs[name] = weight_rest(family, tensor.dims)
-        elif tensor.dims == ("B", "T", "D"):
+        elif tensor.role is Role.RESIDUAL:
             specs[name] = hidden_spec(family)
         else:
             hidden = hidden_spec(family)
             specs[name] = Spec.of(tensor.dims, {d: hidden.axes_of(d) for d in tensor.dims if d in hidden.dims})
     return specs
+
+
+def staying(family: Family, program: Program) -> dict[str, Spec]:
+    """Where a program's own hidden states rest as soon as they are made."""
+    return {name: hidden_spec(family) for name in program.named(Role.RESIDUAL) if name not in program.inputs}
 
 
 def using(program: Program) -> dict[str, Spec]:

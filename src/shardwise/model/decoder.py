@@ -25,22 +25,22 @@ def embedding_program(architecture: Architecture) -> Program:
 def block_program(architecture: Architecture) -> Program:
     """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...))."""
     builder = ProgramBuilder()
-    x = builder.input("x", HIDDEN, Role.ACTIVATION)
+    x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([_block(builder, architecture, x, prefix="")])
 
 
 def head_program(architecture: Architecture) -> Program:
     """The last block's output to the loss, averaged over the tokens of the whole step."""
     builder = ProgramBuilder()
-    x = builder.input("x", HIDDEN, Role.ACTIVATION)
+    x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([_head(builder, x, tied=False)])
 
 
 def carry_program(architecture: Architecture) -> Program:
     """One stage's output to the next stage."""
     builder = ProgramBuilder()
-    x = builder.input("x", HIDDEN, Role.ACTIVATION)
-    return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.ACTIVATION),)))])
+    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
 
 
 def whole_program(architecture: Architecture) -> Program:
@@ -78,12 +78,19 @@ def _norm(builder: ProgramBuilder, x: str, name: str) -> str:
 def _embedding(builder: ProgramBuilder) -> str:
     table = builder.weight("embedding", ("V", "D"))
     ids = builder.input("ids", TOKENS, Role.CONSTANT)
-    return builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.ACTIVATION),)))
+    return builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
 
 
 def _block(builder: ProgramBuilder, architecture: Architecture, x: str, *, prefix: str) -> str:
-    attended = _map(builder, "add", [x, _attention(builder, x, prefix)], f"{prefix}x_mid", HIDDEN)
-    return _map(builder, "add", [attended, _mlp(builder, architecture, attended, prefix)], f"{prefix}x_out", HIDDEN)
+    attended = _map(builder, "add", [x, _attention(builder, x, prefix)], f"{prefix}x_mid", HIDDEN, Role.RESIDUAL)
+    return _map(
+        builder,
+        "add",
+        [attended, _mlp(builder, architecture, attended, prefix)],
+        f"{prefix}x_out",
+        HIDDEN,
+        Role.RESIDUAL,
+    )
 
 
 def _attention(builder: ProgramBuilder, x: str, prefix: str) -> str:

@@ -17,6 +17,7 @@ class Role(StrEnum):
     WEIGHT = "weight"
     WEIGHT_GRADIENT = "weight_gradient"
     ACTIVATION = "activation"
+    RESIDUAL = "residual"  # the hidden state between sub-layers: an activation that has a resting sharding of its own
     STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
     LOGITS = "logits"
     STATE = "state"  # optimizer moments and master weights

@@ -20,7 +20,7 @@ def why_slower(other: Estimate, best: Estimate) -> str:
 
 
 def _label(term: str) -> str:
-    return f"exposed {term} communication" if term in ("tp", "cp", "pp", "fsdp", "dp") else term
+    return f"exposed {term} communication" if term in ("tp", "cp", "pp", "fsdp", "dp", "control") else term
 
 
 def smallest_miss(layout: object, estimate: Estimate) -> str:

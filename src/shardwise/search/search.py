@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.step import stage_cost, stage_counts, stage_memory, step_time
+from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import natural_schedule, num_micro_batches
@@ -61,11 +62,14 @@ def search(
 ) -> SearchResult:  # fmt: skip
     """Price every legal layout of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
 
-    `cpu_seconds` counts everything, the derivation included. `sample` keeps about so many rows at random, to be held
-    against the scalar path.
+    Raises `NothingFitsError` when the choices leave no legal layout. `cpu_seconds` counts everything, the derivation
+    included. `sample` keeps about so many rows at random, to be held against the scalar path.
     """
     started = time.process_time()
     space = build_space(architecture, job, cluster.num_devices, choices or Choices())
+    if not len(space.factorisation):
+        rules = ", ".join(f"{name} {count:,}" for name, count in space.num_illegal_by_rule.items() if count)
+        raise NothingFitsError(f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})")
     run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)))
     run.sample(sample, seed)
     run.all()

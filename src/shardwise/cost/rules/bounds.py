@@ -1,0 +1,131 @@
+"""Bounds on the batch and the degrees: when communication takes longer than compute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.errors import InputError
+
+AxisOverlap = Literal["sum", "max"]
+
+
+def critical_intensity(flops_per_s: float, bytes_per_s: float, bytes_per_element: float = 2.0) -> float:
+    """alpha, in FLOPs per byte of a 2-byte format: what work must do with a byte it moves to be bound by compute.
+
+    Formula: (C / W) * (bytes per element / 2), so that every bound below holds for other formats too: int8 doubles C
+    and halves the bytes, which leaves the bounds as they are. W may be a link's bandwidth or the memory's.
+    Source: the book, "All About Rooflines"; the note, section 2.1 (I*).
+    """
+    return flops_per_s / bytes_per_s * bytes_per_element / 2.0
+
+
+def fsdp_min_tokens_per_chip(alpha: float, num_axes: int = 1) -> float:
+    """Tokens per chip from which DP or FSDP over `num_axes` axes is compute-bound: alpha / M (850 on v5p, three axes).
+
+    DP's backward pass and FSDP's forward and backward passes all do B/X FLOPs per byte, so all have this bound.
+    Assumes: communication behind compute, rings on all axes. Source: the book, "Training", FSDP; the note, 2.2 and 2.3.
+    """
+    return alpha / num_axes
+
+
+def tp_max_degree(alpha: float, d_ff: float, num_axes: int = 1) -> float:
+    """Largest degree of tensor parallelism that is compute-bound: M·F / alpha, for any batch.
+
+    Source: the book, "Training", tensor parallelism; the note, 2.4, which writes it as a bound on the width.
+    """
+    return num_axes * d_ff / alpha
+
+
+def tp_min_d_ff(alpha: float, tp: float, num_axes: int = 1) -> float:
+    """Hidden width from which `tp`-way tensor parallelism is compute-bound: tp·alpha / M. Source: the note, 2.4."""
+    return tp * alpha / num_axes
+
+
+def mixed_min_tokens_per_chip(
+    alpha: float, d_ff: float, fsdp_axes: int = 2, tp_axes: int = 1, overlap: AxisOverlap = "sum"
+) -> float:
+    """Tokens per chip from which FSDP with TP, at the best split, is compute-bound.
+
+    Formula: 4·alpha² / (Mx·My·F) under `sum`, where the two kinds of communication follow one another (the book);
+    a quarter of it under `max`, where they run at once on different axes (the note, 2.5). 453.6 and 113.4 for Llama-3
+    70B on v5p. Assumes: the split is `fsdp_optimal_degree`, whole or not.
+    """
+    factor = {"sum": 4.0, "max": 1.0}.get(overlap)
+    if factor is None:
+        raise InputError(f"overlap: found {overlap!r}; sum or max is required")
+    return factor * alpha**2 / (fsdp_axes * tp_axes * d_ff)
+
+
+def fsdp_optimal_degree(
+    global_batch_tokens: float, d_ff: float, num_chips: float, fsdp_axes: int = 2, tp_axes: int = 1
+) -> float:
+    """X that gives FSDP and TP communication the same time, X = sqrt(B·Mx·N / (F·My)); it minimises sum and maximum.
+
+    Not rounded, and not held between 1 and N. Source: the book, "Training", mixed FSDP and TP; the note, 2.5.
+    """
+    return math.sqrt(global_batch_tokens * fsdp_axes * num_chips / (d_ff * tp_axes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Degrees whose product is the number of chips."""
+
+    fsdp: int
+    tp: int
+
+
+def nearest_split(num_chips: int, fsdp_degree: float) -> Split:
+    """The split with a power-of-two `tp` that divides the chips whose `fsdp` is nearest in ratio to `fsdp_degree`."""
+    powers = [2**i for i in range(num_chips.bit_length()) if num_chips % 2**i == 0]
+    tp = min(powers, key=lambda p: abs(math.log(num_chips / p / fsdp_degree)))
+    return Split(fsdp=num_chips // tp, tp=tp)
+
+
+def mixed_math_over_comms(
+    tokens_per_chip: float,
+    d_ff: float,
+    alpha: float,
+    fsdp_axes: int = 2,
+    tp_axes: int = 1,
+    overlap: AxisOverlap = "sum",
+) -> float:
+    """Time of compute over time of communication at the best split; it grows as the square root of the batch.
+
+    Formula: sqrt(tokens per chip / the bound of `mixed_min_tokens_per_chip`). Source: the book, "Training".
+    """
+    return math.sqrt(tokens_per_chip / mixed_min_tokens_per_chip(alpha, d_ff, fsdp_axes, tp_axes, overlap))
+
+
+def is_compute_bound(tokens_per_chip: float, min_tokens_per_chip: float) -> bool:
+    """Whether a batch reaches a bound."""
+    return tokens_per_chip >= min_tokens_per_chip
+
+
+def tokens_per_chip(global_batch_tokens: float, num_chips: float) -> float:
+    """B / N, what every bound on the batch is compared with."""
+    return global_batch_tokens / num_chips
+
+
+def min_batch_tokens(num_chips: float, min_tokens_per_chip: float) -> float:
+    """Tokens of a global batch that give every chip the least that it needs."""
+    return num_chips * min_tokens_per_chip
+
+
+def max_chips(global_batch_tokens: float, min_tokens_per_chip: float) -> float:
+    """Chips that a batch keeps compute-bound, not rounded: B over the bound in tokens per chip."""
+    return global_batch_tokens / min_tokens_per_chip
+
+
+def dcn_min_tokens_per_pod(pod_flops_per_s: float, num_hosts: float, host_bytes_per_s: float) -> float:
+    """Tokens per pod from which data parallelism between pods is compute-bound: C / W of the pod and its hosts' egress.
+
+    73,440 for a full v5p pod of 2240 hosts with 25 GB/s each. Source: the book, "Training", scaling between pods.
+    """
+    return critical_intensity(pod_flops_per_s, num_hosts * host_bytes_per_s)
+
+
+def dcn_bytes_per_s_per_chip(host_bytes_per_s: float, chips_per_host: float) -> float:
+    """Egress to the data-centre network for each chip of a host, in bytes/s."""
+    return host_bytes_per_s / chips_per_host

@@ -1,0 +1,251 @@
+"""The central proof: the derived, sharded training step equals the unsharded one and moves what the derivation says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.execute.step import derived_moves
+from shardwise.layout.derivation import Unit, derive
+from shardwise.layout.derive import Communicate, Step
+from shardwise.sharding.collective import Kind
+
+from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
+
+RECOMPUTES = ("none", "selective", "full")
+MLPS = ("swiglu", "geglu", "gelu", "relu")
+
+
+def check(case: Case) -> None:
+    """The step is right to 1e-12 for every tensor, and moved exactly what was derived.
+
+    Twice: the model derived as a whole, and as the chain of units that costs are read off.
+    """
+    for run in (whole, chained) if not case.tied else (whole,):
+        outcome = run(case)
+        worst, name = worst_error(case, outcome)
+        assert worst <= TOLERANCE, f"{run.__name__}: {name}: relative error {worst:.2e}"
+        assert outcome.moved == outcome.derived
+        if case.mesh.num_devices > 1:
+            assert any(outcome.moved.values()), "several devices, and nothing moved"
+
+
+LAYOUTS = {
+    "zero0": Case(dp=2),
+    "zero0_4": Case(dp=4),
+    "zero1": Case(fsdp=2, zero_stage=1),
+    "zero2": Case(fsdp=2, zero_stage=2),
+    "zero3": Case(fsdp=2, zero_stage=3),
+    "zero3_4": Case(fsdp=4, zero_stage=3, num_layers=2),
+    "hybrid_zero1": Case(dp=2, fsdp=2, zero_stage=1),
+    "hybrid_zero2": Case(dp=2, fsdp=2, zero_stage=2),
+    "hybrid_zero3": Case(dp=2, fsdp=2, zero_stage=3),
+    "tp2": Case(tp_kv=2),
+    "tp2_sp": Case(tp_kv=2, sequence_parallel=True),
+    "tp4": Case(tp_kv=4),
+    "tp4_sp": Case(tp_kv=4, sequence_parallel=True, num_layers=2),
+    "few_kv_heads": Case(tp_kv=2, tp_rep=2),
+    "few_kv_heads_sp": Case(tp_kv=2, tp_rep=2, sequence_parallel=True, query_heads_per_rank=2),
+    "mqa": Case(tp_rep=2, query_heads_per_rank=2),
+    "mqa_sp": Case(tp_rep=4, sequence_parallel=True),
+    "mqa_zero3": Case(fsdp=2, tp_rep=2, zero_stage=3, sequence_parallel=True),
+    "cp2": Case(cp=2),
+    "cp2_zero1": Case(cp=2, zero_stage=1),
+    "cp2_zero2": Case(cp=2, zero_stage=2),
+    "cp2_zero3": Case(cp=2, zero_stage=3),
+    "cp2_tp2_sp": Case(cp=2, tp_kv=2, sequence_parallel=True),
+    "fsdp_tp": Case(fsdp=2, tp_kv=2, zero_stage=3),
+    "fsdp_tp_sp": Case(fsdp=2, tp_kv=2, zero_stage=3, sequence_parallel=True),
+    "fsdp_tp_zero1_sp": Case(fsdp=2, tp_kv=2, zero_stage=1, sequence_parallel=True),
+    "fsdp_tp_zero2": Case(fsdp=2, tp_kv=2, zero_stage=2),
+    "fsdp_tp_cp": Case(fsdp=2, tp_kv=2, cp=2, zero_stage=3, sequence_parallel=True),
+    "fsdp_tp_cp_zero2": Case(fsdp=2, tp_kv=2, cp=2, zero_stage=2),
+    "all_five": Case(dp=2, fsdp=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=3, sequence_parallel=True),
+    "all_five_zero1": Case(dp=2, fsdp=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=1),
+    "all_five_zero2": Case(dp=2, fsdp=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=2, sequence_parallel=True),
+    "three_ways": Case(fsdp=3, tp_kv=3, zero_stage=3, sequence_parallel=True),
+}
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_equals_unsharded(name: str, recompute: str) -> None:
+    check(dataclasses.replace(LAYOUTS[name], recompute=recompute))
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_accumulation_equals_unsharded(zero_stage: int, num_micro_batches: int) -> None:
+    check(
+        Case(
+            dp=2,
+            fsdp=2 if zero_stage else 1,
+            tp_kv=2,
+            zero_stage=zero_stage,
+            sequence_parallel=True,
+            num_micro_batches=num_micro_batches,
+        )
+    )
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_tied_embeddings_equal_unsharded(recompute: str, zero_stage: int) -> None:
+    check(
+        Case(
+            dp=1 if zero_stage else 2,
+            fsdp=2 if zero_stage else 1,
+            tp_kv=2,
+            cp=2,
+            zero_stage=zero_stage,
+            sequence_parallel=True,
+            recompute=recompute,
+            tied=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_mlp_kind_equals_unsharded(recompute: str, mlp: str) -> None:
+    check(Case(fsdp=2, tp_kv=2, zero_stage=3, sequence_parallel=True, recompute=recompute, mlp=mlp))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Layouts of up to 16 devices over all five axes, and small odd sizes that they divide."""
+    degrees = {axis: draw(st.sampled_from([1, 2, 3])) for axis in ("dp", "fsdp", "cp", "tp_kv", "tp_rep")}
+    devices = 1
+    for axis, degree in degrees.items():
+        if devices * degree > 16:
+            degrees[axis] = 1
+        devices *= degrees[axis]
+    small = st.integers(1, 2)
+    return Case(
+        **degrees,
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        sequence_parallel=draw(st.booleans()),
+        recompute=draw(st.sampled_from(RECOMPUTES)),
+        num_micro_batches=draw(st.integers(1, 3)),
+        mlp=draw(st.sampled_from(MLPS)),
+        tied=draw(st.booleans()),
+        num_layers=draw(small),
+        kv_heads_per_rank=draw(small),
+        query_heads_per_rank=draw(small),
+        half_head_dim=draw(small),
+        width=draw(st.integers(2, 4)),
+        hidden=draw(st.integers(1, 3)),
+        vocab=draw(st.integers(2, 5)),
+        seqs=draw(small),
+        positions=draw(st.integers(2, 3)),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@settings(max_examples=100)
+@given(cases())
+def test_any_layout_equals_unsharded(case: Case) -> None:
+    check(case)
+
+
+# The proof above can fail: each derived collective that is left out, or does nothing, is noticed.
+
+CORRUPTED = {
+    "zero3": Case(dp=2, fsdp=2, zero_stage=3, num_micro_batches=1, recompute="selective"),
+    "zero1": Case(dp=2, fsdp=2, cp=2, zero_stage=1, num_micro_batches=1, recompute="full"),
+    "tp": Case(tp_kv=2, tp_rep=2, num_micro_batches=1),
+    "tp_sp": Case(tp_kv=2, sequence_parallel=True, num_micro_batches=1),
+}
+
+
+def places(unit: Unit) -> Iterator[tuple[str, int, Communicate]]:
+    """Every communication of the three programs that an execution runs."""
+    for program in ("forward", "backward", "update"):
+        for index, step in enumerate(getattr(unit, program).steps):
+            if isinstance(step, Communicate):
+                yield program, index, step
+
+
+def with_steps(unit: Unit, program: str, steps: tuple[Step, ...]) -> Unit:
+    return dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), steps=steps)})
+
+
+def noticed(case: Case, change: Change) -> bool:
+    """Whether a corrupted derivation gives wrong numbers, devices that disagree, or no step at all."""
+    try:
+        outcome = chained(case, change)
+    except (KeyError, ValueError, AssertionError):
+        return True
+    worst, _ = worst_error(case, outcome)
+    return not worst <= 1e-6
+
+
+def corruptions(case: Case, replacement: Callable[[Communicate], tuple[Step, ...]]) -> Iterator[tuple[str, Change]]:
+    """Each collective of each unit over several devices replaced in turn: what was replaced, and the change."""
+    for unit in derive(case.architecture, case.family).values():
+        for program, index, step in places(unit):
+            if unit.name != "carry" and case.mesh.size(step.collective.axes) > 1:
+                steps = getattr(unit, program).steps
+                corrupted = with_steps(unit, program, (*steps[:index], *replacement(step), *steps[index + 1 :]))
+                label = f"{unit.name}, {program}: {step.tensor.name}: {step.collective}"
+                yield label, lambda u, name=unit.name, corrupted=corrupted: corrupted if u.name == name else u
+
+
+@pytest.mark.parametrize("name", CORRUPTED)
+def test_every_collective_is_needed(name: str) -> None:
+    case = CORRUPTED[name]
+    check(case)
+    tried = [(label, noticed(case, change)) for label, change in corruptions(case, lambda step: ())]
+    assert len(tried) >= 10
+    assert [label for label, found in tried if not found] == []
+
+
+@pytest.mark.parametrize("name", CORRUPTED)
+def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
+    """Each device keeps its own summand: every shape stays right, so only the numbers can tell."""
+
+    def alone(step: Communicate) -> tuple[Step, ...]:
+        if step.collective.kind is not Kind.ALL_REDUCE:
+            return (step,)
+        return (dataclasses.replace(step, collective=dataclasses.replace(step.collective, axes=())),)
+
+    case = CORRUPTED[name]
+    tried = [
+        (label, noticed(case, change)) for label, change in corruptions(case, alone) if f": {Kind.ALL_REDUCE}_" in label
+    ]
+    assert tried
+    assert [label for label, found in tried if not found] == []
+
+
+def test_a_collective_that_is_not_counted_is_noticed() -> None:
+    case = LAYOUTS["hybrid_zero3"]
+    _, fewer = next(corruptions(case, lambda step: ()))
+    units = derive(case.architecture, case.family)
+    moved = chained(case).moved
+    counted = [
+        nonzero(derived_moves(change(units["embedding"]), case.mesh, case.sizes, case.num_micro_batches))
+        for change in (lambda unit: unit, fewer)
+    ]
+    assert moved == chained(case).derived
+    assert counted[0] != counted[1]
+
+
+def test_the_cases_cover_every_kind_of_collective() -> None:
+    """Between them the layouts above use every collective but a pipeline's, over each axis that splits something."""
+    seen = {key for case in LAYOUTS.values() for counts in chained(case).moved.values() for key in counts}
+    assert {kind for kind, _ in seen} >= {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE}
+    assert {axis for _, axes in seen for axis in axes} == {"dp", "fsdp", "cp", "tp_kv", "tp_rep"}
+
+
+def test_sequence_parallelism_changes_what_moves() -> None:
+    """With it, tensor parallelism gathers and scatters; without, it only reduces."""
+    tp = ("tp_kv", "tp_rep")
+    plain = set(chained(LAYOUTS["tp4"]).moved["micro_batch"])
+    split = set(chained(LAYOUTS["tp4_sp"]).moved["micro_batch"])
+    assert (Kind.ALL_GATHER, tp) not in plain
+    assert (Kind.REDUCE_SCATTER, tp) not in plain
+    assert {(Kind.ALL_GATHER, tp), (Kind.REDUCE_SCATTER, tp)} <= split

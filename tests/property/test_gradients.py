@@ -1,0 +1,126 @@
+"""The derived backward program is the derivative of the forward program: finite differences of the loss agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.execute.virtual import VirtualDevices
+from shardwise.layout.derivation import derive_unit
+from shardwise.model.decoder import whole_program
+from shardwise.sharding import Mesh
+
+from .training_step import AXES, UNSHARDED, Case, unsharded
+
+STEP = 1e-4
+ENTRIES_PER_WEIGHT = 3
+
+
+def loss_of(case: Case) -> Callable[[Mapping[str, Any]], float]:
+    """The loss of the unsharded program as a function of its weights."""
+    unit = derive_unit("whole", whole_program(case.architecture), UNSHARDED, recompute="none")
+    _, batches = case.inputs()
+    program, specs = unit.forward.program, unit.forward.specs
+    (output,) = program.outputs
+
+    def loss(weights: Mapping[str, Any]) -> float:
+        total = 0.0
+        for batch in batches:
+            devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), case.sizes)
+            devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
+            for name, array in weights.items():
+                devices.put(name, specs[name], array)
+            devices.run(program, unit.forward.steps)
+            total += float(devices.get(output, specs[output]))
+        return total
+
+    return loss
+
+
+def slope(
+    loss: Callable[[Mapping[str, Any]], float], weights: Mapping[str, Any], name: str, entry: tuple[int, ...]
+) -> float:
+    """Central difference over four points, exact up to the fifth derivative."""
+
+    def moved(distance: float) -> float:
+        array = weights[name].copy()
+        array[entry] += distance
+        return loss({**weights, name: array})
+
+    return (8.0 * (moved(STEP) - moved(-STEP)) - (moved(2 * STEP) - moved(-2 * STEP))) / (12.0 * STEP)
+
+
+def check(case: Case) -> None:
+    result = unsharded(case)
+    state, _ = case.inputs()
+    weights = {name: state[name] for name in result.gradients}
+    loss = loss_of(case)
+    assert abs(loss(weights) - result.loss) <= 1e-12 * abs(result.loss)
+    rng = np.random.default_rng(case.seed + 1)
+    for name, gradient in result.gradients.items():
+        assert gradient.shape == weights[name].shape
+        typical = float(np.sqrt(np.mean(gradient**2)))
+        for _ in range(ENTRIES_PER_WEIGHT):
+            entry = tuple(int(rng.integers(size)) for size in gradient.shape)
+            wanted = slope(loss, weights, name, entry)
+            allowed = 1e-6 * max(abs(wanted), typical)
+            assert abs(gradient[entry] - wanted) <= allowed, (
+                f"{name}{entry}: {gradient[entry]} but the loss has {wanted}"
+            )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mlp", ["swiglu", "geglu", "gelu", "relu"])
+def test_gradients_are_slopes(mlp: str, tied: bool) -> None:
+    check(
+        Case(
+            mlp=mlp,
+            tied=tied,
+            num_layers=2,
+            kv_heads_per_rank=2,
+            query_heads_per_rank=2,
+            half_head_dim=2,
+            width=6,
+            hidden=4,
+            positions=4,
+            seqs=2,
+        )
+    )
+
+
+@settings(max_examples=15)
+@given(
+    st.builds(
+        Case,
+        mlp=st.sampled_from(["swiglu", "geglu", "gelu"]),
+        tied=st.booleans(),
+        kv_heads_per_rank=st.integers(1, 2),
+        query_heads_per_rank=st.integers(1, 3),
+        half_head_dim=st.integers(1, 2),
+        width=st.integers(3, 6),
+        hidden=st.integers(1, 4),
+        positions=st.integers(2, 5),
+        num_micro_batches=st.integers(1, 2),
+        seed=st.integers(0, 2**16),
+    )
+)
+def test_gradients_are_slopes_for_any_sizes(case: Case) -> None:
+    check(case)
+
+
+def test_a_wrong_gradient_is_noticed() -> None:
+    """The loss's slope is far from half of the gradient."""
+    case = Case(width=4, positions=3)
+    result = unsharded(case)
+    state, _ = case.inputs()
+    weights = {name: state[name] for name in result.gradients}
+    gradient = result.gradients["0.w_up"]
+    entry = tuple(int(i) for i in np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape))
+    wanted = slope(loss_of(case), weights, "0.w_up", entry)
+    assert abs(wanted) > 1e-3
+    assert abs(0.5 * gradient[entry] - wanted) > 0.4 * abs(wanted)

@@ -1,0 +1,269 @@
+"""The search against plain Python: it counts the same layouts, prices them alike, and its best is the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pytest
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.errors import NothingFitsError
+from shardwise.job import OVERLAPS, Job, Overlap
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import RULES, degrees_of, natural_schedule, violations
+from shardwise.layout.placement import Links, cut_levels, placements
+from shardwise.layout.shardings import TP, ZERO, atomic_degrees
+from shardwise.model.architecture import Architecture
+from shardwise.model.load import load_model
+from shardwise.search.search import search
+from shardwise.search.space import Choices
+
+SMALL = Architecture(
+    name="small",
+    num_layers=6,
+    d_model=1024,
+    d_ff=2816,
+    num_heads=12,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=32000,
+)
+JOB = Job(global_batch_tokens=24 * 1024, seq_len=1024)
+CHOICES = Choices(micro_batch_seqs=(1, 2, 3, 5), num_virtual_stages=(1, 2, 3))
+CLUSTERS = ("h100:16", "tpu-v5e:4x4", "h100:24")
+
+
+def factorisations(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as an ordered product, by trial of every number."""
+    if num_parts == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for rest in factorisations(number // first, num_parts - 1):
+                yield (first, *rest)
+
+
+def candidates(num_devices: int, choices: Choices) -> Iterator[Layout]:
+    """Every combination of degrees and choices, legal or not, without its placement."""
+    others = (
+        choices.sequence_parallel,
+        choices.micro_batch_seqs,
+        choices.num_virtual_stages,
+        choices.zero_stage,
+        choices.recompute,
+    )
+    for dp, fsdp, tp, cp, pp in factorisations(num_devices, 5):
+        for sequence_parallel, micro_batch, virtual, zero, recompute in itertools.product(*others):
+            yield Layout(
+                dp=dp,
+                fsdp=fsdp,
+                tp=tp,
+                cp=cp,
+                pp=pp,
+                num_virtual_stages=virtual,
+                zero_stage=zero,
+                sequence_parallel=bool(sequence_parallel),
+                micro_batch_seqs=micro_batch,
+                recompute=recompute,  # type: ignore[arg-type]
+                schedule=natural_schedule(pp, virtual),  # type: ignore[arg-type]
+            )
+
+
+@lru_cache(maxsize=256)
+def num_placements(cluster_name: str, degrees: tuple[tuple[str, int], ...]) -> int:
+    """Placements that no other equals or beats on the links that decide, each kind once; in scalars."""
+    topology = load_cluster(cluster_name).topology
+    kinds: list[tuple[float, ...]] = []
+    for placement in placements(topology):
+        links = Links(topology, cut_levels(topology, placement, dict(degrees)))
+        found = [links.group(group) for group in (TP, ("cp",), ZERO, ("dp",))] + [links.hop(("pp",))]
+        kind = tuple(float(value) for link in found for value in (link.seconds_per_byte, link.latency_s))
+        if kind not in kinds:
+            kinds.append(kind)
+    return sum(
+        not any(other != kind and all(a <= b for a, b in zip(other, kind, strict=True)) for other in kinds)
+        for kind in kinds
+    )
+
+
+@lru_cache(maxsize=8)
+def legal_layouts(cluster_name: str) -> tuple[tuple[Layout, ...], int, dict[str, int]]:
+    """Legal layouts without placement; the number of candidates; how many fail each rule as the first that they break."""
+    num_devices = load_cluster(cluster_name).num_devices
+    legal, number, illegal = [], 0, dict.fromkeys((rule.name for rule in RULES), 0)
+    for layout in candidates(num_devices, CHOICES):
+        number += 1
+        found = violations(SMALL, JOB, num_devices, layout)
+        if found:
+            illegal[found[0].split(":")[0]] += 1
+        else:
+            legal.append(layout)
+    return tuple(legal), number, illegal
+
+
+@pytest.mark.parametrize("cluster_name", CLUSTERS)
+def test_counts_equal_a_recount(cluster_name: str) -> None:
+    result = search(SMALL, load_cluster(cluster_name), JOB, choices=CHOICES)
+    legal, number, illegal = legal_layouts(cluster_name)
+    placed = 0
+    for layout in legal:
+        degrees = {**degrees_of(layout), **atomic_degrees(SMALL, layout.tp)}
+        placed += num_placements(cluster_name, tuple(sorted(degrees.items())))
+    assert result.num_candidates == number
+    assert result.num_layouts == placed
+    assert len(legal) > 500
+    assert {name: count for name, count in result.num_illegal_by_rule.items() if count} == {
+        name: count for name, count in illegal.items() if count
+    }
+    assert number == len(legal) + sum(illegal.values())
+
+
+ROWS = [
+    ("small", "h100:16", JOB),
+    ("small", "tpu-v5e:4x4", JOB),
+    ("llama-3-70b", "h100:512", Job(global_batch_tokens=4 * 2**20, seq_len=8192)),
+    ("llama-3.2-1b", "tpu-v5p:4x4x8", Job(global_batch_tokens=2**20, seq_len=4096, precision="bf16_fp32_gradients")),
+]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(
+    ("model", "cluster_name", "job"), ROWS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
+    """Vectorised tables and the plain evaluation of one layout agree on random rows of all kinds."""
+    architecture = SMALL if model == "small" else load_model(model)
+    cluster = load_cluster(cluster_name)
+    job = dataclasses.replace(job, overlap=overlap)
+    rows = search(architecture, cluster, job, sample=220, seed=len(overlap)).sampled
+    assert len(rows) > 150
+    assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
+    assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
+    assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
+    for row in rows:
+        scalar = estimate(architecture, cluster, job, row.layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
+        assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
+
+
+def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
+    return dataclasses.replace(cluster, chip=dataclasses.replace(cluster.chip, memory_bytes=memory_bytes))
+
+
+@pytest.mark.parametrize("memory_bytes", [2.5e9, 4e9, 8e9, 80e9])
+def test_nothing_exceeds_the_capacity(memory_bytes: float) -> None:
+    cluster = with_memory(load_cluster("h100:16"), memory_bytes)
+    result = search(SMALL, cluster, JOB, choices=CHOICES)
+    assert result.best
+    assert 0 < result.num_fitting <= result.num_layouts
+    kept = [*result.best, *result.pareto, *result.by_factorisation]
+    assert all(row.memory_bytes <= memory_bytes for row in kept)
+    assert all(estimate(SMALL, cluster, JOB, row.layout).fits for row in kept)
+    times = [row.step_time_s for row in result.best]
+    assert times == sorted(times)
+
+
+def test_memory_can_be_held_back() -> None:
+    cluster = with_memory(load_cluster("h100:16"), 4e9)
+    result = search(SMALL, cluster, JOB, choices=CHOICES, reserve=0.25)
+    assert result.best
+    assert all(row.memory_bytes <= 3e9 for row in result.best)
+    assert result.num_fitting < search(SMALL, cluster, JOB, choices=CHOICES).num_fitting
+
+
+def test_what_fits_no_device_leaves_the_leanest() -> None:
+    cluster = with_memory(load_cluster("h100:16"), 1e6)
+    result = search(SMALL, cluster, JOB, choices=CHOICES)
+    assert result.best == result.pareto == ()
+    assert result.num_fitting == 0
+    everything = search(SMALL, with_memory(cluster, 1e18), JOB, choices=CHOICES)
+    assert result.leanest.memory_bytes == min(row.memory_bytes for row in everything.pareto)
+
+
+@lru_cache(maxsize=8)
+def brute_force(cluster_name: str, overlap: Overlap) -> tuple[tuple[float, float], ...]:
+    """Step time and memory of every legal layout on every placement, one scalar estimate each."""
+    cluster, job = load_cluster(cluster_name), dataclasses.replace(JOB, overlap=overlap)
+    found = []
+    for layout in candidates(cluster.num_devices, FEW):
+        if not violations(SMALL, job, cluster.num_devices, layout):
+            for placement in placements(cluster.topology):
+                priced = estimate(SMALL, cluster, job, dataclasses.replace(layout, placement=placement))
+                found.append((priced.step_time_s, priced.memory_bytes))
+    return tuple(found)
+
+
+FEW = Choices(micro_batch_seqs=(1, 3), num_virtual_stages=(1, 2), zero_stage=(0, 1, 3), recompute=("none", "full"))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("memory_bytes", [4e9, 80e9])
+def test_the_best_is_the_best_of_all(memory_bytes: float, overlap: Overlap) -> None:
+    """Over every placement, those that the search drops as beaten included."""
+    cluster, job = with_memory(load_cluster("h100:4"), memory_bytes), dataclasses.replace(JOB, overlap=overlap)
+    result = search(SMALL, cluster, job, choices=FEW)
+    rows = brute_force("h100:4", overlap)
+    fitting = [(seconds, memory) for seconds, memory in rows if memory <= memory_bytes]
+    assert len(fitting) > 100
+    assert result.best[0].step_time_s == pytest.approx(min(fitting)[0], rel=1e-12)
+    assert result.leanest.memory_bytes == pytest.approx(min(memory for _, memory in rows), rel=1e-12)
+    for row in result.pareto:
+        better = [r for r in fitting if r[0] < row.step_time_s * (1 - 1e-9) and r[1] < row.memory_bytes * (1 - 1e-9)]
+        assert not better, row.layout
+
+
+def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
+    """Placement matters once a network lies between: 16 GPUs are two nodes."""
+    few = dataclasses.replace(
+        FEW, micro_batch_seqs=(1,), num_virtual_stages=(1,), zero_stage=(0, 3), recompute=("none",)
+    )
+    cluster = load_cluster("h100:16")
+    found = []
+    for layout in candidates(cluster.num_devices, few):
+        if not violations(SMALL, JOB, cluster.num_devices, layout):
+            for placement in placements(cluster.topology):
+                priced = estimate(SMALL, cluster, JOB, dataclasses.replace(layout, placement=placement))
+                if priced.fits:
+                    found.append(priced.step_time_s)
+    assert len(found) > 500
+    best = search(SMALL, cluster, JOB, choices=few).best[0]
+    assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
+
+
+def test_the_front_is_a_front() -> None:
+    """Along the Pareto front memory rises and time falls, and it ends in the fastest."""
+    result = search(SMALL, load_cluster("tpu-v5e:4x4"), JOB, choices=CHOICES)
+    memory = [row.memory_bytes for row in result.pareto]
+    times = [row.step_time_s for row in result.pareto]
+    assert len(times) > 2
+    assert memory == sorted(set(memory))
+    assert times == sorted(set(times), reverse=True)
+    assert times[-1] == result.best[0].step_time_s
+
+
+def test_the_fastest_of_each_factorisation() -> None:
+    """One row for each way to factor the devices that has a fitting layout, and it is the fastest of its kind."""
+    result = search(SMALL, load_cluster("h100:16"), JOB, choices=CHOICES, top=10**6)
+
+    def degrees(layout: Layout) -> tuple[int, ...]:
+        return layout.dp, layout.fsdp, layout.tp, layout.cp, layout.pp
+
+    fastest: dict[tuple[int, ...], float] = {}
+    for row in result.best:
+        fastest.setdefault(degrees(row.layout), row.step_time_s)
+    assert len(result.best) == result.num_fitting
+    assert {degrees(row.layout): row.step_time_s for row in result.by_factorisation} == fastest
+
+
+def test_choices_that_leave_no_legal_layout_are_refused() -> None:
+    with pytest.raises(NothingFitsError, match=r"no legal layout: all .* micro_batch"):
+        search(
+            load_model("llama-3-8b"), load_cluster("h100:4"), Job(global_batch_tokens=2048, seq_len=1024),
+            choices=Choices(micro_batch_seqs=(4,)),
+        )  # fmt: skip

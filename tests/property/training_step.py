@@ -1,0 +1,305 @@
+"""One training step of a small decoder, sharded and unsharded, and the comparison of the two."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from shardwise.execute import step as step_module
+from shardwise.execute.step import StepResult, derived_moves, run_step
+from shardwise.execute.virtual import VirtualDevices
+from shardwise.layout.derivation import Unit, derive, derive_unit
+from shardwise.layout.derive import Step
+from shardwise.layout.shardings import Family, hidden_spec, optimizer_rest
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import whole_program
+from shardwise.model.program import Program
+from shardwise.model.update import STATE
+from shardwise.sharding import Mesh, Spec
+
+AXES = ("dp", "fsdp", "cp", "tp_kv", "tp_rep")
+TOLERANCE = 1e-12
+UNSHARDED = Family(0, False, "none")
+HIDDEN = ("B", "T", "D")
+Change = Callable[[Unit], Unit]
+Moves = Mapping[str, Mapping[Any, int]]  # by scope; elements by kind and axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A small decoder, a layout and a batch. Sizes are multiples of what the layout splits: see `architecture`."""
+
+    dp: int = 1
+    fsdp: int = 1
+    cp: int = 1
+    tp_kv: int = 1
+    tp_rep: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    num_micro_batches: int = 2
+    mlp: str = "swiglu"
+    tied: bool = False
+    num_layers: int = 1
+    kv_heads_per_rank: int = 1
+    query_heads_per_rank: int = 1
+    half_head_dim: int = 1
+    width: int = 3
+    hidden: int = 2
+    vocab: int = 5
+    seqs: int = 1
+    positions: int = 2
+    seed: int = 0
+
+    @property
+    def family(self) -> Family:
+        return Family(self.zero_stage, self.sequence_parallel, self.recompute)
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(tuple((axis, getattr(self, axis)) for axis in AXES))
+
+    @property
+    def architecture(self) -> Architecture:
+        tp = self.tp_kv * self.tp_rep
+        num_kv_heads = self.kv_heads_per_rank * self.tp_kv
+        return Architecture(
+            name="small",
+            num_layers=self.num_layers,
+            d_model=self.width * self.fsdp * self.cp,
+            d_ff=self.hidden * tp,
+            num_heads=num_kv_heads * self.query_heads_per_rank * self.tp_rep,
+            num_kv_heads=num_kv_heads,
+            head_dim=2 * self.half_head_dim,
+            vocab_size=self.vocab * tp,
+            mlp=self.mlp,  # type: ignore[arg-type]
+            tied_embeddings=self.tied,
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        ranks = self.cp * (self.tp_kv * self.tp_rep if self.sequence_parallel else 1)
+        return {**self.architecture.dims, "B": self.seqs * self.dp * self.fsdp, "T": self.positions * ranks}
+
+    def inputs(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Random weights and optimizer states, and the micro-batches of one step."""
+        rng = np.random.default_rng(self.seed)
+        program, sizes = whole_program(self.architecture), self.sizes
+        state = {}
+        for name in program.weights:
+            shape = [sizes[dim] for dim in program.dims(name)]
+            state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
+            state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
+            state[f"{name}.first"] = rng.normal(size=shape)
+            state[f"{name}.second"] = rng.random(size=shape)
+        tokens = (sizes["B"], sizes["T"])
+        batches = [
+            {
+                "ids": self.ids(rng, tokens, sizes["V"]),
+                "targets": rng.integers(sizes["V"], size=tokens),
+                "positions": np.arange(sizes["T"]),
+                "loss_scale": np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches)),
+            }
+            for _ in range(self.num_micro_batches)
+        ]
+        return state, batches
+
+    def ids(self, rng: np.random.Generator, shape: tuple[int, int], vocab: int) -> Any:
+        """Random tokens, the first two of a sequence different.
+
+        Attention over equal values does not depend on its scores; the keys' gradient would be zero but for rounding.
+        """
+        ids = rng.integers(vocab, size=shape)
+        ids[:, 1] = (ids[:, 0] + 1) % vocab
+        return ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one step gave, by the weights' names in the whole program; what moved, and what was derived to move."""
+
+    loss: float
+    gradients: Mapping[str, Any]
+    updated: Mapping[str, Any]
+    moved: Moves
+    derived: Moves
+
+
+class StrictDevices(VirtualDevices):
+    """Virtual devices that forget between programs what a real step would not have, and check that copies agree.
+
+    The backward program finds the resting weights and the saved tensors only, the update the gradients and states only:
+    a weight that was gathered in the forward pass has to be gathered again, and what was not saved has to be rebuilt.
+    """
+
+    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], *, unit: Unit) -> None:
+        super().__init__(mesh, sizes)
+        forward = unit.forward
+        (output,) = forward.program.outputs
+        weights = {(name, forward.specs[name]) for name in unit.weights}
+        hidden = {
+            (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
+        }
+        losses = set() if forward.program.dims(output) else {(output, forward.specs[output])}
+        self.known = {
+            id(forward.program): weights | hidden,
+            id(unit.backward.program): weights | losses | {(f"d.{output}", forward.specs[output]), *unit.saved.items()},
+            id(unit.update.program): {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
+        }
+
+    def run(self, program: Program, steps: tuple[Step, ...]) -> None:
+        known = self.known[id(program)]
+        self.held = {
+            (name, spec): shards
+            for (name, spec), shards in self.held.items()
+            if (name, spec) in known or name.endswith(tuple(f".{part}" for part in STATE))
+        }
+        super().run(program, steps)
+
+    def get(self, name: str, spec: Spec) -> Any:
+        owned = (*spec.sharded_axes, *spec.partial)
+        first: dict[tuple[int, ...], Any] = {}
+        for coordinate, shard in zip(self.coordinates, self.held[name, spec], strict=True):
+            same = first.setdefault(tuple(coordinate[axis] for axis in owned), shard)
+            assert error(shard, same) <= TOLERANCE, f"{name}: devices that should hold the same shard differ"
+        return super().get(name, spec)
+
+
+def error(found: Any, expected: Any) -> float:
+    """Norm of the difference, relative to the expected norm."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    return float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-300))
+
+
+@lru_cache(maxsize=64)
+def unsharded(case: Case) -> Outcome:
+    """The same decoder and batch on one device, with nothing sharded and nothing recomputed."""
+    unit = derive_unit("whole", whole_program(case.architecture), UNSHARDED, recompute="none")
+    state, batches = case.inputs()
+    one = Mesh(tuple((axis, 1) for axis in AXES))
+    outcome = _outcome(case, unit, run_step(unit, UNSHARDED, one, case.sizes, state, batches))
+    assert outcome.moved == {"micro_batch": {}, "step": {}}
+    return outcome
+
+
+def whole(case: Case, change: Change = lambda unit: unit) -> Outcome:
+    """The whole model as one derived unit on virtual devices; `change` may corrupt the derivation before it runs."""
+    unit = change(derive_unit("whole", whole_program(case.architecture), case.family, recompute=case.recompute))
+    state, batches = case.inputs()
+    with mock.patch.object(step_module, "VirtualDevices", partial(StrictDevices, unit=unit)):
+        return _outcome(case, unit, run_step(unit, case.family, case.mesh, case.sizes, state, batches))
+
+
+def _outcome(case: Case, unit: Unit, result: StepResult) -> Outcome:
+    gradients = {weight: result.gradients[name] for weight, name in unit.gradients.items()}
+    derived = derived_moves(unit, case.mesh, case.sizes, case.num_micro_batches)
+    return Outcome(result.loss, gradients, result.updated, nonzero(result.moved), nonzero(derived))
+
+
+def chained(case: Case, change: Change = lambda unit: unit) -> Outcome:
+    """Embedding, blocks and head as the units that costs are read off, each handing its result to the next."""
+    return _Chain(case, change).run()
+
+
+class _Chain:
+    def __init__(self, case: Case, change: Change) -> None:
+        assert not case.tied, "tied weights are one tensor of two units"
+        self.case = case
+        units = {name: change(unit) for name, unit in derive(case.architecture, case.family).items()}
+        names = [("embedding", ""), *(("block", f"{i}.") for i in range(case.num_layers)), ("head", "")]
+        self.links = [
+            (units[name], prefix, StrictDevices(case.mesh, case.sizes, unit=units[name])) for name, prefix in names
+        ]
+
+    def run(self) -> Outcome:
+        state, batches = self.case.inputs()
+        for unit, prefix, devices in self.links:
+            for name, dims in unit.weights.items():
+                devices.put(name, unit.forward.specs[name], state[prefix + name])
+                for part in STATE:
+                    devices.put(
+                        f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
+                    )
+        loss = sum(self.micro_batch(batch) for batch in batches)
+        moved = {"micro_batch": self.take_moved()}
+        gradients = {
+            prefix + weight: devices.get(name, unit.backward.specs[name])
+            for unit, prefix, devices in self.links
+            for weight, name in unit.gradients.items()
+        }
+        updated = {}
+        for unit, prefix, devices in self.links:
+            devices.run(unit.update.program, unit.update.steps)
+            updated |= {
+                prefix + name: devices.get(name, unit.update.specs[name]) for name in unit.update.program.outputs
+            }
+        moved["step"] = self.take_moved()
+        return Outcome(loss, gradients, updated, nonzero(moved), nonzero(self.derived()))
+
+    def micro_batch(self, batch: Mapping[str, Any]) -> float:
+        held = [{g: d.held.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links]
+        x = None
+        for unit, _, devices in self.links:
+            program = unit.forward.program
+            devices.constants = {name: (program.dims(name), a) for name, a in batch.items() if name in program.inputs}
+            if x is not None:
+                devices.held["x", unit.forward.specs["x"]] = x
+            devices.run(program, unit.forward.steps)
+            (output,) = program.outputs
+            x = devices.held[output, unit.forward.specs[output]]
+        dx = [np.ones(()) for _ in range(self.case.mesh.num_devices)]
+        for unit, _, devices in reversed(self.links):
+            (output,) = unit.forward.program.outputs
+            devices.held[f"d.{output}", unit.forward.specs[output]] = dx
+            devices.run(unit.backward.program, unit.backward.steps)
+            for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
+                assert unit.backward.specs[name] == hidden_spec(self.case.family)
+                dx = devices.held[name, unit.backward.specs[name]]
+        for (unit, _, devices), earlier in zip(self.links, held, strict=True):
+            for name, shards in earlier.items():
+                key = name, unit.backward.specs[name]
+                if shards is not None:
+                    devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
+        head, _, devices = self.links[-1]
+        return float(devices.get("loss", head.forward.specs["loss"]))
+
+    def take_moved(self) -> Counter[Any]:
+        taken: Counter[Any] = Counter()
+        for _, _, devices in self.links:
+            taken.update(devices.moved)
+            devices.moved = Counter()
+        return taken
+
+    def derived(self) -> dict[str, Counter[Any]]:
+        total: dict[str, Counter[Any]] = {"micro_batch": Counter(), "step": Counter()}
+        for unit, _, _ in self.links:
+            for scope, moves in derived_moves(
+                unit, self.case.mesh, self.case.sizes, self.case.num_micro_batches
+            ).items():
+                total[scope].update(moves)
+        return total
+
+
+def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
+    """The largest relative error of the loss, a gradient, an updated weight or a state, and whose it is."""
+    reference = unsharded(case)
+    assert set(outcome.gradients) == set(reference.gradients) == set(whole_program(case.architecture).weights)
+    assert set(outcome.updated) == set(reference.updated)
+    assert len(outcome.updated) == 4 * len(outcome.gradients)
+    errors = {"loss": error(outcome.loss, reference.loss)}
+    errors |= {f"gradient of {name}": error(g, reference.gradients[name]) for name, g in outcome.gradients.items()}
+    errors |= {name: error(array, reference.updated[name]) for name, array in outcome.updated.items()}
+    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
+    return errors[worst], worst
+
+
+def nonzero(moved: Mapping[str, Mapping[Any, int]]) -> Moves:
+    """Without the collectives of a group of one device."""
+    return {scope: {key: count for key, count in counts.items() if count} for scope, counts in moved.items()}

@@ -1,0 +1,192 @@
+"""An estimate is the sum of its terms, and follows what the layout changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.overlap import exposed_by_axis, exposed_s
+from shardwise.errors import InputError
+from shardwise.job import OVERLAPS, Job, Overlap, precision_named
+from shardwise.layout.layout import Layout
+from shardwise.model.counts import model_flops_per_token, num_params
+from shardwise.model.load import load_model
+from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+
+MODEL = load_model("llama-3-8b")
+JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192, tokens=15e12)
+LAYOUTS = {
+    "zero3": Layout(fsdp=64, zero_stage=3),
+    "hybrid": Layout(dp=4, fsdp=16, zero_stage=1, recompute="full"),
+    "tp": Layout(dp=8, tp=8, sequence_parallel=True),
+    "cp": Layout(fsdp=16, cp=4, zero_stage=2, recompute="selective"),
+    "pp": Layout(dp=8, tp=2, pp=4, schedule="1f1b"),
+    "interleaved": Layout(dp=8, pp=8, num_virtual_stages=2, schedule="interleaved"),
+    "afab": Layout(dp=8, pp=8, schedule="afab", recompute="full"),
+    "all": Layout(dp=2, fsdp=2, tp=4, cp=2, pp=2, zero_stage=3, sequence_parallel=True, schedule="1f1b"),
+}
+
+
+def priced(layout: Layout, overlap: Overlap = "per_axis", cluster: str = "h100:64", **job: Any) -> Estimate:
+    return estimate(MODEL, load_cluster(cluster), dataclasses.replace(JOB, overlap=overlap, **job), layout)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("cluster", ["h100:64", "tpu-v5p:4x4x4"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_terms_add_up(name: str, cluster: str, overlap: Overlap) -> None:
+    found = priced(LAYOUTS[name], overlap, cluster)
+    assert set(found.time) == set(TIME_TERMS)
+    assert set(found.memory) == set(MEMORY_TERMS)
+    assert math.fsum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+    assert math.fsum(found.memory.values()) == pytest.approx(found.memory_bytes, rel=1e-12)
+    assert min(found.time.values()) >= 0
+    assert min(found.memory.values()) >= 0
+    assert min(found.hidden.values(), default=0) >= 0
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_an_estimate_says_of_itself_is_consistent(name: str) -> None:
+    found = priced(LAYOUTS[name])
+    peak = load_cluster("h100:64").chip.peak("bf16")
+    tokens = JOB.global_batch_tokens / found.step_time_s / 64
+    assert found.tokens_per_s_per_device == pytest.approx(tokens, rel=1e-12)
+    assert found.mfu == pytest.approx(tokens * model_flops_per_token(MODEL, 8192) / peak, rel=1e-12)
+    assert 0 < found.mfu <= found.hfu < 1
+    assert found.train_days == pytest.approx(15e12 / JOB.global_batch_tokens * found.step_time_s / 86400, rel=1e-12)
+    assert found.fits == (found.memory_bytes <= found.memory_capacity_bytes) == (found.margin >= 0)
+    assert found.margin == pytest.approx(1 - found.memory_bytes / 80e9)
+
+
+def test_terms_go_with_axes() -> None:
+    """Traffic of an axis that the layout does not split is nothing; the bubble belongs to the pipeline."""
+    for name, layout in LAYOUTS.items():
+        found = priced(layout, "sum")
+        for axis in ("tp", "cp", "pp", "dp"):
+            if getattr(layout, axis) == 1:
+                # the loss, a scalar, is summed over dp, fsdp and cp as one group
+                assert found.time[axis] + found.hidden.get(axis, 0) <= (1e-4 if axis == "dp" else 0), (name, axis)
+        assert (found.time["bubble"] > 0) == (layout.pp > 1), name
+        assert (found.time["recompute"] > 0) == (layout.recompute != "none"), name
+
+
+def test_zero_s_stages_hold_less_and_less() -> None:
+    """State over 64: all of it, then without the optimizer's, the gradients', the weights' 63/64."""
+    bf16 = precision_named("bf16")
+    params = num_params(MODEL)
+    found = [priced(Layout(dp=64)), *(priced(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3))]
+    state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in found]
+    assert state == pytest.approx(
+        [
+            params * bf16.bytes_per_parameter,
+            params * (4 + 12 / 64),
+            params * (2 + 14 / 64),
+            params * 16 / 64,
+        ],
+        rel=1e-12,
+    )
+    assert state == sorted(state, reverse=True)
+
+
+def test_recomputing_trades_memory_for_time() -> None:
+    found = [priced(Layout(fsdp=64, zero_stage=3, recompute=policy)) for policy in ("none", "selective", "full")]  # type: ignore[arg-type]
+    memory, time = [e.memory["activations"] for e in found], [e.time["recompute"] for e in found]
+    assert memory == sorted(memory, reverse=True)
+    assert time == sorted(time)
+    assert len(set(memory)) == len(set(time)) == 3
+    assert found[2].time["recompute"] < found[2].time["forward"]
+    ratios = [e.hfu / e.mfu for e in found]
+    assert 1 < ratios[0] <= ratios[1] < ratios[2] < 4 / 3 + 0.05
+    # full: the input of each block alone, B T D in bf16
+    assert found[2].memory["activations"] >= 32 * 8192 * 4096 * 2
+
+
+def test_memory_of_zero_3_by_hand() -> None:
+    """Llama-3 8B, one sequence of 8192: hidden states of B T D in bf16, statistics of B T in fp32."""
+    hidden, statistic = 8192 * 4096 * 2, 8192 * 4
+    head = 2 * hidden + 3 * statistic  # its input, the normed input; sum of squares, maximum, sum of exponentials
+    none, full = (priced(Layout(fsdp=64, zero_stage=3, recompute=policy)).memory for policy in ("none", "full"))  # type: ignore[arg-type]
+    block = (none["activations"] - head) / 32
+    assert full["activations"] == 32 * hidden + head
+    # both residual streams and both normed (4), q and attention's output (2), k and v of a quarter each (0.5), gate, up and
+    # their product of 3.5 each (10.5); two sums of squares and the log-sum-exp of 32 heads
+    assert block == (4 + 2 + 0.5 + 10.5) * hidden + (2 + 32) * statistic
+    # half of a block's gradients beside what is rebuilt
+    assert none["workspace"] == pytest.approx(block / 2)
+    assert full["workspace"] == pytest.approx(block - hidden + block / 2)
+    assert none["logits"] == 8192 * 128256 * 14
+    weights = {"block": 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096, "head": 128256 * 4096 + 4096}
+    # a block's and the head's gathered weights and unscattered gradients, 2 + 2 bytes
+    assert none["gathered"] == 4 * (weights["block"] + weights["head"])
+    assert none["runtime"] == load_cluster("h100:64").chip.runtime_bytes
+
+
+def test_compute_is_never_faster_than_the_peak() -> None:
+    for name, layout in LAYOUTS.items():
+        found = priced(layout)
+        flops = model_flops_per_token(MODEL, 8192) * JOB.global_batch_tokens / 64
+        if layout.pp == 1:
+            assert found.time["forward"] + found.time["backward"] > flops / 989e12, name
+
+
+def test_the_bubble_is_the_closed_form_of_the_steady_step() -> None:
+    """(p-1)/m of the micro-batches: 8 stages and 8 sequences of a replica give 7/8."""
+    found = priced(LAYOUTS["afab"], "per_axis")
+    steady = sum(found.time[term] for term in ("forward", "backward", "recompute", "pp"))
+    assert found.time["bubble"] == pytest.approx(7 / 8 * steady, rel=1e-9)
+
+
+def test_all_forward_all_backward_holds_every_micro_batch() -> None:
+    afab = priced(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="afab"), global_batch_tokens=128 * 8192)
+    plain = priced(Layout(dp=8, pp=8, micro_batch_seqs=1, schedule="1f1b"), global_batch_tokens=128 * 8192)
+    assert afab.step_time_s == plain.step_time_s
+    # 16 micro-batches against 8, on the stage that is fullest
+    assert afab.memory["activations"] > 1.8 * plain.memory["activations"]
+
+
+def test_uneven_batches_and_stages_are_stated_as_waste() -> None:
+    found = priced(Layout(dp=64), global_batch_tokens=65 * 8192)
+    assert found.waste["sequences"] == pytest.approx(1 - 65 / 128)
+    assert found.waste["nearest_full_batch_tokens"] == 128 * 8192
+    assert "sequences" not in priced(Layout(dp=64)).waste
+    assert priced(LAYOUTS["pp"]).waste.get("stages", 0) == pytest.approx(1 - 32 / (9 * 4))
+
+
+def test_an_illegal_layout_is_refused_with_every_reason() -> None:
+    with pytest.raises(InputError) as caught:
+        priced(Layout(dp=3, tp=64))
+    assert len(caught.value.problems) >= 2
+
+
+TRAFFIC = {"tp": 3.0, "cp": 1.0, "pp": 0.5, "fsdp": 6.0, "dp": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("overlap", "compute", "exposed"),
+    [
+        ("per_axis", 5.0, 4.5 + 3.0),  # 4.5 of tp, cp and pp, and what is left of 8 behind 5
+        ("per_axis", 100.0, 4.5),
+        ("sum", 5.0, 7.5),
+        ("sum", 100.0, 0.0),
+        ("max", 5.0, 1.0),
+        ("max", 100.0, 0.0),
+    ],
+)
+def test_overlap_conventions(overlap: Overlap, compute: float, exposed: float) -> None:
+    """S0 adds all traffic, S3 takes the longest, real engines hide the data-parallel part."""
+    assert exposed_s(overlap, compute, TRAFFIC) == exposed
+    by_axis = exposed_by_axis(overlap, compute, TRAFFIC)
+    assert sum(by_axis.values()) == pytest.approx(exposed)
+    assert all(0 <= by_axis[axis] <= TRAFFIC[axis] for axis in TRAFFIC)
+
+
+def test_conventions_are_ordered() -> None:
+    """`max` never exposes more than `sum`, which never exposes more than `per_axis`."""
+    for layout in LAYOUTS.values():
+        times = [priced(layout, overlap).step_time_s for overlap in ("max", "sum", "per_axis")]  # type: ignore[arg-type]
+        assert times == sorted(times)

@@ -1,0 +1,28 @@
+"""A layout refuses what no layout can be, all at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.layout.layout import Layout
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        Layout(dp=0, tp=True, micro_batch_seqs=1.0, zero_stage=4, recompute="some", schedule="gpipe")  # type: ignore[arg-type]
+    assert caught.value.problems == (
+        "layout: dp is 0; a whole number of at least 1 is required",
+        "layout: tp is True; a whole number of at least 1 is required",
+        "layout: micro_batch_seqs is 1.0; a whole number of at least 1 is required",
+        "layout: zero_stage is 4; one of 0, 1, 2, 3 is required",
+        "layout: recompute is 'some'; one of none, selective, full is required",
+        "layout: schedule is 'gpipe'; one of none, afab, 1f1b, interleaved is required",
+    )
+
+
+def test_devices_and_replicas() -> None:
+    layout = Layout(dp=2, fsdp=3, tp=4, cp=5, pp=7, zero_stage=1, schedule="1f1b", sequence_parallel=True)
+    assert layout.num_devices == 840
+    assert layout.num_replicas == 6
+    assert str(layout).startswith("dp=2 fsdp=3 tp=4 cp=5 pp=7 zero_stage=1 sequence_parallel=true")

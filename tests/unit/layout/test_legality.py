@@ -1,0 +1,167 @@
+"""Every rule has a layout that breaks it alone, and says what was found and what would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import (
+    RULES,
+    degrees_of,
+    natural_schedule,
+    num_micro_batches,
+    require_legal,
+    seqs_per_replica,
+    violations,
+)
+from shardwise.model.architecture import Architecture
+
+MODEL = Architecture(
+    name="m", num_layers=12, d_model=768, d_ff=3 * 512, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=1000
+)
+JOB = Job(global_batch_tokens=16 * 768, seq_len=768)
+
+# rule -> (devices, the layout that breaks this rule alone, what the message must say, the layout after the fix)
+BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
+    "devices": (
+        8,
+        Layout(tp=2, fsdp=2, zero_stage=1),
+        ("dp·fsdp·tp·cp·pp = 4", "8 devices", "fsdp = 4"),
+        Layout(tp=2, fsdp=4, zero_stage=1),
+    ),
+    "heads_by_tp": (
+        8,
+        Layout(tp=8),
+        ("tp = 8", "12 query heads (4 key-value heads)", "tp may be one of 1, 2, "),
+        Layout(tp=4, dp=2),
+    ),
+    "d_ff_by_tp": (5, Layout(tp=5), ("tp = 5", "F = 1536"), Layout(dp=5)),
+    "sequence_by_cp": (5, Layout(cp=5), ("2·cp = 10", "sequence of 768"), Layout(dp=5)),
+    "sequence_by_tp": (
+        4,
+        Layout(tp=4, sequence_parallel=True),
+        ("770 positions", "cp·tp = 4", "sequence_parallel=false"),
+        Layout(tp=4),
+    ),
+    "stages": (
+        16,
+        Layout(pp=16, schedule="1f1b"),
+        ("pp·num_virtual_stages = 16", "12 blocks", "at most one stage for each block"),
+        Layout(pp=8, dp=2, schedule="1f1b"),
+    ),
+    "virtual_stages": (
+        3,
+        Layout(pp=3, num_virtual_stages=2, schedule="interleaved"),
+        ("num_virtual_stages = 2", "multiples of pp = 3", "there are 16", "num_virtual_stages=1"),
+        Layout(pp=3, schedule="1f1b"),
+    ),
+    "micro_batch": (
+        8,
+        Layout(dp=8, micro_batch_seqs=3),
+        ("micro_batch_seqs = 3", "2 sequences at most", "16 over dp·fsdp = 8", "set it to 2 or less"),
+        Layout(dp=8, micro_batch_seqs=2),
+    ),
+    "zero_axes": (
+        8,
+        Layout(fsdp=8),
+        ("zero_stage = 0", "fsdp·cp = 8", "zero_stage of 1 to 3 with fsdp > 1"),
+        Layout(fsdp=8, zero_stage=2),
+    ),
+    "sequence_parallel_axis": (
+        8,
+        Layout(dp=8, sequence_parallel=True),
+        ("sequence_parallel splits over tp, which is 1", "sequence_parallel=false"),
+        Layout(dp=8),
+    ),
+    "experts": (8, Layout(dp=8, ep=2), ("ep = 2", "m has no experts", "set ep=1"), Layout(dp=8)),
+    "schedule": (
+        8,
+        Layout(pp=8, schedule="interleaved"),
+        ("'interleaved' with pp = 8 and num_virtual_stages = 1", "'1f1b' is required"),
+        Layout(pp=8, schedule="1f1b"),
+    ),
+}
+JOBS = {"sequence_by_tp": Job(global_batch_tokens=770 * 16, seq_len=770)}
+MODELS = {"d_ff_by_tp": dataclasses.replace(MODEL, num_heads=5, num_kv_heads=5)}
+
+
+def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
+    return violations(MODELS.get(rule, MODEL), JOBS.get(rule, JOB), num_devices, layout)
+
+
+def test_every_rule_has_its_case() -> None:
+    assert set(BROKEN) == {rule.name for rule in RULES} | {"experts", "schedule"}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_rule_is_broken_alone_and_explains(rule: str) -> None:
+    num_devices, layout, words, _ = BROKEN[rule]
+    problems = found(rule, layout, num_devices)
+    assert [problem.split(": ")[0] for problem in problems] == [rule]
+    assert [word for word in words if word not in problems[0]] == []
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_fix_is_legal(rule: str) -> None:
+    num_devices, _, _, fixed = BROKEN[rule]
+    assert found(rule, fixed, num_devices) == []
+
+
+def test_all_violations_come_at_once() -> None:
+    layout = Layout(dp=2, tp=5, micro_batch_seqs=100, zero_stage=1, ep=2)
+    with pytest.raises(InputError) as caught:
+        require_legal(MODEL, JOB, 8, layout)
+    rules = [problem.split(": ")[1] for problem in caught.value.problems]
+    assert rules == ["devices", "heads_by_tp", "d_ff_by_tp", "micro_batch", "zero_axes", "experts"]
+    assert all(problem.startswith("layout: ") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("tp", [3, 5, 6, 8, 24])
+def test_the_tensor_parallel_degrees_that_are_offered_are_legal(tp: int) -> None:
+    """12 query heads in 4 groups: 6 divides the query heads but splits neither the groups nor each of them."""
+    (problem,) = [p for p in violations(MODEL, JOB, tp, Layout(tp=tp)) if p.startswith("heads_by_tp")]
+    offered = [int(number) for number in problem.split("tp may be one of ")[1].split(", ")]
+    assert offered == [1, 2, 4, 12]
+
+
+@pytest.mark.parametrize(("num_devices", "layout"), [(8, Layout(dp=3)), (8, Layout(dp=16)), (8, Layout(pp=5))])
+def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, layout: Layout) -> None:
+    problem = next(p for p in violations(MODEL, JOB, num_devices, layout) if p.startswith("devices"))
+    for fsdp in re.findall(r"fsdp = (\d+) would fill it", problem):
+        assert int(fsdp) * layout.dp * layout.tp * layout.cp * layout.pp == num_devices
+
+
+@pytest.mark.parametrize("schedule", ["none", "afab", "1f1b", "interleaved"])
+@pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (4, 1), (4, 2)])
+def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None:
+    legal = {(1, 1): ("none",), (4, 1): ("afab", "1f1b"), (4, 2): ("interleaved",)}[pp, virtual]
+    problems = violations(MODEL, JOB, pp, Layout(pp=pp, num_virtual_stages=virtual, schedule=schedule))
+    assert (problems == []) == (schedule in legal)
+    assert natural_schedule(pp, virtual) in legal
+
+
+def test_rules_agree_on_numbers_and_arrays() -> None:
+    axes = ("dp", "fsdp", "tp", "cp", "pp", "num_virtual_stages", "zero_stage", "micro_batch_seqs", "sequence_parallel")
+    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (0, 2), (1, 4), (0, 1))
+    rows = list(itertools.product(*values))
+    columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
+    for rule in RULES:
+        together = np.broadcast_to(rule.legal(MODEL, JOB, 12, columns), len(rows))
+        alone = [bool(rule.legal(MODEL, JOB, 12, dict(zip(axes, row, strict=True)))) for row in rows]
+        assert together.tolist() == alone, rule.name
+        assert set(alone) == {True, False}, rule.name
+
+
+def test_uneven_batches_are_those_of_the_fullest_replica() -> None:
+    """Sequences need not divide: 16 over 5 replicas are 4 at most, in micro-batches of 3 these are 2."""
+    degrees = degrees_of(Layout(dp=5, micro_batch_seqs=3))
+    assert seqs_per_replica(JOB, degrees) == 4
+    assert num_micro_batches(JOB, degrees) == 2

@@ -1,0 +1,105 @@
+"""Placements cut every level among the axes, and nothing is left over."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.topology import Cut
+from shardwise.errors import InputError
+from shardwise.layout.placement import Links, Placement, cut_levels, default_placement, placements
+
+ATOMIC = ("tp_kv", "tp_rep", "cp", "fsdp", "dp", "pp")
+CLUSTERS = ("h100:512", "h100:24", "tpu-v5p:4x4x8", "tpu-v5e:8x16", "tpu-v5p:8x12x20")
+
+
+@st.composite
+def degrees(draw: st.DrawFn, num_devices: int) -> dict[str, int]:
+    """A random factorisation of the devices over the atomic axes."""
+    found = dict.fromkeys(ATOMIC, 1)
+    rest = num_devices
+    while rest > 1:
+        prime = next(p for p in range(2, rest + 1) if rest % p == 0)
+        found[draw(st.sampled_from(ATOMIC))] *= prime
+        rest //= prime
+    return found
+
+
+@given(st.data(), st.sampled_from(CLUSTERS))
+def test_cuts_multiply_to_degrees_and_to_levels(data: st.DataObject, cluster: str) -> None:
+    topology = load_cluster(cluster).topology
+    wanted = data.draw(degrees(math.prod(topology.levels)))
+    for placement in placements(topology):
+        cuts = cut_levels(topology, placement, wanted)
+        assert set(cuts) == set(ATOMIC)
+        for axis, found in cuts.items():
+            assert math.prod(cut.size for cut in found) == wanted[axis]
+        for level, size in enumerate(topology.levels):
+            assert math.prod(found[level].size for found in cuts.values()) == size
+
+
+@given(st.data(), st.sampled_from(CLUSTERS))
+def test_a_stride_is_what_lies_further_in(data: st.DataObject, cluster: str) -> None:
+    """Along a level, the axes in order number its devices: each position once."""
+    topology = load_cluster(cluster).topology
+    wanted = data.draw(degrees(math.prod(topology.levels)))
+    placement = data.draw(st.sampled_from(placements(topology)))
+    cuts = cut_levels(topology, placement, wanted)
+    for level, size in enumerate(topology.levels):
+        positions = np.zeros(1, dtype=int)
+        for found in cuts.values():
+            cut = found[level]
+            positions = (positions[:, None] + np.arange(cut.size) * cut.stride).ravel()
+        assert sorted(positions) == list(range(size))
+
+
+def test_inner_axes_take_the_near_links() -> None:
+    topology = load_cluster("h100:64").topology
+    wanted = {"tp_kv": 4, "tp_rep": 1, "cp": 1, "fsdp": 4, "dp": 2, "pp": 2}
+    cuts = cut_levels(topology, default_placement(topology), wanted)
+    assert cuts["tp_kv"] == (Cut(4, 1), Cut(1, 1))
+    assert cuts["fsdp"] == (Cut(2, 4), Cut(2, 1))
+    assert cuts["dp"] == (Cut(1, 8), Cut(2, 2))
+    assert cuts["pp"] == (Cut(1, 8), Cut(2, 4))
+
+
+def test_the_default_fills_the_smallest_axis_of_a_torus_first() -> None:
+    topology = load_cluster("tpu-v5p:16x4x8").topology
+    assert default_placement(topology).levels == (1, 2, 0)
+    assert default_placement(load_cluster("h100:16").topology).levels == (0, 1)
+
+
+def test_every_placement_is_different_and_the_default_is_among_them() -> None:
+    for cluster in CLUSTERS:
+        topology = load_cluster(cluster).topology
+        options = placements(topology)
+        assert (
+            len(set(options)) == len(options) == 6 * (math.factorial(len(topology.levels)) if "tpu" in cluster else 1)
+        )
+        assert default_placement(topology) in options
+
+
+def test_links_of_a_group_join_the_cuts_of_its_axes() -> None:
+    """tp = tp_kv x tp_rep, side by side on a wrapped axis of 16, is a whole ring."""
+    topology = load_cluster("tpu-v5e:16x16").topology
+    wanted = {"tp_kv": 4, "tp_rep": 4, "cp": 1, "fsdp": 16, "dp": 1, "pp": 1}
+    links = Links(topology, cut_levels(topology, default_placement(topology), wanted))
+    assert links.group(("tp_kv", "tp_rep")).seconds_per_byte == pytest.approx(1 / 9e10)
+    assert links.group(("tp_kv",)).seconds_per_byte == pytest.approx(3 / 4 / 4.5e10)
+    # four devices, each 4 apart, all around the ring: 2 steps of a quarter, on links that 4 groups share
+    assert links.group(("tp_rep",)).seconds_per_byte == pytest.approx(4 * 2 / 4 / 4.5e10)
+    assert links.group(("dp",)).seconds_per_byte == 0
+    assert links.group(("tp_kv",)) is links.group(("tp_kv",))
+
+
+def test_a_placement_names_every_axis_and_level_once() -> None:
+    with pytest.raises(InputError, match=re.escape("an order of tp, cp, fsdp, dp, pp is required")):
+        Placement(axes=("tp", "cp", "fsdp", "dp", "dp"), levels=(0, 1))
+    with pytest.raises(InputError, match=re.escape("levels are (0, 2); an order of 0..n-1 is required")):
+        Placement(axes=("tp", "cp", "fsdp", "dp", "pp"), levels=(0, 2))

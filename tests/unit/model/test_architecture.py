@@ -1,0 +1,43 @@
+"""Architectures refuse what no decoder can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+
+SIZES: dict[str, Any] = {
+    "num_layers": 2,
+    "d_model": 64,
+    "d_ff": 128,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 100,
+}
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        Architecture(name="m", mlp="silu", **(SIZES | {"d_model": 0, "head_dim": 8.0, "num_layers": True}))
+    assert set(caught.value.problems) == {
+        "model m: d_model is 0; a whole number of at least 1 is required",
+        "model m: head_dim is 8.0; a whole number of at least 1 is required",
+        "model m: num_layers is True; a whole number of at least 1 is required",
+        "model m: mlp is 'silu'; one of swiglu, geglu, gelu, relu is required",
+    }
+
+
+def test_query_heads_come_in_groups() -> None:
+    with pytest.raises(InputError, match="num_heads = 8 is not a multiple of num_kv_heads = 3"):
+        Architecture(name="m", **(SIZES | {"num_kv_heads": 3}))
+
+
+def test_dims_by_their_letters() -> None:
+    model = Architecture(name="m", **SIZES)
+    assert model.dims == {"D": 64, "F": 128, "K": 2, "G": 4, "H": 8, "V": 100}
+    assert model.gated
+    assert not Architecture(name="m", mlp="gelu", **SIZES).gated

@@ -1,0 +1,76 @@
+"""Parameters and FLOPs, read off the programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import model_flops_per_token, num_params
+from shardwise.model.load import load_model, model_names
+
+PARAMS = {
+    "llama-3-8b": 8030261248,
+    "llama-3-70b": 70553706496,
+    "llama-3-405b": 405853388800,
+    "llama-3.2-1b": 1235814400,
+    "llama-2-13b": 13015864320,
+}
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_parameters_of_released_models(name: str) -> None:
+    assert num_params(load_model(name)) == PARAMS[name]
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "geglu", "gelu", "relu"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_by_the_closed_form(mlp: Any, tied: bool) -> None:
+    layers, d, f, n, k, h, v = 3, 10, 24, 6, 2, 4, 50
+    model = Architecture(
+        name="m", num_layers=layers, d_model=d, d_ff=f, num_heads=n, num_kv_heads=k, head_dim=h, vocab_size=v,
+        mlp=mlp, tied_embeddings=tied,
+    )  # fmt: skip
+    gates = 3 if mlp in ("swiglu", "geglu") else 2
+    block = 2 * d * n * h + 2 * d * k * h + gates * d * f + 2 * d
+    assert num_params(model) == layers * block + d + (1 if tied else 2) * v * d
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_flops_are_6_per_weight_of_a_product_and_causal_attention(name: str) -> None:
+    """6 N for every weight that multiplies, the head included and the norms and the embedding's rows not, and
+    6 T n h per layer for the causal half of the scores."""
+    model, seq_len = load_model(name), 4096
+    norms = (2 * model.num_layers + 1) * model.d_model
+    table = model.vocab_size * model.d_model
+    multiplying = num_params(dataclasses.replace(model, tied_embeddings=False)) - norms - table
+    attention = 6 * seq_len * model.num_heads * model.head_dim * model.num_layers
+    assert model_flops_per_token(model, seq_len) == pytest.approx(6 * multiplying + attention, rel=1e-12)
+
+
+def test_longer_sequences_need_more_flops_per_token() -> None:
+    model = load_model("llama-3-8b")
+    longer = model_flops_per_token(model, 8192) - model_flops_per_token(model, 4096)
+    assert longer == pytest.approx(6 * 4096 * 32 * 128 * 32, rel=1e-9)
+
+
+def test_an_unknown_model_lists_the_names() -> None:
+    with pytest.raises(InputError) as caught:
+        load_model("llama-4")
+    assert str(caught.value) == f"model: found 'llama-4'; the catalogue has {', '.join(model_names())}"
+    assert set(PARAMS) <= set(model_names())
+
+
+def test_names_are_read_generously() -> None:
+    assert load_model(" Llama-3-8B ") == load_model("llama-3-8b")
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_has_a_source_and_is_near_its_nominal_size(name: str) -> None:
+    model = load_model(name)
+    assert len(model.source) > 10
+    if model.nominal_num_params is not None:
+        assert num_params(model) == pytest.approx(model.nominal_num_params, rel=0.25)

@@ -1,0 +1,61 @@
+"""Jobs and precision recipes refuse what cannot be, with the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.job import PRECISIONS, Job, precision_named
+
+
+def test_a_batch_is_whole_sequences() -> None:
+    assert Job(global_batch_tokens=4096 * 3, seq_len=4096).num_seqs == 3
+    with pytest.raises(InputError) as caught:
+        Job(global_batch_tokens=10_000, seq_len=4096)
+    assert str(caught.value) == (
+        "job: a batch of 10000 tokens is no whole number of sequences of 4096; the nearest batches are 8192 and 12288 tokens"
+    )
+
+
+def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
+    with pytest.raises(InputError, match="the smallest is 4096 tokens"):
+        Job(global_batch_tokens=100, seq_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"global_batch_tokens": 0}, "job: global_batch_tokens is 0; a whole number of at least 1 is required"),
+        ({"seq_len": 1.5}, "job: seq_len is 1.5; a whole number of at least 1 is required"),
+        ({"tokens": 0}, "job: tokens is 0; a positive number is required"),
+        ({"tokens": float("nan")}, "job: tokens is nan; a positive number is required"),
+        ({"precision": "fp7"}, f"job: precision is 'fp7'; one of {', '.join(PRECISIONS)} is required"),
+        ({"overlap": "none"}, "job: overlap is 'none'; one of per_axis, sum, max is required"),
+    ],
+)
+def test_what_is_no_job_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Job(**({"global_batch_tokens": 4096, "seq_len": 4096} | wrong))
+    assert str(caught.value) == message
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        Job(global_batch_tokens=-1, seq_len=True, precision="x", overlap="y")  # type: ignore[arg-type]
+    assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "state_bytes"), [("bf16", 16), ("bf16_fp32_gradients", 20), ("bf16_no_master", 12), ("fp32", 16)]
+)
+def test_bytes_of_state_per_parameter(name: str, state_bytes: float) -> None:
+    assert precision_named(name).bytes_per_parameter == state_bytes
+    assert len(precision_named(name).source) > 10
+
+
+def test_an_unknown_precision_lists_the_names() -> None:
+    with pytest.raises(InputError) as caught:
+        precision_named("fp7")
+    assert str(caught.value) == f"precision: found 'fp7'; one of {', '.join(PRECISIONS)} is required"

@@ -1,0 +1,110 @@
+"""Quantities as people write and read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.errors import InputError
+from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4Mi", 4 * 2**20),
+        ("15T", 15e12),
+        ("70B", 70e9),
+        ("3.35 TB/s", 3.35e12),
+        ("96GB", 96e9),
+        ("16 GiB", 16 * 2**30),
+        ("989 TFLOP/s", 989e12),
+        ("2 PFLOPs/s", 2e15),
+        (" 1e3 ", 1e3),
+        (".5k", 500),
+        ("-4K", -4000),
+        ("12.", 12),
+        (3, 3.0),
+        (2.5, 2.5),
+    ],
+)
+def test_parse(text: str | float, value: float) -> None:
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "5 X", "1 2", "4MiX", "nan", "1e", "--3", True, None])
+def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_quantity(text, what="batch")
+    assert str(caught.value) == (
+        f"batch: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
+    )
+
+
+@pytest.mark.parametrize("text", ["1e999", math.inf, math.nan])
+def test_what_is_not_finite_is_refused(text: str | float) -> None:
+    with pytest.raises(InputError, match="a finite number is required"):
+        parse_quantity(text)
+
+
+def test_parse_count_wants_whole_positive_numbers() -> None:
+    assert parse_count("4Mi", what="batch") == 4194304
+    assert isinstance(parse_count("1.5k", what="batch"), int)
+    for text in ("0", "-1", "1.5", "0.1k x"):
+        with pytest.raises(InputError, match="batch: found"):
+            parse_count(text, what="batch")
+
+
+@given(st.floats(0.1, 9.99e16), st.sampled_from(["B", "B/s", "FLOP/s"]))
+def test_format_and_parse_round_trip(value: float, unit: str) -> None:
+    """Three digits are kept, whatever the prefix. (A bare "B" is a billion, as in 70B, so bytes need a prefix.)"""
+    value = value * 1e4 if unit == "B" else value
+    assert parse_quantity(format_quantity(value, unit)) == pytest.approx(value, rel=0.00501)
+    assert parse_quantity(format_quantity(value, unit, digits=12)) == pytest.approx(value, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.9, "1 kB"),
+        (81.6e9, "81.6 GB"),
+        (999.6e6, "1 GB"),
+        (-5e9, "-5 GB"),
+        (math.inf, "inf B"),
+    ],
+)
+def test_format_bytes(value: float, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-9, "0.001 µs"),
+        (745.65e-6, "746 µs"),
+        (0.00123, "1.23 ms"),
+        (1, "1 s"),
+        (3.8e6, "44.0 days"),
+        (172800, "2.0 days"),
+    ],
+)
+def test_format_seconds(value: float, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+def test_widths_of_number_formats() -> None:
+    assert {name: bytes_per_element(name) for name in ("fp32", "bf16", "fp8", "fp4")} == {
+        "fp32": 4,
+        "bf16": 2,
+        "fp8": 1,
+        "fp4": 0.5,
+    }
+    with pytest.raises(InputError) as caught:
+        bytes_per_element("bf17")
+    assert all(name in str(caught.value) for name in ("bf17", *BYTES_PER_ELEMENT))
