@@ -95,12 +95,25 @@ class VirtualDevices:
         if collective.kind is Kind.SEND_RECV:
             return
         before = self.held[name, collective.before]
+        if collective.kind is Kind.PERMUTE:
+            self.held[name, collective.after] = self.permute(collective, before)
+            return
         after: Shards = list(before)
         for group in self.groups(collective.axes):
             moved = _COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
             for device, array in zip(group, moved, strict=True):
                 after[device] = array
         self.held[name, collective.after] = after
+
+    def permute(self, collective: Collective, shards: Shards) -> Shards:
+        """Hand each device the shard that it has to hold, from the first device that holds it."""
+        holder: dict[str, int] = {}
+        for device, coordinate in enumerate(self.coordinates):
+            holder.setdefault(str(self.window(collective.before, coordinate)), device)
+        sources = [holder[str(self.window(collective.after, coordinate))] for coordinate in self.coordinates]
+        for device, source in enumerate(sources):
+            self.count(collective, shards[source].size if source != device else 0)
+        return [np.array(shards[source]) for source in sources]
 
     def groups(self, axes: Axes) -> list[list[int]]:
         """Device numbers of each group along `axes`, in the order of the axes."""

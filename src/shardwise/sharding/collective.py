@@ -1,7 +1,8 @@
 """A collective as a value: what it does to a sharding, and how many elements it moves.
 
 AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial
-axes, AllToAll moves axes from one dim to another, and a slice (each device keeps its part) moves nothing. Source: S2.
+axes, AllToAll moves axes from one dim to another, a permute hands whole shards to other devices (I_XY to I_YX, or I_X to I_Y), and a
+slice (each device keeps its part) moves nothing. Source: S2.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Kind(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     ALL_TO_ALL = "all_to_all"
+    PERMUTE = "permute"
     SLICE = "slice"
     SEND_RECV = "send_recv"
 
@@ -51,13 +53,14 @@ class Collective:
 
 
 def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
-    """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, nothing for a slice.
+    """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, all of it for a permute or a send,
+    nothing for a slice.
 
     `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
     """
     if kind is Kind.SLICE:
         return Polynomial()
-    if kind is Kind.SEND_RECV:
+    if kind in (Kind.SEND_RECV, Kind.PERMUTE):
         return payload
     own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
     return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)

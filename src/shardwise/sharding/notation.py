@@ -2,33 +2,49 @@
 
     A[I_X, J_Y]{U_Z}                       a tensor; I_XY is split over X (major) and Y
     A[B_{dp,fsdp}, T_cp]                   axes with longer names: one bare, several in braces
+    A: bf16[I_X = 8192, J = 4096]          a number format and sizes
+    bf16[4096_X, 8192]                     sizes alone: the dims take their letters from I on, the tensor from A on
     A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]   an expression
 
-Printing is `str(spec)`; parse and print round-trip.
+Printing is `str`; parse and print round-trip.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from shardwise.dtypes import BYTES_PER_ELEMENT
 from shardwise.errors import NotationError, ShardingError
 from shardwise.sharding.spec import Axes, Spec
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9']*")
+_NUMBER = re.compile(r"\d+")
 _SUBSCRIPT = re.compile(r"_(?:\{([^{}]*)\}|([A-Za-z][A-Za-z0-9]*(?:_[a-z][a-z0-9]*)*))")
 _AXIS = re.compile(r"^[A-Za-z][A-Za-z0-9_]*$")
+_LETTERS = "IJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named tensor with its sharding."""
+    """A named tensor with its sharding; `dtype` and `sizes` where the text gives them."""
 
     name: str
     spec: Spec
+    dtype: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.name}{self.spec}"
+        if not self.dtype and not self.sizes:
+            return f"{self.name}{self.spec}"
+        inner = ", ".join(self._dim(dim) for dim in self.spec.dims)
+        partial = str(self.spec)[str(self.spec).index("]") + 1 :]
+        return f"{self.name}: {self.dtype or ''}[{inner}]{partial}"
+
+    def _dim(self, dim: str) -> str:
+        shown = str(Spec.of((dim,), {dim: self.spec.axes_of(dim)}))[1:-1]
+        return f"{shown} = {self.sizes[dim]}" if dim in self.sizes else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,14 @@ class _Reader:
         self.position = match.end()
         return match.group()
 
+    def number(self, what: str) -> int:
+        self.skip()
+        match = _NUMBER.match(self.text, self.position)
+        if match is None:
+            raise self.fail(f"expected a whole number, {what}")
+        self.position = match.end()
+        return int(match.group())
+
     def subscript(self) -> Axes:
         """Axes of a subscript; capital letters are an axis each (`_XY`), a lower-case name is one axis (`_fsdp`)."""
         if not self.text.startswith("_", self.position):
@@ -92,32 +116,73 @@ class _Reader:
         return axes
 
 
-def _tensor(reader: _Reader) -> Tensor:
+def _tensor(reader: _Reader, number: int = 0) -> Tensor:
+    """One tensor; `number` is its place in an expression, which names it when the text does not."""
     reader.skip()
     start = reader.position
-    name = reader.name("the name of a tensor")
+    name, dtype = _heading(reader, number)
+    dims, axes, sizes = _dims(reader, name)
+    partial = _partial(reader)
+    try:
+        return Tensor(name, Spec(tuple(dims), tuple(axes), partial), dtype, sizes)
+    except ShardingError as error:
+        raise reader.fail(str(error), start) from None
+
+
+def _heading(reader: _Reader, number: int) -> tuple[str, str | None]:
+    """`A`, `A: bf16` or `bf16`: the name and the number format."""
+    start = reader.position
+    first = reader.name("the name of a tensor")
+    if reader.accept(":"):
+        reader.skip()
+        if reader.text.startswith("[", reader.position):
+            return first, None
+        dtype = reader.name("a number format such as bf16")
+        if dtype not in BYTES_PER_ELEMENT:
+            raise reader.fail(f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", reader.position - len(dtype))
+        return first, dtype
+    if first in BYTES_PER_ELEMENT:
+        return chr(ord("A") + number), first
+    reader.skip()
+    if not reader.text.startswith("[", reader.position):
+        raise reader.fail(f"expected '[' after the tensor name {first!r}", max(start + len(first), reader.position))
+    return first, None
+
+
+def _dims(reader: _Reader, name: str) -> tuple[list[str], list[Axes], dict[str, int]]:
     reader.expect("[", f"after the tensor name {name!r}")
     dims: list[str] = []
     axes: list[Axes] = []
+    sizes: dict[str, int] = {}
     while not reader.accept("]"):
         if dims:
             reader.expect(",", "or ']' after a dim")
-        dim = reader.name("the name of a dim")
+        reader.skip()
+        number = _NUMBER.match(reader.text, reader.position)
+        if number is not None:
+            reader.position = number.end()
+            dim = _LETTERS[len(dims)]
+            sizes[dim] = int(number.group())
+        else:
+            dim = reader.name("the name of a dim")
         if dim in dims:
             raise reader.fail(f"dim {dim} occurs twice in {name}", reader.position - len(dim))
         dims.append(dim)
         axes.append(reader.subscript())
-    partial: Axes = ()
-    if reader.accept("{"):
-        reader.expect("U", "for a partial sum, as in {U_X}")
-        partial = reader.subscript()
-        if not partial:
-            raise reader.fail("expected the axes of the partial sum, as in {U_X}")
-        reader.expect("}", "after the axes of a partial sum")
-    try:
-        return Tensor(name, Spec(tuple(dims), tuple(axes), partial))
-    except ShardingError as error:
-        raise reader.fail(str(error), start) from None
+        if reader.accept("="):
+            sizes[dim] = reader.number(f"the size of {dim}")
+    return dims, axes, sizes
+
+
+def _partial(reader: _Reader) -> Axes:
+    if not reader.accept("{"):
+        return ()
+    reader.expect("U", "for a partial sum, as in {U_X}")
+    partial = reader.subscript()
+    if not partial:
+        raise reader.fail("expected the axes of the partial sum, as in {U_X}")
+    reader.expect("}", "after the axes of a partial sum")
+    return partial
 
 
 def parse_tensor(text: str) -> Tensor:
@@ -135,8 +200,8 @@ def parse_expression(text: str) -> Expression:
     reader = _Reader(text)
     operands = [_tensor(reader)]
     while reader.accept("*") or reader.accept("·"):
-        operands.append(_tensor(reader))
-    result = _tensor(reader) if reader.accept("->") else None
+        operands.append(_tensor(reader, len(operands)))
+    result = _tensor(reader, len(operands)) if reader.accept("->") else None
     reader.skip()
     if reader.position < len(text):
         raise reader.fail("expected '*', '->' or the end of the expression")

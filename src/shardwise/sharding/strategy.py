@@ -1,0 +1,358 @@
+"""The cheapest way to compute a sharded product: exact, over collectives and local products in any order.
+
+The shardings of one tensor are the nodes of a graph, collectives its edges, and costs add: shortest paths (Dijkstra) give
+the cost of every sharding of every operand. Two operands meet in a local product wherever their shardings agree; the
+product's natural sharding starts the result's own graph. For a chain every order of multiplying is tried. The price of a
+collective and of a product is handed in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.errors import ShardingError
+from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Axes, Spec
+
+Cost = tuple[float, ...]  # compared in order; costs add part by part
+PriceCollective = Callable[[Kind, Axes, float], Cost]  # kind, axes, elements of the payload
+PriceProduct = Callable[[float], Cost]  # FLOPs on one device
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One collective on one tensor (an operand, or the product of some)."""
+
+    tensor: str
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One local product of two tensors."""
+
+    left: str
+    right: str
+    result: str
+    left_spec: Spec
+    right_spec: Spec
+    result_spec: Spec
+
+
+Action = Move | Product
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Actions in order of execution, their cost, and the sharding of the result."""
+
+    actions: tuple[Action, ...]
+    cost: Cost
+    result: Spec
+
+
+class _Node(NamedTuple):
+    """How a sharding of a tensor was reached, and at what cost."""
+
+    cost: Cost
+    origin: tuple[Spec, Collective] | _Join | None
+
+
+class _Join(NamedTuple):
+    left: _Tensor
+    right: _Tensor
+    left_spec: Spec
+    right_spec: Spec
+
+
+@dataclass(slots=True, eq=False)
+class _Tensor:
+    """A tensor of the expression tree with the cheapest way to each of its shardings."""
+
+    name: str
+    dims: Axes
+    members: frozenset[int]
+    nodes: dict[Spec, _Node]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be computed: operands with their shardings, the result's dims, its sharding if one is asked for.
+
+    Every dim that two operands share and the result lacks is summed. `free` operands may start in any sharding.
+    """
+
+    names: tuple[str, ...]
+    operands: tuple[Spec, ...]
+    result: Axes
+    goal: Spec | None
+    mesh: Mesh
+    sizes: Mapping[str, int]
+    free: frozenset[str] = frozenset()
+
+
+def cheapest(
+    problem: Problem, collective: PriceCollective, product: PriceProduct, *, alternatives: int = 4
+) -> list[Strategy]:
+    """The cheapest strategy first, then the cheapest of every other way to join the operands, up to `alternatives`.
+
+    Raises `ShardingError` when no sequence of collectives and products leads to the result.
+    """
+    return _Search(problem, collective, product).run(alternatives)
+
+
+class _Search:
+    def __init__(self, problem: Problem, collective: PriceCollective, product: PriceProduct) -> None:
+        self.problem, self.collective, self.product = problem, collective, product
+        self.degree = dict(problem.mesh.axes)
+        self.known_moves: dict[Spec, list[tuple[Collective, Cost]]] = {}
+        self.zero: Cost = tuple(0.0 for _ in product(0.0))
+
+    def run(self, alternatives: int) -> list[Strategy]:
+        leaves = [self.leaf(i) for i in range(len(self.problem.operands))]
+        root = self.root(leaves)
+        ends = self.ends(root)
+        if not ends:
+            raise ShardingError(f"no way found to {self.problem.goal or self.problem.result}; check that sizes divide")
+        found: list[Strategy] = []
+        for spec in sorted(ends, key=lambda s: (root.nodes[s].cost, str(s)))[:1]:
+            found.append(Strategy(tuple(self.actions(root, spec)), root.nodes[spec].cost, spec))
+        return found + self.others(root, leaves, found[0], alternatives)
+
+    def leaf(self, index: int) -> _Tensor:
+        name, spec = self.problem.names[index], self.problem.operands[index]
+        start = {spec: _Node(self.zero, None)}
+        if name in self.problem.free:
+            start = {s: _Node(self.zero, None) for s in self.shardings(spec.dims)}
+        tensor = _Tensor(name, spec.dims, frozenset([index]), start)
+        return self.close(tensor)
+
+    def shardings(self, dims: Axes) -> Iterator[Spec]:
+        """Every legal sharding of a tensor without partial sums."""
+        for places in itertools.product((None, *dims), repeat=len(self.degree)):
+            used: dict[str, list[str]] = {}
+            for axis, place in zip(self.degree, places, strict=True):
+                if place is not None:
+                    used.setdefault(place, []).append(axis)
+            for orders in itertools.product(*(itertools.permutations(axes) for axes in used.values())):
+                spec = Spec.of(dims, dict(zip(used, orders, strict=True)))
+                if self.divides(spec):
+                    yield spec
+
+    def divides(self, spec: Spec) -> bool:
+        return all(self.problem.sizes[d] % self.size(a) == 0 for d, a in zip(spec.dims, spec.axes, strict=True))
+
+    def size(self, axes: Iterable[str]) -> int:
+        result = 1
+        for axis in axes:
+            result *= self.degree[axis]
+        return result
+
+    # Shortest paths over the shardings of one tensor
+
+    def close(self, tensor: _Tensor) -> _Tensor:
+        """Reach every sharding from those known, each the cheapest way."""
+        order = itertools.count()
+        heap = [(node.cost, next(order), spec) for spec, node in tensor.nodes.items()]
+        heapq.heapify(heap)
+        done: set[Spec] = set()
+        while heap:
+            cost, _, spec = heapq.heappop(heap)
+            if spec in done:
+                continue
+            done.add(spec)
+            for collective, price in self.moves(spec):
+                after = collective.after
+                total = tuple(a + b for a, b in zip(cost, price, strict=True))
+                if after not in tensor.nodes or total < tensor.nodes[after].cost:
+                    tensor.nodes[after] = _Node(total, (spec, collective))
+                    heapq.heappush(heap, (total, next(order), after))
+        return tensor
+
+    def moves(self, spec: Spec) -> list[tuple[Collective, Cost]]:
+        """Every collective that applies to a tensor lying as `spec`, with its price."""
+        if spec not in self.known_moves:
+            found = []
+            for collective in _collectives(spec, tuple(self.degree), self.degree):
+                if self.divides(collective.after):
+                    found.append((collective, self.price(collective)))
+            self.known_moves[spec] = found
+        return self.known_moves[spec]
+
+    def price(self, collective: Collective) -> Cost:
+        return self.collective(collective.kind, collective.axes, self.payload(collective))
+
+    def payload(self, collective: Collective) -> float:
+        """Elements of `Collective.payload_elements` for the problem's sizes."""
+        if collective.kind is Kind.ALL_GATHER:
+            return self.local(collective.before) * self.size(collective.axes)
+        return self.local(collective.before)
+
+    def local(self, spec: Spec) -> float:
+        elements = 1.0
+        for dim, axes in zip(spec.dims, spec.axes, strict=True):
+            elements *= self.problem.sizes[dim] / self.size(axes)
+        return elements
+
+    # Products
+
+    def root(self, leaves: Sequence[_Tensor]) -> _Tensor:
+        """The whole product: every way to split the operands in two, the parts built the same way."""
+        built: dict[frozenset[int], _Tensor] = {leaf.members: leaf for leaf in leaves}
+        for count in range(2, len(leaves) + 1):
+            for members in map(frozenset, itertools.combinations(range(len(leaves)), count)):
+                self.build(members, built, last=count == len(leaves))
+        return built[frozenset(range(len(leaves)))]
+
+    def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, last: bool) -> None:
+        first = min(members)
+        nodes: dict[Spec, _Node] = {}
+        dims = self.dims(members)
+        for part in _subsets(members):
+            left, right = built.get(part), built.get(members - part)
+            if first in part and left is not None and right is not None and (last or set(left.dims) & set(right.dims)):
+                self.join(left, right, dims, nodes)
+        if nodes:
+            name = "*".join(self.problem.names[i] for i in sorted(members))
+            built[members] = self.close(_Tensor(name, dims, members, nodes))
+
+    def dims(self, members: frozenset[int]) -> Axes:
+        """Dims of a partial product: those that the result or an operand outside still needs."""
+        outside = {d for i, spec in enumerate(self.problem.operands) if i not in members for d in spec.dims}
+        inside = dict.fromkeys(d for i in sorted(members) for d in self.problem.operands[i].dims)
+        if len(members) == len(self.problem.operands):
+            return self.problem.result
+        return tuple(d for d in inside if d in outside or d in self.problem.result)
+
+    def join(self, left: _Tensor, right: _Tensor, dims: Axes, nodes: dict[Spec, _Node]) -> None:
+        """Every pair of shardings that can be multiplied locally, and the natural sharding of its result."""
+        for left_spec, right_spec, result in _products(left.dims, right.dims, dims, tuple(self.degree)):
+            if left_spec not in left.nodes or right_spec not in right.nodes or not self.divides(result):
+                continue
+            parts = (left.nodes[left_spec].cost, right.nodes[right_spec].cost, self.product(self.flops(left_spec, right_spec)))
+            cost = tuple(map(sum, zip(*parts, strict=True)))
+            if result not in nodes or cost < nodes[result].cost:
+                nodes[result] = _Node(cost, _Join(left, right, left_spec, right_spec))
+
+    def flops(self, left: Spec, right: Spec) -> float:
+        """2 per element of the local product's index space; 1 where nothing is summed."""
+        sizes = {d: self.problem.sizes[d] / self.size(s.axes_of(d)) for s in (left, right) for d in s.dims}
+        elements = 1.0
+        for size in sizes.values():
+            elements *= size
+        summed = set(left.dims) & set(right.dims) - set(self.problem.result)
+        return elements * (2.0 if summed else 1.0)
+
+    # From the graph back to actions
+
+    def ends(self, root: _Tensor) -> list[Spec]:
+        goal = self.problem.goal
+        if goal is not None:
+            return [goal] if goal in root.nodes else []
+        return [spec for spec in root.nodes if not spec.partial]
+
+    def actions(self, tensor: _Tensor, spec: Spec) -> Iterator[Action]:
+        origin = tensor.nodes[spec].origin
+        if isinstance(origin, _Join):
+            yield from self.actions(origin.left, origin.left_spec)
+            yield from self.actions(origin.right, origin.right_spec)
+            yield Product(origin.left.name, origin.right.name, tensor.name, origin.left_spec, origin.right_spec, spec)
+        elif origin is not None:
+            yield from self.actions(tensor, origin[0])
+            yield Move(tensor.name, origin[1])
+
+    def others(self, root: _Tensor, leaves: Sequence[_Tensor], best: Strategy, count: int) -> list[Strategy]:
+        """The cheapest strategies whose last product joins its operands in another way."""
+        joined: dict[Spec, _Node] = {}
+        for spec, node in root.nodes.items():
+            if isinstance(node.origin, _Join):
+                joined[spec] = node
+        found = []
+        for spec, node in joined.items():
+            alone = self.close(_Tensor(root.name, root.dims, root.members, {spec: node}))
+            for end in sorted(self.ends(alone), key=lambda s: (alone.nodes[s].cost, str(s)))[:1]:
+                found.append(Strategy(tuple(self.actions(alone, end)), alone.nodes[end].cost, end))
+        found.sort(key=lambda strategy: strategy.cost)
+        return [other for other in found if other.actions != best.actions][:count]
+
+
+def _subsets(members: frozenset[int]) -> Iterator[frozenset[int]]:
+    for count in range(1, len(members)):
+        yield from map(frozenset, itertools.combinations(sorted(members), count))
+
+
+def _collectives(spec: Spec, axes: Axes, degree: Mapping[str, int]) -> Iterator[Collective]:
+    """Every collective that applies to a tensor lying as `spec`."""
+    yield from _gathers(spec)
+    yield from _reductions(spec)
+    used = spec.sharded_axes | set(spec.partial)
+    for dim in spec.dims:
+        for axis in axes:
+            if axis not in used:
+                yield Collective(Kind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
+    yield from _permutes(spec, [axis for axis in axes if axis not in used], degree)
+
+
+def _gathers(spec: Spec) -> Iterator[Collective]:
+    for dim in spec.dims:
+        own = spec.axes_of(dim)
+        for start in range(len(own)):
+            tail, kept = own[start:], spec.with_axes(dim, own[:start])
+            yield Collective(Kind.ALL_GATHER, tail, spec, kept)
+            for target in spec.dims:
+                if target != dim:
+                    yield Collective(Kind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail))
+
+
+def _reductions(spec: Spec) -> Iterator[Collective]:
+    for count in range(1, len(spec.partial) + 1):
+        for some in itertools.combinations(spec.partial, count):
+            rest = spec.with_partial(axis for axis in spec.partial if axis not in some)
+            yield Collective(Kind.ALL_REDUCE, some, spec, rest)
+            for order in itertools.permutations(some):
+                for dim in spec.dims:
+                    yield Collective(Kind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order))
+
+
+def _permutes(spec: Spec, unused: Sequence[str], degree: Mapping[str, int]) -> Iterator[Collective]:
+    """Other orders of the axes on one dim; two axes of one size exchanged; an axis replaced by an unused one of its size."""
+    for dim in spec.dims:
+        for order in itertools.permutations(spec.axes_of(dim)):
+            if order != spec.axes_of(dim):
+                yield Collective(Kind.PERMUTE, order, spec, spec.with_axes(dim, order))
+    placed = sorted(spec.sharded_axes)
+    for first, second in itertools.combinations(placed, 2):
+        if degree[first] == degree[second] and spec.dim_of(first) != spec.dim_of(second):
+            yield Collective(Kind.PERMUTE, (first, second), spec, _renamed(spec, {first: second, second: first}))
+    for axis, other in itertools.product(placed, unused):
+        if degree[axis] == degree[other]:
+            yield Collective(Kind.PERMUTE, (axis, other), spec, _renamed(spec, {axis: other}))
+
+
+def _renamed(spec: Spec, names: Mapping[str, str]) -> Spec:
+    axes = tuple(tuple(names.get(axis, axis) for axis in group) for group in spec.axes)
+    return Spec(spec.dims, axes, spec.partial)
+
+
+def _products(left: Axes, right: Axes, result: Axes, axes: Axes) -> Iterator[tuple[Spec, Spec, Spec]]:
+    """Every way to lay the mesh over a local product: each axis splits one dim, or is a partial sum of one side, or rests."""
+    dims = tuple(dict.fromkeys((*left, *right)))
+    for places in itertools.product((*dims, "{left}", "{right}", None), repeat=len(axes)):
+        by_dim: dict[str, list[str]] = {}
+        for axis, place in zip(axes, places, strict=True):
+            if place in dims:
+                by_dim.setdefault(str(place), []).append(axis)
+        partial = [tuple(a for a, p in zip(axes, places, strict=True) if p == side) for side in ("{left}", "{right}")]
+        for orders in itertools.product(*(itertools.permutations(group) for group in by_dim.values())):
+            split = dict(zip(by_dim, orders, strict=True))
+            summed = [a for d, group in split.items() if d not in result for a in group]
+            yield (
+                Spec.of(left, {d: g for d, g in split.items() if d in left}, partial[0]),
+                Spec.of(right, {d: g for d, g in split.items() if d in right}, partial[1]),
+                Spec.of(result, {d: g for d, g in split.items() if d in result}, (*summed, *partial[0], *partial[1])),
+            )
