@@ -66,6 +66,17 @@ def load_cluster(text: str) -> Cluster:
     return Cluster(name=text.strip().lower(), chip=load_chip(name), topology=build(name, entry, shape))
 
 
+def topology_of_shape(name: str, shape: tuple[int, ...]) -> Topology:
+    """The network that a bare chip's devices would form: a torus of this shape, or switches over so many devices.
+
+    A torus of any shape is given, whether or not the vendor sells it. Raises `InputError` for an unknown chip.
+    """
+    entry = _entry(name)
+    if "torus" in entry:
+        return _links_of(entry["torus"], shape)
+    return _switched(name, entry, (math.prod(shape),))
+
+
 def _torus(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
     torus = entry["torus"]
     pod = sorted(torus["pod"])
@@ -79,6 +90,10 @@ def _torus(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
             f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod, {'x'.join(map(str, torus['pod']))} "
             f"({math.prod(pod)} chips)"
         )
+    return _links_of(torus, shape)
+
+
+def _links_of(torus: Entry, shape: tuple[int, ...]) -> Torus:
     return Torus(
         shape=shape, bytes_per_s=parse_quantity(torus["bytes_per_s"]), hop_latency_s=torus["hop_latency_s"],
         wrap_rule=torus["wrap_rule"],

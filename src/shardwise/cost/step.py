@@ -80,8 +80,11 @@ def _add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str,
     """A field over all units, each as often as the stage has it; units that it never has are not looked at."""
     total: Value = None
     for unit, count in times.items():
-        if not (isinstance(count, int) and count == 0):
-            value = getattr(costs[unit], field) * count
+        if isinstance(count, int) and count == 0:
+            continue
+        value = getattr(costs[unit], field)
+        if not (isinstance(value, float) and value == 0.0):
+            value = value if isinstance(count, int) and count == 1 else value * count
             total = value if total is None else total + value
     return 0.0 if total is None else total
 

@@ -62,6 +62,10 @@ class VirtualDevices:
             window.append(slice(start, start + local))
         return tuple(window)
 
+    def content(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[str, int]:
+        """What a device holds: a part of the array, and which summand of it."""
+        return str(self.window(spec, coordinate)), self.mesh.position(coordinate, spec.partial)
+
     def cut(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
         return np.array(whole[self.window(spec, coordinate)])
 
@@ -107,10 +111,10 @@ class VirtualDevices:
 
     def permute(self, collective: Collective, shards: Shards) -> Shards:
         """Hand each device the shard that it has to hold, from the first device that holds it."""
-        holder: dict[str, int] = {}
+        holder: dict[tuple[str, int], int] = {}
         for device, coordinate in enumerate(self.coordinates):
-            holder.setdefault(str(self.window(collective.before, coordinate)), device)
-        sources = [holder[str(self.window(collective.after, coordinate))] for coordinate in self.coordinates]
+            holder.setdefault(self.content(collective.before, coordinate), device)
+        sources = [holder[self.content(collective.after, coordinate)] for coordinate in self.coordinates]
         for device, source in enumerate(sources):
             self.count(collective, shards[source].size if source != device else 0)
         return [np.array(shards[source]) for source in sources]

@@ -102,8 +102,9 @@ class _Walk:
             operation = self.add_alike(operation)
         specs = [self.spec(name) for name in operation.inputs]
         placed = operation.place(specs, self.dims, self.use.__contains__, self.goal(operation))
-        for name, spec in zip(operation.operands, placed.inputs, strict=False):
-            self.bring(name, spec, "; ".join(placed.reasons))
+        reasons = placed.reasons or ("",) * len(placed.inputs)
+        for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
+            self.bring(name, spec, reason)
         if isinstance(operation, Carry):
             self.carry(operation, placed)
         else:

@@ -45,7 +45,9 @@ class ShardedExpression:
         )  # fmt: skip
 
 
-def shard_expression(expression: Expression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16") -> ShardedExpression:
+def shard_expression(
+    expression: Expression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16"
+) -> ShardedExpression:
     """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
     labels, result_dims = _labels(expression)
     names = _names(expression)
@@ -174,7 +176,7 @@ def strategy_program(made: ShardedExpression, strategy: Strategy) -> ShardedProg
     tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(made.names, made.operands, strict=True)}
     operations: list[Operation] = []
     steps: list[Communicate | Compute] = []
-    specs = dict(zip(made.names, made.operands, strict=True))
+    specs = dict(strategy.starts)
     for action in strategy.actions:
         if isinstance(action, Move):
             steps.append(Communicate(tensors[named(action.tensor)], action.collective))

@@ -20,11 +20,11 @@ Dims = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Shardings of the operands at the operation, natural shardings of the results, and why operands move."""
+    """Shardings of the operands at the operation, natural shardings of the results, and why each operand moves."""
 
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()  # one for each operand, empty where it stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Contract(Operation):
         left, right = self.inputs
         keep = "left" if fixed(left) else "right" if fixed(right) else None
         case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep, goal=goal)
-        return Placed((case.left, case.right), (case.result,), case.reasons)
+        reasons = tuple("; ".join(why for s, why in case.moves if s == side) for side in ("left", "right"))
+        return Placed((case.left, case.right), (case.result,), reasons)
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         left, right = self.inputs
@@ -87,8 +88,10 @@ class Contract(Operation):
         return [(left, Contract((dy, right), ("?",))), (right, Contract((left, dy), ("?",)))]
 
     def flops(self, placed: Placed) -> Polynomial:
+        """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product)."""
         sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
-        return product(sorted(sizes, key=repr), 2.0)
+        summed = {size.dim for size in sizes} - set(placed.outputs[0].dims)
+        return product(sorted(sizes, key=repr), 2.0 if summed else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import STATE_UNITS
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
-from shardwise.job import Job, precision_named
+from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.derivation import UNITS
 from shardwise.layout.shardings import TP, Family, atomic_degrees
 from shardwise.layout.stages import layers_per_stage
@@ -56,6 +56,25 @@ class Gathered:
             value = getattr(self._cost, name)
             got[name] = value.take(self._rows, mode="clip") if isinstance(value, np.ndarray) and value.ndim else value
         return got[name]
+
+
+def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
+    """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered."""
+    cost = cost._replace(backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
+    if overlap == "max":  # the longest axis counts, so the axes stay apart
+        return cost
+    forward, backward = cost.tp_forward_s + cost.cp_forward_s, cost.tp_backward_s + cost.cp_backward_s
+    return cost._replace(tp_forward_s=forward, cp_forward_s=0.0, tp_backward_s=backward, cp_backward_s=0.0)
+
+
+def lean_state(cost: StateCost, overlap: Overlap) -> StateCost:
+    """The same for state: bytes at rest in one column."""
+    rest = cost.parameters_bytes + cost.gradients_bytes + cost.master_bytes + cost.optimizer_bytes
+    cost = cost._replace(parameters_bytes=rest, gradients_bytes=0.0, master_bytes=0.0, optimizer_bytes=0.0)
+    if overlap == "max":
+        return cost
+    added = cost.step_fsdp_s + cost.step_dp_s + cost.step_control_s
+    return cost._replace(step_fsdp_s=added, step_dp_s=0.0, step_control_s=0.0)
 
 
 @dataclass(slots=True)
@@ -109,7 +128,9 @@ class _Builder:
         for sp in {sp for sp, _, _ in self.families}:
             for recompute, policy in enumerate(self.space.choices.recompute):
                 family = Family(3, bool(self.space.choices.sequence_parallel[sp]), policy)
-                activation[sp, recompute] = {u: self.pricer.activation(u, family, values, some) for u in UNITS}
+                activation[sp, recompute] = {
+                    u: lean_activation(self.pricer.activation(u, family, values, some), self.job.overlap) for u in UNITS
+                }
         return activation, row
 
     def values(self, rows: Ints, micro_batch: Ints) -> Values:
@@ -124,7 +145,9 @@ class _Builder:
         for sp, zero in {(sp, zero) for sp, zero, _ in self.families}:
             choices = self.space.choices
             family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
-            tables[sp, zero] = {u: self.pricer.state(u, family, values, links) for u in STATE_UNITS}
+            tables[sp, zero] = {
+                u: lean_state(self.pricer.state(u, family, values, links), self.job.overlap) for u in STATE_UNITS
+            }
         return tables
 
     def stages(self) -> tuple[dict[str, Ints], Ints]:

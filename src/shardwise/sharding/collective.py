@@ -1,8 +1,8 @@
 """A collective as a value: what it does to a sharding, and how many elements it moves.
 
 AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial
-axes, AllToAll moves axes from one dim to another, a permute hands whole shards to other devices (I_XY to I_YX, or I_X to I_Y), and a
-slice (each device keeps its part) moves nothing. Source: S2.
+axes, AllToAll moves axes from one dim to another, a permute hands whole shards to other devices (I_XY to I_YX, or I_X to
+I_Y), and a slice (each device keeps its part) moves nothing. Source: S2.
 """
 
 from __future__ import annotations

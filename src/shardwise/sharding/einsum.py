@@ -22,12 +22,16 @@ from shardwise.sharding.spec import Axes, Spec
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The shardings that the operands must have at the product, the result's natural sharding, and why."""
+    """The shardings that the operands must have at the product, the result's natural sharding, and what moves why."""
 
     left: Spec
     right: Spec
     result: Spec
-    reasons: tuple[str, ...]
+    moves: tuple[tuple[str, str], ...]  # ("left" or "right", the reason)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(reason for _, reason in self.moves)
 
 
 def contract(
@@ -47,7 +51,7 @@ def contract(
     for axis in sorted(case.axes()):
         case.resolve(axis)
     case.align()
-    return Contraction(case.left, case.right, case.result(), tuple(case.reasons))
+    return Contraction(case.left, case.right, case.result(), tuple(case.moves))
 
 
 class _Cases:
@@ -55,20 +59,21 @@ class _Cases:
 
     def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None, goal: Spec | None) -> None:
         self.left, self.right, self.dims, self.fixed, self.goal = left, right, dims, fixed, goal
-        self.reasons: list[str] = []
+        self.moves: list[tuple[str, str]] = []
 
     def axes(self) -> frozenset[str]:
         return self.left.sharded_axes | self.right.sharded_axes
 
     def gather(self, side: str, axis: str, why: str) -> None:
-        self.reasons.append(f"{why}: gather {side} over {axis}")
+        self.moves.append((side, f"{why}: gather {side} over {axis}"))
         setattr(self, side, getattr(self, side).gathered(axis))
 
     def reduce(self, side: str, axis: str, dim: str) -> None:
         """Sum a partial operand over `axis`, onto `dim` where it has it, because the other operand is split there."""
         spec: Spec = getattr(self, side)
         spec = spec.with_partial(a for a in spec.partial if a != axis)
-        self.reasons.append(f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it")
+        why = f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it"
+        self.moves.append((side, why))
         setattr(self, side, spec.with_axes(dim, (*spec.axes_of(dim), axis)) if dim in spec.dims else spec)
 
     def resolve(self, axis: str) -> None:

@@ -139,7 +139,9 @@ def _heading(reader: _Reader, number: int) -> tuple[str, str | None]:
             return first, None
         dtype = reader.name("a number format such as bf16")
         if dtype not in BYTES_PER_ELEMENT:
-            raise reader.fail(f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", reader.position - len(dtype))
+            raise reader.fail(
+                f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", reader.position - len(dtype)
+            )
         return first, dtype
     if first in BYTES_PER_ELEMENT:
         return chr(ord("A") + number), first

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from shardwise.errors import ShardingError
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.moves import collectives_from, local_products
 from shardwise.sharding.spec import Axes, Spec
 
 Cost = tuple[float, ...]  # compared in order; costs add part by part
@@ -49,10 +50,11 @@ Action = Move | Product
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Actions in order of execution, their cost, and the sharding of the result."""
+    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result."""
 
     actions: tuple[Action, ...]
     cost: Cost
+    starts: Mapping[str, Spec]
     result: Spec
 
 
@@ -97,7 +99,7 @@ class Problem:
 
 
 def cheapest(
-    problem: Problem, collective: PriceCollective, product: PriceProduct, *, alternatives: int = 4
+    problem: Problem, collective: PriceCollective, product: PriceProduct, *, alternatives: int = 3
 ) -> list[Strategy]:
     """The cheapest strategy first, then the cheapest of every other way to join the operands, up to `alternatives`.
 
@@ -121,7 +123,7 @@ class _Search:
             raise ShardingError(f"no way found to {self.problem.goal or self.problem.result}; check that sizes divide")
         found: list[Strategy] = []
         for spec in sorted(ends, key=lambda s: (root.nodes[s].cost, str(s)))[:1]:
-            found.append(Strategy(tuple(self.actions(root, spec)), root.nodes[spec].cost, spec))
+            found.append(self.strategy(root, spec))
         return found + self.others(root, leaves, found[0], alternatives)
 
     def leaf(self, index: int) -> _Tensor:
@@ -178,7 +180,7 @@ class _Search:
         """Every collective that applies to a tensor lying as `spec`, with its price."""
         if spec not in self.known_moves:
             found = []
-            for collective in _collectives(spec, tuple(self.degree), self.degree):
+            for collective in collectives_from(spec, self.degree):
                 if self.divides(collective.after):
                     found.append((collective, self.price(collective)))
             self.known_moves[spec] = found
@@ -204,18 +206,19 @@ class _Search:
     def root(self, leaves: Sequence[_Tensor]) -> _Tensor:
         """The whole product: every way to split the operands in two, the parts built the same way."""
         built: dict[frozenset[int], _Tensor] = {leaf.members: leaf for leaf in leaves}
+        outer = not _connected([leaf.dims for leaf in leaves])  # outer products only where they cannot be avoided
         for count in range(2, len(leaves) + 1):
             for members in map(frozenset, itertools.combinations(range(len(leaves)), count)):
-                self.build(members, built, last=count == len(leaves))
+                self.build(members, built, outer=outer or count == len(leaves))
         return built[frozenset(range(len(leaves)))]
 
-    def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, last: bool) -> None:
+    def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, outer: bool) -> None:
         first = min(members)
         nodes: dict[Spec, _Node] = {}
         dims = self.dims(members)
         for part in _subsets(members):
             left, right = built.get(part), built.get(members - part)
-            if first in part and left is not None and right is not None and (last or set(left.dims) & set(right.dims)):
+            if first in part and left is not None and right is not None and (outer or set(left.dims) & set(right.dims)):
                 self.join(left, right, dims, nodes)
         if nodes:
             name = "*".join(self.problem.names[i] for i in sorted(members))
@@ -231,10 +234,14 @@ class _Search:
 
     def join(self, left: _Tensor, right: _Tensor, dims: Axes, nodes: dict[Spec, _Node]) -> None:
         """Every pair of shardings that can be multiplied locally, and the natural sharding of its result."""
-        for left_spec, right_spec, result in _products(left.dims, right.dims, dims, tuple(self.degree)):
+        for left_spec, right_spec, result in local_products(left.dims, right.dims, dims, tuple(self.degree)):
             if left_spec not in left.nodes or right_spec not in right.nodes or not self.divides(result):
                 continue
-            parts = (left.nodes[left_spec].cost, right.nodes[right_spec].cost, self.product(self.flops(left_spec, right_spec)))
+            parts = (
+                left.nodes[left_spec].cost,
+                right.nodes[right_spec].cost,
+                self.product(self.flops(left_spec, right_spec)),
+            )
             cost = tuple(map(sum, zip(*parts, strict=True)))
             if result not in nodes or cost < nodes[result].cost:
                 nodes[result] = _Node(cost, _Join(left, right, left_spec, right_spec))
@@ -256,15 +263,21 @@ class _Search:
             return [goal] if goal in root.nodes else []
         return [spec for spec in root.nodes if not spec.partial]
 
-    def actions(self, tensor: _Tensor, spec: Spec) -> Iterator[Action]:
+    def strategy(self, tensor: _Tensor, end: Spec) -> Strategy:
+        starts: dict[str, Spec] = {}
+        return Strategy(tuple(self.actions(tensor, end, starts)), tensor.nodes[end].cost, starts, end)
+
+    def actions(self, tensor: _Tensor, spec: Spec, starts: dict[str, Spec]) -> Iterator[Action]:
         origin = tensor.nodes[spec].origin
         if isinstance(origin, _Join):
-            yield from self.actions(origin.left, origin.left_spec)
-            yield from self.actions(origin.right, origin.right_spec)
+            yield from self.actions(origin.left, origin.left_spec, starts)
+            yield from self.actions(origin.right, origin.right_spec, starts)
             yield Product(origin.left.name, origin.right.name, tensor.name, origin.left_spec, origin.right_spec, spec)
         elif origin is not None:
-            yield from self.actions(tensor, origin[0])
+            yield from self.actions(tensor, origin[0], starts)
             yield Move(tensor.name, origin[1])
+        else:
+            starts[tensor.name] = spec
 
     def others(self, root: _Tensor, leaves: Sequence[_Tensor], best: Strategy, count: int) -> list[Strategy]:
         """The cheapest strategies whose last product joins its operands in another way."""
@@ -276,83 +289,36 @@ class _Search:
         for spec, node in joined.items():
             alone = self.close(_Tensor(root.name, root.dims, root.members, {spec: node}))
             for end in sorted(self.ends(alone), key=lambda s: (alone.nodes[s].cost, str(s)))[:1]:
-                found.append(Strategy(tuple(self.actions(alone, end)), alone.nodes[end].cost, end))
+                found.append(self.strategy(alone, end))
         found.sort(key=lambda strategy: strategy.cost)
-        return [other for other in found if other.actions != best.actions][:count]
+        different = {self.signature(best): best}
+        for other in found:
+            different.setdefault(self.signature(other), other)
+        return list(different.values())[1 : count + 1]
+
+    def signature(self, strategy: Strategy) -> tuple[object, ...]:
+        """What makes strategies essentially different: kinds and degrees, but not which of two equal axes does it."""
+
+        def degrees(spec: Spec) -> tuple[int, ...]:
+            return (*(self.size(axes) for axes in spec.axes), self.size(spec.partial))
+
+        return tuple(
+            (a.tensor, a.collective.kind, degrees(a.collective.after))
+            if isinstance(a, Move)
+            else (a.left, a.right, degrees(a.left_spec), degrees(a.right_spec))
+            for a in strategy.actions
+        )
+
+
+def _connected(groups: Sequence[Axes]) -> bool:
+    """Whether operands with these dims hang together by shared dims."""
+    reached, left = set(groups[0]), list(groups[1:])
+    while near := [group for group in left if reached & set(group)]:
+        reached.update(*near)
+        left = [group for group in left if group not in near]
+    return not left
 
 
 def _subsets(members: frozenset[int]) -> Iterator[frozenset[int]]:
     for count in range(1, len(members)):
         yield from map(frozenset, itertools.combinations(sorted(members), count))
-
-
-def _collectives(spec: Spec, axes: Axes, degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Every collective that applies to a tensor lying as `spec`."""
-    yield from _gathers(spec)
-    yield from _reductions(spec)
-    used = spec.sharded_axes | set(spec.partial)
-    for dim in spec.dims:
-        for axis in axes:
-            if axis not in used:
-                yield Collective(Kind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
-    yield from _permutes(spec, [axis for axis in axes if axis not in used], degree)
-
-
-def _gathers(spec: Spec) -> Iterator[Collective]:
-    for dim in spec.dims:
-        own = spec.axes_of(dim)
-        for start in range(len(own)):
-            tail, kept = own[start:], spec.with_axes(dim, own[:start])
-            yield Collective(Kind.ALL_GATHER, tail, spec, kept)
-            for target in spec.dims:
-                if target != dim:
-                    yield Collective(Kind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail))
-
-
-def _reductions(spec: Spec) -> Iterator[Collective]:
-    for count in range(1, len(spec.partial) + 1):
-        for some in itertools.combinations(spec.partial, count):
-            rest = spec.with_partial(axis for axis in spec.partial if axis not in some)
-            yield Collective(Kind.ALL_REDUCE, some, spec, rest)
-            for order in itertools.permutations(some):
-                for dim in spec.dims:
-                    yield Collective(Kind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order))
-
-
-def _permutes(spec: Spec, unused: Sequence[str], degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Other orders of the axes on one dim; two axes of one size exchanged; an axis replaced by an unused one of its size."""
-    for dim in spec.dims:
-        for order in itertools.permutations(spec.axes_of(dim)):
-            if order != spec.axes_of(dim):
-                yield Collective(Kind.PERMUTE, order, spec, spec.with_axes(dim, order))
-    placed = sorted(spec.sharded_axes)
-    for first, second in itertools.combinations(placed, 2):
-        if degree[first] == degree[second] and spec.dim_of(first) != spec.dim_of(second):
-            yield Collective(Kind.PERMUTE, (first, second), spec, _renamed(spec, {first: second, second: first}))
-    for axis, other in itertools.product(placed, unused):
-        if degree[axis] == degree[other]:
-            yield Collective(Kind.PERMUTE, (axis, other), spec, _renamed(spec, {axis: other}))
-
-
-def _renamed(spec: Spec, names: Mapping[str, str]) -> Spec:
-    axes = tuple(tuple(names.get(axis, axis) for axis in group) for group in spec.axes)
-    return Spec(spec.dims, axes, spec.partial)
-
-
-def _products(left: Axes, right: Axes, result: Axes, axes: Axes) -> Iterator[tuple[Spec, Spec, Spec]]:
-    """Every way to lay the mesh over a local product: each axis splits one dim, or is a partial sum of one side, or rests."""
-    dims = tuple(dict.fromkeys((*left, *right)))
-    for places in itertools.product((*dims, "{left}", "{right}", None), repeat=len(axes)):
-        by_dim: dict[str, list[str]] = {}
-        for axis, place in zip(axes, places, strict=True):
-            if place in dims:
-                by_dim.setdefault(str(place), []).append(axis)
-        partial = [tuple(a for a, p in zip(axes, places, strict=True) if p == side) for side in ("{left}", "{right}")]
-        for orders in itertools.product(*(itertools.permutations(group) for group in by_dim.values())):
-            split = dict(zip(by_dim, orders, strict=True))
-            summed = [a for d, group in split.items() if d not in result for a in group]
-            yield (
-                Spec.of(left, {d: g for d, g in split.items() if d in left}, partial[0]),
-                Spec.of(right, {d: g for d, g in split.items() if d in right}, partial[1]),
-                Spec.of(result, {d: g for d, g in split.items() if d in result}, (*summed, *partial[0], *partial[1])),
-            )

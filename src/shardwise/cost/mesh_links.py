@@ -1,0 +1,73 @@
+"""A mesh of named axes on a chip's links: which part of the network each axis runs over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.load import load_chip, load_cluster, topology_of_shape
+from shardwise.cluster.topology import Cut, Topology, Torus
+from shardwise.errors import InputError
+from shardwise.layout.placement import Links
+from shardwise.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOnChips:
+    """A mesh placed on chips: the chip, the network, and the links of every group of axes."""
+
+    name: str
+    chip: Chip
+    topology: Topology
+    links: Links
+
+
+def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
+    """Place a mesh on a bare chip (`tpu-v5p`) or on a cluster (`tpu-v5e:4x4`, `h100:64`).
+
+    On a bare torus chip each mesh axis has a physical axis of its own, wrapped by the chip's rule. On a slice an axis takes
+    a physical axis of its size if one is left, else factors of what is left; behind switches the last axis is innermost.
+    Raises `InputError` when the mesh does not fill the cluster.
+    """
+    if ":" not in on:
+        chip = load_chip(on)
+        topology = topology_of_shape(on, tuple(size for _, size in mesh.axes))
+        if isinstance(topology, Torus):
+            cuts = {name: _alone(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
+            return MeshOnChips(on, chip, topology, Links(topology, cuts))
+    else:
+        cluster = load_cluster(on)
+        chip, topology = cluster.chip, cluster.topology
+        if cluster.num_devices != mesh.num_devices:
+            raise InputError(
+                f"mesh: {mesh.num_devices} devices ({_shown(mesh)}) on {on}, which has {cluster.num_devices}; "
+                "the mesh must fill the cluster"
+            )
+    return MeshOnChips(on, chip, topology, Links(topology, _cut(mesh, topology)))
+
+
+def _shown(mesh: Mesh) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.axes)
+
+
+def _alone(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
+    return tuple(Cut(size if i == level else 1, 1) for i in range(num_levels))
+
+
+def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
+    """Cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
+    rest, stride = list(topology.levels), [1] * len(topology.levels)
+    cuts: dict[str, tuple[Cut, ...]] = {}
+    order = [*reversed(mesh.axes)]
+    if isinstance(topology, Torus):
+        order.sort(key=lambda axis: axis[1] not in topology.levels)
+    for name, size in order:
+        exact = [i for i, left in enumerate(rest) if isinstance(topology, Torus) and left == size and size > 1]
+        taken = []
+        for level in range(len(rest)):
+            part = math.gcd(size, rest[level]) if not exact or level == exact[0] else 1
+            taken.append(Cut(part, stride[level]))
+            size, rest[level], stride[level] = size // part, rest[level] // part, stride[level] * part
+        cuts[name] = tuple(taken)
+    return cuts

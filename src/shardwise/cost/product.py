@@ -1,0 +1,235 @@
+"""What a sharded product costs: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardwise.cost.communication import collective_s
+from shardwise.cost.mesh_links import MeshOnChips
+from shardwise.dtypes import bytes_per_element
+from shardwise.errors import InputError
+from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.layout.expression import ShardedExpression, derive_by_cases, expression_program, strategy_program
+from shardwise.model.backward import backward
+from shardwise.sharding.collective import Collective, Kind, received
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct, cheapest
+from shardwise.symbolic import Values, constant
+
+Objective = Literal["time", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """One step: `op` is a collective's kind or local_product; bytes that one device receives, seconds (None: no chip)."""
+
+    op: str
+    operand: str
+    axes: tuple[str, ...]
+    dim: str | None
+    before: str
+    after: str
+    bytes_per_device: float
+    flops: float
+    time_s: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCost:
+    """A program's steps and totals. `lower` is the time if compute and communication overlap fully, `upper` if not at all."""
+
+    program: tuple[StepCost, ...]
+    bytes_per_device: float
+    flops_per_device: float
+    math_s: float | None
+    comms_s: float | None
+    result: str
+
+    @property
+    def lower_s(self) -> float | None:
+        return None if self.math_s is None or self.comms_s is None else max(self.math_s, self.comms_s)
+
+    @property
+    def upper_s(self) -> float | None:
+        return None if self.math_s is None or self.comms_s is None else self.math_s + self.comms_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """How a tensor lies: shape and bytes of a shard, how often each shard is held, bytes over all devices, and the seconds
+    in which a device reads its shard from memory (None: no chip)."""
+
+    name: str
+    sharding: str
+    local_shape: tuple[int, ...]
+    bytes_per_device: float
+    copies: int
+    total_bytes: float
+    load_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductReport:
+    """The cheapest program as steps to run and as costs, other programs with the reason each lost, and the book's way."""
+
+    made: ShardedExpression
+    tensors: tuple[TensorFacts, ...]
+    objective: Objective
+    steps: ShardedProgram
+    best: ProgramCost
+    alternatives: tuple[tuple[ProgramCost, str], ...]
+    by_cases: ProgramCost
+    backward: ProgramCost | None
+
+
+def price_product(
+    made: ShardedExpression, on: MeshOnChips | None, *, objective: Objective = "time", free: Sequence[str] = (),
+    with_backward: bool = False,
+) -> ProductReport:  # fmt: skip
+    """Solve and price a sharded product. Without a chip there are no times, and the objective is bytes.
+
+    The cost of a program is the sum of its steps: seconds of compute at the chip's peak and of each collective on its
+    links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program.
+    """
+    pricer = _Pricer(made, on)
+    objective = objective if on is not None else "bytes"
+    found = cheapest(made.problem(free), pricer.objective_of(objective), pricer.product_of(objective))
+    made = pricer.made = replace(made, operands=tuple(found[0].starts[name] for name in made.names))
+    best = strategy_program(made, found[0])
+    cost = pricer.program(best, found[0].result)
+    others = [pricer.program(strategy_program(made, other), other.result) for other in found[1:]]
+    cases = derive_by_cases(made)
+    return ProductReport(
+        made=made, tensors=pricer.tensors(found[0].result), objective=objective, steps=best, best=cost,
+        alternatives=tuple((other, _why(other, cost)) for other in others),
+        by_cases=pricer.program(cases, cases.specs[made.result_name]),
+        backward=pricer.backward() if with_backward else None,
+    )  # fmt: skip
+
+
+def _why(other: ProgramCost, best: ProgramCost) -> str:
+    """What the other program does more of."""
+    parts = []
+    if other.flops_per_device > best.flops_per_device * (1 + 1e-9):
+        parts.append(f"repeats work: {other.flops_per_device / best.flops_per_device:.3g}x the FLOPs on each device")
+    if other.bytes_per_device > best.bytes_per_device * (1 + 1e-9):
+        ratio = other.bytes_per_device / best.bytes_per_device if best.bytes_per_device else float("inf")
+        parts.append(
+            f"moves {ratio:.3g}x the bytes" if best.bytes_per_device else "moves bytes where none have to move"
+        )
+    if (
+        not parts
+        and other.upper_s is not None
+        and best.upper_s is not None
+        and other.upper_s > best.upper_s * (1 + 1e-9)
+    ):
+        parts.append(f"takes {other.upper_s / best.upper_s:.3g}x the time on these links")
+    same = "costs the same" if len(other.program) <= len(best.program) else "costs the same, in more steps"
+    return "; ".join(parts) or same
+
+
+class _Pricer:
+    def __init__(self, made: ShardedExpression, on: MeshOnChips | None) -> None:
+        self.made, self.on = made, on
+        self.width = bytes_per_element(made.dtype)
+        self.values = Values({**made.sizes, **dict(made.mesh.axes)})
+        self.known: dict[tuple[Kind, Axes, float], tuple[float, float]] = {}
+
+    def collective(self, kind: Kind, axes: Axes, payload: float) -> tuple[float, float]:
+        """Bytes received by one device, and seconds (0 without a chip)."""
+        key = (kind, axes, payload)
+        if key not in self.known:
+            moved = received(kind, axes, constant(payload)).evaluate(self.values) * self.width
+            self.known[key] = moved, self.seconds(kind, axes, payload * self.width)
+        return self.known[key]
+
+    def seconds(self, kind: Kind, axes: Axes, payload_bytes: float) -> float:
+        if self.on is None:
+            return 0.0
+        link = self.on.links.hop(axes) if kind is Kind.PERMUTE else self.on.links.group(axes)
+        return float(collective_s(kind, payload_bytes, link))
+
+    def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
+        """The operands and the result as they lie at the start and at the end."""
+        made = self.made
+        named = [*zip(made.names, made.operands, strict=True), (made.result_name, result)]
+        return tuple(self.facts(name, spec) for name, spec in named)
+
+    def facts(self, name: str, spec: Spec) -> TensorFacts:
+        shape = spec.local_shape(self.made.mesh, self.made.sizes)
+        held = math.prod(shape) * self.width
+        return TensorFacts(
+            name=name, sharding=str(spec), local_shape=shape, bytes_per_device=held,
+            copies=spec.replication(self.made.mesh), total_bytes=held * self.made.mesh.num_devices,
+            load_s=held / self.on.chip.memory_bytes_per_s if self.on else None,
+        )  # fmt: skip
+
+    def math_s(self, flops: float) -> float:
+        return flops / self.on.chip.peak(self.made.dtype) if flops and self.on is not None else 0.0
+
+    def objective_of(self, objective: Objective) -> PriceCollective:
+        def price(kind: Kind, axes: Axes, payload: float) -> Cost:
+            moved, seconds = self.collective(kind, axes, payload)
+            count = 0.0 if kind is Kind.SLICE else 1.0
+            return (seconds, moved, 0.0, count) if objective == "time" else (moved, 0.0, seconds, count)
+
+        return price
+
+    def product_of(self, objective: Objective) -> PriceProduct:
+        def price(flops: float) -> Cost:
+            return (self.math_s(flops), 0.0, flops, 0.0) if objective == "time" else (0.0, flops, 0.0, 0.0)
+
+        return price
+
+    def program(self, program: ShardedProgram, result: Spec) -> ProgramCost:
+        """Cost of every step of a program."""
+        steps = tuple(self.step(step) for step in program.steps)
+        timed = self.on is not None
+        return ProgramCost(
+            program=steps, bytes_per_device=sum(s.bytes_per_device for s in steps),
+            flops_per_device=sum(s.flops for s in steps),
+            math_s=sum(s.time_s or 0.0 for s in steps if s.op == "local_product") if timed else None,
+            comms_s=sum(s.time_s or 0.0 for s in steps if s.op != "local_product") if timed else None,
+            result=f"{self.made.result_name}{result}",
+        )  # fmt: skip
+
+    def step(self, step: Communicate | Compute) -> StepCost:
+        if isinstance(step, Communicate):
+            one = step.collective
+            payload = float(one.payload_elements.evaluate(self.values))
+            moved, seconds = self.collective(one.kind, one.axes, payload)
+            return StepCost(
+                op=str(one.kind), operand=step.tensor.name, axes=one.axes, dim=_dim(one), before=str(one.before),
+                after=str(one.after), bytes_per_device=moved, flops=0.0, time_s=seconds if self.on else None, reason=step.reason,
+            )  # fmt: skip
+        flops = float(step.operation.flops(step.placed).evaluate(self.values))
+        return StepCost(
+            op="local_product", operand=" * ".join(step.operation.operands), axes=(), dim=None,
+            before=" * ".join(str(spec) for spec in step.placed.inputs), after=str(step.placed.outputs[0]),
+            bytes_per_device=0.0, flops=flops, time_s=self.math_s(flops) if self.on else None,
+        )  # fmt: skip
+
+    def backward(self) -> ProgramCost:
+        """The gradients of all operands, each brought to its operand's sharding, by the four cases."""
+        made = self.made
+        forward = derive_by_cases(made)
+        program = expression_program(made)
+        if len(made.names) < 2:
+            raise InputError("--backward: one operand has no product to transpose; give a product")
+        transposed = backward(program, given=[made.result_name], wanted=made.names)
+        rest = dict(zip(made.names, made.operands, strict=True))
+        final = {transposed.gradients[name]: rest[name].with_partial(()) for name in made.names}
+        saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest
+        saved[f"d.{made.result_name}"] = forward.specs[made.result_name]
+        sharded = shard_program(transposed.program, saved, final=final, primal=forward.specs)
+        return self.program(sharded, forward.specs[made.result_name])
+
+
+def _dim(collective: Collective) -> str | None:
+    """The dim whose sharding changes, if there is one."""
+    pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
+    return next((dim for dim, old, new in pairs if old != new), None)

@@ -1,0 +1,150 @@
+"""The cheapest program of a sharded product: S2's strategies, exactness against brute force, ties and refusals."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from shardwise.errors import ShardingError
+from shardwise.sharding.collective import Kind, received
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.moves import collectives_from
+from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.strategy import Cost, Move, Problem, Product, Strategy, cheapest
+from shardwise.symbolic import Values, constant
+
+
+def solve(
+    text: str, mesh: dict[str, int], sizes: dict[str, int], free: tuple[str, ...] = (), alternatives: int = 3
+) -> list[Strategy]:
+    expression = parse_expression(text)
+    assert expression.result is not None
+    problem = Problem(
+        names=tuple(o.name for o in expression.operands), operands=tuple(o.spec for o in expression.operands),
+        result=expression.result.spec.dims, goal=expression.result.spec, mesh=Mesh.of(mesh), sizes=sizes,
+        free=frozenset(free),
+    )  # fmt: skip
+    values = Values(dict(mesh))
+
+    def bytes_of(kind: Kind, axes: Axes, payload: float) -> Cost:
+        moved = received(kind, axes, constant(payload)).evaluate(values)
+        return float(moved), 0.0, 0.0 if kind is Kind.SLICE else 1.0
+
+    return cheapest(problem, bytes_of, lambda flops: (0.0, flops, 0.0), alternatives=alternatives)
+
+
+def shown(strategy: Strategy) -> list[str]:
+    return [
+        f"{a.collective.kind} {a.tensor}" if isinstance(a, Move) else f"{a.left}{a.left_spec} * {a.right}{a.right_spec}"
+        for a in strategy.actions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "actions"),
+    [
+        ("A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]", ["A[I_X, J] * B[J, K_Y]"]),
+        ("A[I, J_X] * B[J_X, K_Y] -> C[I, K_Y]", ["A[I, J_X] * B[J_X, K_Y]", "all_reduce A*B"]),
+        ("A[I, J_X] * B[J_X, K_Y] -> C[I_X, K_Y]", ["A[I, J_X] * B[J_X, K_Y]", "reduce_scatter A*B"]),
+    ],
+)
+def test_what_needs_no_choice(text: str, actions: list[str]) -> None:
+    assert shown(solve(text, {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]) == actions
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [
+        # S2, question 4: gather the weights when the batch is large, reduce the result when it is small
+        ({"B": 4096, "D": 64, "F": 64}, ["all_gather Y", "X[B, D] * Y[D, F]"]),
+        ({"B": 8, "D": 1024, "F": 64}, ["slice X", "X[B, D_X] * Y[D_X, F]", "all_reduce X*Y"]),
+    ],
+)
+def test_gather_or_reduce_depends_on_the_sizes(sizes: dict[str, int], kinds: list[str]) -> None:
+    assert shown(solve("X[B, D] * Y[D_X, F] -> Z[B, F]", {"X": 4}, sizes)[0]) == kinds
+
+
+def test_two_reductions_are_one_of_each_kind_not_an_all_reduce() -> None:
+    """XLA's partitioner moves more here: an AllReduce over both axes, then a slice."""
+    best = solve("A[I, J_XY] * B[J_XY, K] -> C[I_X, K_Y]", {"X": 4, "Y": 2}, {"I": 64, "J": 64, "K": 64})[0]
+    whole = 2 * 64 * 64 * (1 - 1 / 8)
+    assert best.cost[0] < whole / 2
+    assert not any("all_reduce" in action for action in shown(best))
+
+
+def test_free_operands_start_where_it_is_cheapest() -> None:
+    best = solve(
+        "A[I, J_X] * B[J, K_X] -> C[I_X, K]", {"X": 4}, {"I": 64, "J": 64, "K": 64}, free=("A", "B")
+    )[0]  # fmt: skip
+    assert best.cost[0] == 0
+    assert best.starts["A"] == Spec.of("IJ", {"I": ("X",)})
+
+
+def test_chains_are_tried_in_every_order() -> None:
+    """A vector times two matrices from the left costs far less than the matrices first, and the other way round."""
+    sizes = {"I": 4, "J": 64, "K": 64, "L": 64}
+    best = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, sizes)[0]
+    products = [a for a in best.actions if isinstance(a, Product)]
+    assert [(p.left, p.right) for p in products] == [("A", "B"), ("A*B", "C")]
+    back = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, {**sizes, "I": 64, "L": 4})[0]
+    assert [(p.left, p.right) for p in back.actions if isinstance(p, Product)] == [("B", "C"), ("A", "B*C")]
+
+
+def test_the_best_of_all_programs_up_to_a_length() -> None:
+    """Brute force over all sequences of up to three collectives around one product finds nothing cheaper."""
+    mesh, sizes = {"X": 2, "Y": 4}, {"I": 16, "J": 8, "K": 32}
+    text = "A[I_X, J_Y] * B[J, K_X] -> C[I_Y, K_X]"
+    best = solve(text, mesh, sizes)[0].cost
+    assert best <= brute_force(text, mesh, sizes, length=2)
+
+
+def brute_force(text: str, mesh: dict[str, int], sizes: dict[str, int], *, length: int) -> Cost:
+    """The least (bytes, FLOPs) over up to `length` collectives on each operand and on the result."""
+    expression = parse_expression(text)
+    assert expression.result is not None
+    values = Values({**mesh, **sizes})
+
+    def reach(start: Spec) -> dict[Spec, float]:
+        found = {start: 0.0}
+        for _ in range(length):
+            for spec, cost in list(found.items()):
+                for one in collectives_from(spec, mesh):
+                    total = cost + one.received_elements.evaluate(values)
+                    if total < found.get(one.after, float("inf")):
+                        found[one.after] = total
+        return found
+
+    left, right = (reach(operand.spec) for operand in expression.operands)
+    least = (float("inf"), float("inf"), 0.0)
+    for (a, cost_a), (b, cost_b) in itertools.product(left.items(), right.items()):
+        shared = a.axes_of("J") == b.axes_of("J")
+        clash = (set(a.axes_of("I")) & set(b.axes_of("K"))) | (set(a.axes_of("I")) & set(b.axes_of("J")))
+        clash |= set(b.axes_of("K")) & set(a.axes_of("J"))
+        if shared and not clash:
+            natural = Spec.of("IK", {"I": a.axes_of("I"), "K": b.axes_of("K")}, a.axes_of("J"))
+            end = reach(natural).get(expression.result.spec)
+            if end is not None:
+                flops = 2.0
+                for dim, spec in (("I", a), ("J", a), ("K", b)):
+                    flops *= Spec.of((dim,), {dim: spec.axes_of(dim)}).local_elements().evaluate(values)
+                least = min(least, (cost_a + cost_b + end, flops, 0.0))
+    return least
+
+
+def test_alternatives_differ_in_more_than_the_names_of_equal_axes() -> None:
+    found = solve("A[I, J] * B[J, K] -> C[I, K]", {"X": 2, "Y": 2}, {"I": 64, "J": 64, "K": 64}, free=("A", "B"))
+    signatures = [tuple(sorted(action.translate(str.maketrans("XY", "XX")) for action in shown(s))) for s in found]
+    assert len(set(signatures)) == len(signatures)
+    assert [s.cost for s in found] == sorted(s.cost for s in found)
+
+
+def test_operands_that_share_no_dim_make_an_outer_product() -> None:
+    best = solve("A[I] * B[J] * C[K_X] -> D[I, J, K]", {"X": 4}, {"I": 8, "J": 4, "K": 8})[0]
+    assert best.result == Spec.of("IJK")
+
+
+def test_a_sharding_that_no_size_allows_is_refused() -> None:
+    with pytest.raises(ShardingError, match="no way found"):
+        solve("A[I, J] * B[J, K] -> C[I_X, K]", {"X": 4}, {"I": 6, "J": 4, "K": 4})
