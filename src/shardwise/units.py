@@ -96,6 +96,8 @@ def format_seconds(value: float) -> str:
     for scale, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "min")):
         if value >= 2 * scale:
             return f"{value / scale:.1f} {name}"
+    if value == 0:
+        return "0 s"
     for scale, name in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale:
             return f"{value / scale:.3g} {name}"

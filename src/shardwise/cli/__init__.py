@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardwise.cli import estimate, plan
+from shardwise.cli import collective, estimate, matmul, plan, reshard
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate)
+VERBS = (plan, estimate, matmul, reshard, collective)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,23 +1,44 @@
-"""Seconds of a collective on a link."""
+"""Seconds of a collective on the links of the group that runs it."""
 
 from __future__ import annotations
 
-from shardwise.cluster.topology import Link
+from shardwise.cluster.topology import Torus
+from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte, spans
+from shardwise.cost.torus_collectives import all_to_all_link
+from shardwise.layout.placement import Links
 from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value
 
 
-def collective_s(kind: Kind, payload_bytes: Value, link: Link) -> Value:
-    """Seconds that a collective takes on a group's link.
+def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links) -> Value:
+    """Seconds that a collective over `axes` takes; its kind says which links count.
 
-    payload_bytes: see `Collective.payload_elements`; the whole gathered array of an AllGather, the summand of a reduction.
-    AllGather and ReduceScatter take the same time, an AllReduce is one after the other, and an AllToAll of an array
-    moves a quarter of an AllGather's hops on a bidirectional ring (S2; S3, table 2). The (n-1)/n is in the link.
+    payload_bytes: see `Collective.payload_elements`; the whole gathered array of an AllGather, the summand of a reduction,
+    a device's shard of an AllToAll, what a device receives in a permute or a send. AllGather and ReduceScatter take the
+    same time, an AllReduce is one after the other. The (n-1)/n is in the link. Sources: S2; S3, table 2; NCCL's model.
     """
     if kind is Kind.SLICE:
         return 0.0
-    if kind is Kind.ALL_REDUCE:
-        return 2.0 * link.all_gather_s(payload_bytes)
+    if kind is Kind.SEND_RECV:
+        return links.hop(axes).all_gather_s(payload_bytes)
+    if kind is Kind.PERMUTE:
+        return links.permute(axes).all_gather_s(payload_bytes)
     if kind is Kind.ALL_TO_ALL:
-        return 0.25 * link.all_gather_s(payload_bytes)
-    return link.all_gather_s(payload_bytes)
+        return all_to_all_s(axes, payload_bytes, links)
+    gather = links.group(axes).all_gather_s(payload_bytes)
+    return 2.0 * gather if kind is Kind.ALL_REDUCE else gather
+
+
+def all_to_all_s(axes: Axes, shard_bytes: float, links: Links) -> float:
+    """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
+    cuts = links.joined(axes)
+    whole = shard_bytes
+    for cut in cuts:
+        whole = whole * cut.size
+    if isinstance(links.topology, Torus):
+        return float(all_to_all_link(links.topology, cuts).all_gather_s(whole))
+    crossed = spans(links.topology, cuts)
+    if not crossed:
+        return 0.0
+    return whole * all_to_all_seconds_per_byte(crossed) + float(links.group(axes).latency_s)

@@ -150,8 +150,7 @@ class _Pricer:
     def seconds(self, kind: Kind, axes: Axes, payload_bytes: float) -> float:
         if self.on is None:
             return 0.0
-        link = self.on.links.hop(axes) if kind is Kind.PERMUTE else self.on.links.group(axes)
-        return float(collective_s(kind, payload_bytes, link))
+        return float(collective_s(kind, axes, payload_bytes, self.on.links))
 
     def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
         """The operands and the result as they lie at the start and at the end."""

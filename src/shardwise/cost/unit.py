@@ -22,7 +22,6 @@ from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, Family, optimizer_rest, weight_rest, weight_use
 from shardwise.model.architecture import Architecture, MlpKind
 from shardwise.model.program import Role
-from shardwise.sharding.collective import Kind
 from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
 
 # Unfused cross-entropy on bf16 logits: the logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4).
@@ -184,9 +183,8 @@ class UnitPricer:
         for one in found:
             if wanted(one):
                 payload = one.payload.evaluate(values) * self.widths[one.role]
-                link = links.hop(one.axes) if one.kind is Kind.SEND_RECV else links.group(one.axes)
                 key = (one.phase, one.group)
-                total[key] = total.get(key, 0.0) + collective_s(one.kind, payload, link)
+                total[key] = total.get(key, 0.0) + collective_s(one.kind, one.axes, payload, links)
         return total
 
     def saved_bytes(self, unit: Unit, values: Values) -> tuple[Value, Value]:

@@ -14,6 +14,7 @@ from shardwise.layout.derive import Communicate, Compute, Step
 from shardwise.model.operations import Accumulate, Contract, Lookup, Map, Operation, Scan, ScanGradient, Scatter
 from shardwise.model.program import Program, Role
 from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.exchange import part_ratios, sends
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 
@@ -62,10 +63,6 @@ class VirtualDevices:
             window.append(slice(start, start + local))
         return tuple(window)
 
-    def content(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[str, int]:
-        """What a device holds: a part of the array, and which summand of it."""
-        return str(self.window(spec, coordinate)), self.mesh.position(coordinate, spec.partial)
-
     def cut(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
         return np.array(whole[self.window(spec, coordinate)])
 
@@ -110,14 +107,15 @@ class VirtualDevices:
         self.held[name, collective.after] = after
 
     def permute(self, collective: Collective, shards: Shards) -> Shards:
-        """Hand each device the shard that it has to hold, from the first device that holds it."""
-        holder: dict[tuple[str, int], int] = {}
-        for device, coordinate in enumerate(self.coordinates):
-            holder.setdefault(self.content(collective.before, coordinate), device)
-        sources = [holder[self.content(collective.after, coordinate)] for coordinate in self.coordinates]
-        for device, source in enumerate(sources):
-            self.count(collective, shards[source].size if source != device else 0)
-        return [np.array(shards[source]) for source in sources]
+        """Each device hands one part of its shard to one device."""
+        ratios = part_ratios(collective, self.mesh)
+        after: Shards = list(shards)
+        for source, send in enumerate(sends(collective, self.mesh)):
+            sizes = [size // ratio for size, ratio in zip(shards[source].shape, ratios, strict=True)]
+            part = tuple(slice(p * n, (p + 1) * n) for p, n in zip(send.part, sizes, strict=True))
+            after[send.destination] = np.array(shards[source][part])
+            self.count(collective, after[send.destination].size if send.destination != source else 0)
+        return after
 
     def groups(self, axes: Axes) -> list[list[int]]:
         """Device numbers of each group along `axes`, in the order of the axes."""

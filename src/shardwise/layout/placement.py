@@ -90,16 +90,25 @@ class Links:
     def group(self, axes: tuple[str, ...]) -> Link:
         """Link of the group of devices that vary along `axes`."""
         if axes not in self.known:
-            levels = range(len(self.topology.levels))
-            self.known[axes] = self.topology.link([_join([self.cuts[axis][i] for axis in axes]) for i in levels])
+            self.known[axes] = self.topology.link(self.joined(axes))
         return self.known[axes]
+
+    def joined(self, axes: tuple[str, ...]) -> list[Cut]:
+        """What the group of devices along `axes` spans of each level."""
+        return [_join([self.cuts[axis][i] for axis in axes]) for i in range(len(self.topology.levels))]
 
     def hop(self, axes: tuple[str, ...]) -> Link:
         """Link between neighbours along `axes`, for a send and a receive."""
         key = ("hop", *axes)
         if key not in self.known:
-            levels = range(len(self.topology.levels))
-            self.known[key] = self.topology.hop([_join([self.cuts[axis][i] for axis in axes]) for i in levels])
+            self.known[key] = self.topology.hop(self.joined(axes))
+        return self.known[key]
+
+    def permute(self, axes: tuple[str, ...]) -> Link:
+        """Link of a permute within the group along `axes`: each device sends to one, wherever it is."""
+        key = ("permute", *axes)
+        if key not in self.known:
+            self.known[key] = self.topology.permute(self.joined(axes))
         return self.known[key]
 
 

@@ -1,8 +1,8 @@
 """A collective as a value: what it does to a sharding, and how many elements it moves.
 
 AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial
-axes, AllToAll moves axes from one dim to another, a permute hands whole shards to other devices (I_XY to I_YX, or I_X to
-I_Y), and a slice (each device keeps its part) moves nothing. Source: S2.
+axes, AllToAll moves axes from one dim to another, a permute hands shards, or parts of them, to other devices (I_XY to I_YX,
+or I_X to I_Y), and a slice (each device keeps its part) moves nothing. Source: S2.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ class Collective:
     @property
     def payload_elements(self) -> Polynomial:
         """Elements of the array that the collective's group shares, on one device: the gathered array of an AllGather,
-        the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll (padding included)."""
+        the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll, what a permute brings.
+        Padding is included."""
         if self.kind is Kind.ALL_GATHER:
             return self.before.local_elements() * product(self.axes)
         if self.kind is Kind.REDUCE_SCATTER:
             return self.after.local_elements() * product(self.axes)
+        if self.kind is Kind.PERMUTE:
+            return self.after.local_elements()
         return self.before.local_elements()
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardwise.drawing import INK, Drawing, colour
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 
@@ -66,3 +67,32 @@ def _devices(devices: Sequence[int]) -> str:
         else:
             runs.append([device])
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+CELL_WIDTH, CELL_HEIGHT, MARGIN, SPACE = 76.0, 40.0, 24.0, 40.0
+
+
+def draw_svg(tensors: Sequence[tuple[str, Spec]], mesh: Mesh) -> str:
+    """The grids of several tensors side by side; shards are coloured, each names the devices that hold it."""
+    grids = [(name, spec, *holders(spec, mesh)) for name, spec in tensors]
+    labels = [_devices(devices) for _, _, _, grid in grids for devices in grid.values()]
+    cell_width = max(CELL_WIDTH, 8.0 * max(map(len, labels)) + 16)
+    widths = [max(columns * cell_width, 8.5 * len(caption(name, spec))) for name, spec, (_, columns), _ in grids]
+    height = max(rows for _, _, (rows, _), _ in grids) * CELL_HEIGHT
+    shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
+    drawing = Drawing(
+        2 * MARGIN + sum(widths) + SPACE * (len(grids) - 1), 2 * MARGIN + 56 + height, f"Shards on {shape}"
+    )
+    drawing.text(
+        MARGIN, MARGIN + 12, f"mesh {shape}: {mesh.num_devices} devices, numbers say who holds a shard", size=13
+    )
+    left = MARGIN
+    for (name, spec, (_, columns), grid), width in zip(grids, widths, strict=True):
+        with drawing.group(x=left, y=MARGIN + 32):
+            drawing.text(0, 12, caption(name, spec), size=14, weight="bold")
+            for (row, column), devices in sorted(grid.items()):
+                x, y = column * cell_width, 22 + row * CELL_HEIGHT
+                drawing.rect(x, y, cell_width, CELL_HEIGHT, fill=colour(row * columns + column), stroke=INK)
+                drawing.text(x + cell_width / 2, y + CELL_HEIGHT / 2 + 5, _devices(devices), anchor="middle")
+        left += width + SPACE
+    return drawing.render()

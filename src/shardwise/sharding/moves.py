@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.spec import Axes, Spec
@@ -18,7 +20,7 @@ def collectives_from(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collecti
         for axis in degree:
             if axis not in used:
                 yield Collective(Kind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
-    yield from _permutes(spec, [axis for axis in degree if axis not in used], degree)
+    yield from _permutes(spec, degree)
 
 
 def _gathers(spec: Spec) -> Iterator[Collective]:
@@ -42,24 +44,57 @@ def _reductions(spec: Spec) -> Iterator[Collective]:
                     yield Collective(Kind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order))
 
 
-def _permutes(spec: Spec, unused: Sequence[str], degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Other orders of the axes on one dim; two axes of one size exchanged; an axis replaced by an unused one of its size."""
-    for dim in spec.dims:
-        for order in itertools.permutations(spec.axes_of(dim)):
-            if order != spec.axes_of(dim):
-                yield Collective(Kind.PERMUTE, order, spec, spec.with_axes(dim, order))
-    placed = sorted(spec.sharded_axes)
-    for first, second in itertools.combinations(placed, 2):
-        if degree[first] == degree[second] and spec.dim_of(first) != spec.dim_of(second):
-            yield Collective(Kind.PERMUTE, (first, second), spec, _renamed(spec, {first: second, second: first}))
-    for axis, other in itertools.product(placed, unused):
-        if degree[axis] == degree[other]:
-            yield Collective(Kind.PERMUTE, (axis, other), spec, _renamed(spec, {axis: other}))
+def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
+    """Every other sharding with the same partial sums that splits each dim at least as finely (see `exchange`).
+
+    A finer one is left out where slices by unused axes, which are free, lead to the same degrees first.
+    """
+    free = tuple((axis, size) for axis, size in degree.items() if axis not in spec.partial)
+    now = tuple(math.prod(degree[axis] for axis in axes) for axes in spec.axes)
+    unused = {size for count in range(1, len(free) + 1) for size in _products_of(spec, free, count)}
+    for degrees, splits in _splits(len(spec.dims), free).items():
+        ratios = [divmod(new, old) for new, old in zip(degrees, now, strict=True)]
+        finer = not any(rest for _, rest in ratios)
+        sliced_first = degrees != now and all(ratio == 1 or ratio in unused for ratio, _ in ratios)
+        if not finer or sliced_first:
+            continue
+        for axes in splits:
+            moved = _moved_axes(spec.axes, axes, degree)
+            if moved and not _is_slice(spec.axes, axes):
+                yield Collective(Kind.PERMUTE, moved, spec, Spec(spec.dims, axes, spec.partial))
 
 
-def _renamed(spec: Spec, names: Mapping[str, str]) -> Spec:
-    axes = tuple(tuple(names.get(axis, axis) for axis in group) for group in spec.axes)
-    return Spec(spec.dims, axes, spec.partial)
+def _products_of(spec: Spec, free: tuple[tuple[str, int], ...], count: int) -> Iterator[int]:
+    """Degrees that a slice by `count` unused axes adds."""
+    sizes = [size for axis, size in free if axis not in spec.sharded_axes]
+    return (math.prod(some) for some in itertools.combinations(sizes, count))
+
+
+@lru_cache(maxsize=4096)
+def _splits(num_dims: int, free: tuple[tuple[str, int], ...]) -> Mapping[tuple[int, ...], list[tuple[Axes, ...]]]:
+    """Every way to split so many dims over distinct axes, by the degrees of the dims."""
+    size = dict(free)
+    found: dict[tuple[int, ...], list[tuple[Axes, ...]]] = {}
+    for places in itertools.product(range(num_dims + 1), repeat=len(free)):
+        groups = [[axis for (axis, _), p in zip(free, places, strict=True) if p == dim] for dim in range(num_dims)]
+        for axes in itertools.product(*(itertools.permutations(group) for group in groups)):
+            degrees = tuple(math.prod(size[axis] for axis in group) for group in axes)
+            found.setdefault(degrees, []).append(axes)
+    return found
+
+
+def _moved_axes(before: tuple[Axes, ...], after: tuple[Axes, ...], degree: Mapping[str, int]) -> Axes:
+    """Axes whose place differs: a dim keeps the axes that lead both before and after."""
+    moved: set[str] = set()
+    for old, new in zip(before, after, strict=True):
+        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))))
+        moved |= {*old[shared:], *new[shared:]}
+    return tuple(axis for axis in degree if axis in moved)
+
+
+def _is_slice(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> bool:
+    """Each dim only gains axes behind those it has: every device keeps a part of its own shard."""
+    return all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
 
 
 def local_products(left: Axes, right: Axes, result: Axes, axes: Axes) -> Iterator[tuple[Spec, Spec, Spec]]:

@@ -193,6 +193,8 @@ class _Search:
         """Elements of `Collective.payload_elements` for the problem's sizes."""
         if collective.kind is Kind.ALL_GATHER:
             return self.local(collective.before) * self.size(collective.axes)
+        if collective.kind is Kind.PERMUTE:
+            return self.local(collective.after)
         return self.local(collective.before)
 
     def local(self, spec: Spec) -> float:

@@ -8,6 +8,7 @@ import pytest
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.topology import Cut, Switched, Tier, Torus
 from shardwise.cost.communication import collective_s
+from shardwise.layout.placement import Links
 from shardwise.sharding.collective import Kind
 
 MIB = 2**20
@@ -140,10 +141,13 @@ def test_arrays_of_cuts_give_the_links_of_each(cluster: str) -> None:
 
 def test_collectives_by_the_all_gather() -> None:
     """S2 and S3, table 2: an AllReduce is two AllGathers, an AllToAll a quarter of one, a slice nothing."""
-    link = torus("tpu-v5e:16x16").link([Cut(16, 1), Cut(1, 1)])
-    gather = collective_s(Kind.ALL_GATHER, 64 * MIB, link)
+    links = Links(torus("tpu-v5e:16x16"), {"X": (Cut(16, 1), Cut(1, 1))})
+    seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in Kind}
+    gather = seconds[Kind.ALL_GATHER]
     assert gather == pytest.approx(745.65e-6, rel=1e-5)
-    assert collective_s(Kind.REDUCE_SCATTER, 64 * MIB, link) == gather
-    assert collective_s(Kind.ALL_REDUCE, 64 * MIB, link) == 2 * gather
-    assert collective_s(Kind.ALL_TO_ALL, 64 * MIB, link) == gather / 4
-    assert collective_s(Kind.SLICE, 64 * MIB, link) == 0
+    assert seconds[Kind.REDUCE_SCATTER] == gather
+    assert seconds[Kind.ALL_REDUCE] == 2 * gather
+    assert collective_s(Kind.ALL_TO_ALL, ("X",), 64 * MIB / 16, links) == pytest.approx(gather / 4)
+    assert seconds[Kind.SEND_RECV] == pytest.approx(64 * MIB / 45e9)
+    assert seconds[Kind.PERMUTE] == pytest.approx(2 * 64 * MIB / 45e9)
+    assert seconds[Kind.SLICE] == 0

@@ -1,0 +1,62 @@
+"""Run every command of the documents and put what it prints under it.
+
+    python docs/refresh.py            # rewrite the documents
+    python docs/refresh.py --check    # say which outputs are out of date, exit status 1
+
+A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. A line `...` at the end of
+a block means that the output goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from shardwise.cli import main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+SESSION = re.compile(r"```\n\$ (shardwise (?:[^\n]*\\\n)*[^\n]+)\n\n(.*?)\n```", re.DOTALL)
+
+
+def timeless(text: str) -> str:
+    """Without the CPU time, which no two runs share."""
+    return re.sub(r"in [\d.]+ s of CPU time", "in some CPU time", text).strip()
+
+
+def printed(command: str) -> str:
+    """What a command prints, errors included."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        main(shlex.split(command.replace("\\\n", " "))[1:])
+    return out.getvalue().strip()
+
+
+def renewed(block: re.Match[str]) -> str:
+    """A session with its output as it is now; an output that is current stays to the letter."""
+    command, old = block.groups()
+    new = printed(command)
+    if old.endswith("\n..."):
+        new = "\n".join(new.splitlines()[: old.count("\n")]).rstrip() + "\n..."
+    if timeless(new) == timeless(old):
+        return block.group()
+    return f"```\n$ {command}\n\n{new}\n```"
+
+
+def refresh(document: Path, *, write: bool) -> bool:
+    """Whether a document was out of date; `write` brings it up to date."""
+    text = document.read_text(encoding="utf-8")
+    new = SESSION.sub(renewed, text)
+    if new != text and write:
+        document.write_text(new, encoding="utf-8")
+    return new != text
+
+
+if __name__ == "__main__":
+    stale = [path.name for path in DOCUMENTS if refresh(path, write="--check" not in sys.argv)]
+    print("\n".join(f"{name} was out of date" for name in stale) or "all outputs are current")
+    sys.exit(1 if stale and "--check" in sys.argv else 0)

@@ -1,0 +1,225 @@
+"""What `matmul` and `reshard` share: their arguments, and the answer as text or payload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError
+from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
+
+if TYPE_CHECKING:
+    from shardwise.cost.product import ProductReport, ProgramCost, StepCost, TensorFacts
+    from shardwise.execute.xla import XlaReport
+    from shardwise.layout.expression import ShardedExpression
+
+SCHEMA = "shardwise.matmul/1"
+Payload = dict[str, Any]
+
+
+def add_product_arguments(parser: argparse.ArgumentParser) -> None:
+    """The expression, its mesh and sizes, and what to do with the program."""
+    parser.add_argument(
+        "expression", help="such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]'; sizes and format may stand inline"
+    )
+    parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, such as X=4,Y=8")
+    parser.add_argument("--size", default="", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
+    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
+    parser.add_argument(
+        "--on", metavar="CHIPS", help="a bare chip (tpu-v5p) or a cluster (tpu-v5e:4x4); without it no times"
+    )
+    parser.add_argument(
+        "--objective", choices=("time", "bytes"), default="time", help="what is cheapest (default: time)"
+    )
+    parser.add_argument(
+        "--run", choices=("numpy", "jax", "torch"), dest="framework", help="run the program and compare"
+    )
+    parser.add_argument(
+        "--verify", choices=("xla", "xla-gpu", "xla-tpu"), help="compare with what XLA's partitioner does"
+    )
+    parser.add_argument(
+        "--emit", choices=("jax", "torch"), help="print runnable source of the program instead of the report"
+    )
+    parser.add_argument("--draw", metavar="FILE", help="draw which device holds what: FILE.svg, or - for text")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+
+
+def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str], one_operand: bool = False) -> str:
+    """Solve, price, and do what was asked for."""
+    from shardwise.cost.mesh_links import place_mesh
+    from shardwise.cost.product import price_product
+
+    made = _made(arguments, one_operand)
+    on = place_mesh(made.mesh, arguments.on) if arguments.on else None
+    report = price_product(made, on, objective=arguments.objective, free=free, with_backward=backward)
+    if arguments.emit:
+        from shardwise.execute.emit import emit
+
+        return emit(made, report.steps, arguments.emit)
+    payload = product_payload(report)
+    text = [product_text(report)]
+    for extra, shown in (_ran(arguments, report), _verified(arguments, report), _drawn(arguments, report)):
+        payload |= extra
+        text += [shown] if shown else []
+    return json.dumps(payload, indent=2) if arguments.json else "\n\n".join(text)
+
+
+def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression:
+    from shardwise.layout.expression import shard_expression
+    from shardwise.sharding.mesh import Mesh
+    from shardwise.sharding.notation import parse_expression
+
+    expression = parse_expression(arguments.expression)
+    if one_operand and (len(expression.operands) != 1 or expression.result is None):
+        raise InputError(
+            f"reshard: found {arguments.expression!r}; one tensor before and after is required: A[I_X, J] -> A[I, J_X]"
+        )
+    mesh = Mesh(tuple(_assignments(arguments.mesh, "--mesh").items()))
+    return shard_expression(expression, mesh, _assignments(arguments.size, "--size"), arguments.dtype)
+
+
+def _assignments(text: str, what: str) -> dict[str, int]:
+    """ "X=4,Y=8" as a mapping. Raises `InputError` for anything else, or a name given twice."""
+    found: dict[str, int] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or name.strip() in found:
+            raise InputError(f"{what}: found {part!r} in {text!r}; NAME=SIZE,NAME=SIZE is required, each name once")
+        found[name.strip()] = parse_count(value.strip(), what=f"{what} {name.strip()}")
+    return found
+
+
+def product_payload(report: ProductReport) -> Payload:
+    """The versioned payload that `--json` prints."""
+    made = report.made
+    return {
+        "schema": SCHEMA,
+        "expression": str(made.expression),
+        "mesh": dict(made.mesh.axes),
+        "sizes": dict(made.sizes),
+        "dtype": made.dtype,
+        "tensors": [asdict(tensor) for tensor in report.tensors],
+        "objective": report.objective,
+        **_cost(report.best),
+        "alternatives": [{**_cost(cost), "reason": reason} for cost, reason in report.alternatives],
+        "by_cases": _cost(report.by_cases),
+        "backward": _cost(report.backward) if report.backward else None,
+    }
+
+
+def _cost(cost: ProgramCost) -> Payload:
+    times = {"math": cost.math_s, "comms": cost.comms_s, "lower": cost.lower_s, "upper": cost.upper_s}
+    return {
+        "program": [asdict(step) for step in cost.program],
+        "bytes_per_device": cost.bytes_per_device,
+        "flops_per_device": cost.flops_per_device,
+        "time_s": times if cost.math_s is not None else None,
+        "result": cost.result,
+    }
+
+
+def product_text(report: ProductReport) -> str:
+    """The report for people."""
+    made = report.made
+    sizes = ", ".join(f"{dim}={size}" for dim, size in made.sizes.items())
+    lines = [
+        f"{made.expression}",
+        f"  mesh {', '.join(f'{a}={n}' for a, n in made.mesh.axes)}   {sizes}   {made.dtype}",
+        "",
+    ]
+    lines += [*map(_tensor, report.tensors), "", f"cheapest by {report.objective}", *_program(report.best)]
+    for cost, reason in report.alternatives:
+        lines += ["", f"another way: {reason}", *_program(cost)]
+    lines += ["", "by the four cases, from the left", *_program(report.by_cases, reasons=True)]
+    if report.backward:
+        lines += ["", "gradients of all operands, by the four cases", *_program(report.backward, reasons=True)]
+    return "\n".join(lines)
+
+
+def _tensor(tensor: TensorFacts) -> str:
+    shape = ", ".join(map(str, tensor.local_shape))
+    copies = "each shard once" if tensor.copies == 1 else f"each shard {tensor.copies} times"
+    read = f", read in {format_seconds(tensor.load_s)}" if tensor.load_s is not None else ""
+    return (
+        f"  {tensor.name + tensor.sharding:<22} [{shape}] on each device, {format_bytes(tensor.bytes_per_device)}{read}; "
+        f"{copies}, {format_bytes(tensor.total_bytes)} in all"
+    )
+
+
+def _program(cost: ProgramCost, *, reasons: bool = False) -> list[str]:
+    lines = [_step(step, reasons) for step in cost.program]
+    flops = format_quantity(cost.flops_per_device, "FLOP")
+    totals = f"  = {format_bytes(cost.bytes_per_device)} received and {flops} on each device"
+    if cost.math_s is not None and cost.comms_s is not None and cost.lower_s is not None and cost.upper_s is not None:
+        totals += (
+            f"; compute {format_seconds(cost.math_s)}, communication {format_seconds(cost.comms_s)}, "
+            f"together {format_seconds(cost.lower_s)} to {format_seconds(cost.upper_s)}"
+        )
+    return [*lines, totals, f"  -> {cost.result}"]
+
+
+def _step(step: StepCost, reasons: bool) -> str:
+    axes = f" over {','.join(step.axes)}" if step.axes else ""
+    amount = format_quantity(step.flops, "FLOP") if step.op == "local_product" else format_bytes(step.bytes_per_device)
+    seconds = f"{format_seconds(step.time_s):>9}" if step.time_s is not None else ""
+    line = f"  {step.op + axes:<26} {step.operand:<14} {amount:>12} {seconds}   {step.before} -> {step.after}"
+    return line + (f"\n      {step.reason}" if reasons and step.reason else "")
+
+
+def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+    if not arguments.framework:
+        return {}, ""
+    from shardwise.execute.run import run
+
+    result = run(report.made, report.steps, arguments.framework)
+    payload = {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
+    where = f"run with {arguments.framework} on {result.num_devices} devices"
+    return payload, f"{where}: largest relative error {result.max_relative_error:.1e}"
+
+
+def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+    if not arguments.verify:
+        return {}, ""
+    from shardwise.execute.xla import verify
+
+    found = verify(report.made, backend=_BACKENDS[arguments.verify])
+    lines = [f"XLA ({found.backend}) moves {format_bytes(found.bytes_per_device)} to each device, "
+             f"{format_quantity(found.flops_per_device, 'FLOP')}"]  # fmt: skip
+    for one in found.collectives:
+        axes = ",".join(one.axes) if one.axes else "no set of axes"
+        lines.append(f"  {one.op} over {axes}: {format_bytes(one.bytes)}")
+    return {"verify": asdict(found)}, "\n".join([*lines, f"  {_compared(report.best, found)}"])
+
+
+def _compared(ours: ProgramCost, xla: XlaReport) -> str:
+    """The program above against the compiler's."""
+    if abs(ours.flops_per_device - xla.flops_per_device) > 1e-6 * max(xla.flops_per_device, 1.0):
+        return f"not comparable: it runs {format_quantity(ours.flops_per_device, 'FLOP')} in the program above"
+    if abs(ours.bytes_per_device - xla.bytes_per_device) <= 1e-6 * max(ours.bytes_per_device, 1.0):
+        return "the program above moves the same bytes"
+    less = ours.bytes_per_device < xla.bytes_per_device
+    return f"the program above moves {'fewer' if less else 'more'} bytes: {format_bytes(ours.bytes_per_device)}"
+
+
+_BACKENDS: dict[str, Any] = {"xla": "cpu", "xla-gpu": "gpu", "xla-tpu": "tpu"}
+
+
+def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+    if not arguments.draw:
+        return {}, ""
+    from shardwise.sharding.draw import draw_svg, draw_text
+
+    made = report.made
+    tensors = [*zip(made.names, made.operands, strict=True), (made.result_name, report.steps.specs[made.result_name])]
+    if arguments.draw == "-":
+        return {}, "\n\n".join(draw_text(name, spec, made.mesh) for name, spec in tensors)
+    target = Path(arguments.draw)
+    try:
+        target.write_text(draw_svg(tensors, made.mesh), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--draw: cannot write {target}: {error.strerror}") from None
+    return {}, f"drawn to {target}"
