@@ -65,7 +65,7 @@ def shard_expression(
         raise InputError(f"dtype: found {', '.join(sorted(dtypes))}; one number format for all tensors is required")
     made = ShardedExpression(
         expression=expression, mesh=mesh, sizes=whole, dtype=dtypes.pop() if dtypes else dtype, names=names, operands=specs,
-        result_name=result.name if result is not None else _fresh(names), result_dims=result_dims, goal=goal,
+        result_name=_result_name(expression, names), result_dims=result_dims, goal=goal,
     )  # fmt: skip
     require(_violations(made))
     return made
@@ -108,7 +108,12 @@ def _names(expression: Expression) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _fresh(names: Sequence[str]) -> str:
+def _result_name(expression: Expression, names: Sequence[str]) -> str:
+    """The result's own name; of one tensor that is only resharded, its own."""
+    if len(names) == 1:
+        return names[0]
+    if expression.result is not None:
+        return expression.result.name
     return next(name for name in ("C", "Z", "Out", "Result") if name not in names)
 
 

@@ -41,7 +41,7 @@ def contract(
 
     `fixed` is "left" or "right" for an operand that must not move, `goal` the sharding that the result is wanted in.
 
-    At most one operand may be a partial sum over an axis; the product is linear, so the result is one too.
+    The product is linear: where one operand is a partial sum, so is the result; of two over the same axis one is reduced.
     """
     dims = tuple(dims)
     unknown = [dim for dim in dims if dim not in (*left.dims, *right.dims)]
@@ -62,7 +62,8 @@ class _Cases:
         self.moves: list[tuple[str, str]] = []
 
     def axes(self) -> frozenset[str]:
-        return self.left.sharded_axes | self.right.sharded_axes
+        both_partial = set(self.left.partial) & set(self.right.partial)
+        return self.left.sharded_axes | self.right.sharded_axes | both_partial
 
     def gather(self, side: str, axis: str, why: str) -> None:
         self.moves.append((side, f"{why}: gather {side} over {axis}"))
@@ -70,14 +71,21 @@ class _Cases:
 
     def reduce(self, side: str, axis: str, dim: str) -> None:
         """Sum a partial operand over `axis`, onto `dim` where it has it, because the other operand is split there."""
-        spec: Spec = getattr(self, side)
-        spec = spec.with_partial(a for a in spec.partial if a != axis)
+        spec = self.without_partial(side, axis)
         why = f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it"
         self.moves.append((side, why))
         setattr(self, side, spec.with_axes(dim, (*spec.axes_of(dim), axis)) if dim in spec.dims else spec)
 
+    def without_partial(self, side: str, axis: str) -> Spec:
+        spec: Spec = getattr(self, side)
+        return spec.with_partial(a for a in spec.partial if a != axis)
+
     def resolve(self, axis: str) -> None:
         on_left, on_right = self.left.dim_of(axis), self.right.dim_of(axis)
+        if axis in self.left.partial and axis in self.right.partial:
+            side = "left" if self.fixed == "right" else "right"
+            setattr(self, side, self.without_partial(side, axis))
+            self.moves.append((side, f"both operands are partial sums over {axis}: reduce {side}"))
         if on_left is not None and axis in self.right.partial:
             self.reduce("right", axis, on_left)
         elif on_right is not None and axis in self.left.partial:

@@ -82,3 +82,9 @@ def test_an_operand_that_is_partial_where_the_other_is_split_is_reduced() -> Non
 def test_a_result_has_only_dims_of_the_operands() -> None:
     with pytest.raises(ShardingError, match="the result's dim L is in neither operand"):
         contract(parse_tensor("A[I, J]").spec, parse_tensor("B[J, K]").spec, ("I", "L"))
+
+
+def test_of_two_partial_sums_over_one_axis_one_is_reduced() -> None:
+    left, right, result, reasons = products("A[I, J]{U_X} * B[J, K]{U_X} -> C[I, K]")
+    assert (left, right, result) == ("A[I, J]{U_X}", "B[J, K]", "C[I, K]{U_X}")
+    assert reasons == ("both operands are partial sums over X: reduce right",)
