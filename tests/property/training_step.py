@@ -56,6 +56,7 @@ class Case:
     seqs: int = 1
     positions: int = 2
     seed: int = 0
+    structure: tuple[tuple[str, Any], ...] = ()  # further fields of the architecture
 
     @property
     def family(self) -> Family:
@@ -80,6 +81,7 @@ class Case:
             vocab_size=self.vocab * tp,
             mlp=self.mlp,  # type: ignore[arg-type]
             tied_embeddings=self.tied,
+            **dict(self.structure),
         )
 
     @property

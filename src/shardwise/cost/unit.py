@@ -20,7 +20,7 @@ from shardwise.layout.kernels import Kernel, kernels
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, Family, optimizer_rest, weight_rest, weight_use
-from shardwise.model.architecture import Architecture, MlpKind
+from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.program import Role
 from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
 
@@ -70,7 +70,7 @@ class StateCost(NamedTuple):
 
 def unit_values(architecture: Architecture, seq_len: int, degrees: Mapping[str, Value]) -> Values:
     """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device."""
-    values = Values({**architecture.dims, "T": seq_len, **degrees})
+    values = Values({**architecture.dims, "T": seq_len, "span": architecture.average_span(seq_len), **degrees})
     values["B"] = values[Local("B", BATCH)] = degrees["micro_batch_seqs"]
     return values
 
@@ -99,8 +99,8 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _parts(mlp: MlpKind, family: Family, name: str) -> _Parts:
-    unit = derive(Architecture.structure(mlp), family)[name]
+def _parts(structure: Structure, family: Family, name: str) -> _Parts:
+    unit = derive(structure.sizeless(), family)[name]
     return _Parts(unit, kernels(unit), realise(unit))
 
 
@@ -108,13 +108,13 @@ class UnitPricer:
     """Prices units on one chip with one precision recipe."""
 
     def __init__(self, architecture: Architecture, chip: Chip, precision: Precision) -> None:
-        self.architecture = architecture
+        self.structure = architecture.structure
         self.chip = chip
         self.precision = precision
         self.widths = widths(precision)
 
     def parts(self, family: Family, name: str) -> _Parts:
-        return _parts(self.architecture.mlp, family, name)
+        return _parts(self.structure, family, name)
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""

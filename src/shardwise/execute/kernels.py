@@ -21,8 +21,36 @@ ROTARY_BASE = 10_000.0
 LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 
 
-def _inverse_rms(squares: Array, sizes: Sizes) -> Array:
-    return 1.0 / np.sqrt(squares / sizes["D"] + NORM_EPSILON)
+def _inverse_rms(squares: Array, sizes: Sizes, dim: str = "D") -> Array:
+    return 1.0 / np.sqrt(squares / sizes[dim] + NORM_EPSILON)
+
+
+def _rms_slope(squares: Array, sizes: Sizes, dim: str = "D") -> Array:
+    """How the inverse root mean square changes with the sum of squares."""
+    slope: Array = (-0.5 / sizes[dim]) * _inverse_rms(squares, sizes, dim) ** 3
+    return slope
+
+
+def _centre(x: Array, total: Array, squares: Array, sizes: Sizes) -> tuple[Array, Array]:
+    """x without its mean over D, and the inverse standard deviation."""
+    mean = total / sizes["D"]
+    return x - mean, 1.0 / np.sqrt(squares / sizes["D"] - mean**2 + NORM_EPSILON)
+
+
+def _layer_norm(x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
+    centred, inverse = _centre(x, total, squares, sizes)
+    return centred * inverse * weight
+
+
+def _layer_norm_dsum(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
+    centred, inverse = _centre(x, total, squares, sizes)
+    mean = total / sizes["D"]
+    return dy * weight * (-inverse + centred * mean * inverse**3) / sizes["D"]
+
+
+def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
+    centred, inverse = _centre(x, total, squares, sizes)
+    return dy * weight * centred * (-0.5 / sizes["D"]) * inverse**3
 
 
 def _rotate(x: Array, positions: Array, direction: float) -> Array:
@@ -54,11 +82,6 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
-def _rms_norm_dsquares(dy: Array, x: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
-    slope: Array = (-0.5 / sizes["D"]) * _inverse_rms(squares, sizes) ** 3
-    return dy * x * weight * slope
-
-
 def _corrected(moment: Array, beta: float) -> Array:
     return moment / (1.0 - beta)
 
@@ -78,8 +101,20 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "sum_square_dx": lambda dy, x, sizes: 2 * x * dy,
     "rms_norm": lambda x, squares, weight, sizes: x * _inverse_rms(squares, sizes) * weight,
     "rms_norm_dx": lambda dy, squares, weight, sizes: dy * _inverse_rms(squares, sizes) * weight,
-    "rms_norm_dsquares": _rms_norm_dsquares,
+    "rms_norm_dsquares": lambda dy, x, squares, weight, sizes: dy * x * weight * _rms_slope(squares, sizes),
     "rms_norm_dweight": lambda dy, x, squares, sizes: dy * x * _inverse_rms(squares, sizes),
+    "head_norm": lambda x, squares, weight, sizes: x * _inverse_rms(squares, sizes, "H") * weight,
+    "head_norm_dx": lambda dy, squares, weight, sizes: dy * _inverse_rms(squares, sizes, "H") * weight,
+    "head_norm_dsquares": lambda dy, x, squares, weight, sizes: dy * x * weight * _rms_slope(squares, sizes, "H"),
+    "head_norm_dweight": lambda dy, x, squares, sizes: dy * x * _inverse_rms(squares, sizes, "H"),
+    "sum": lambda x, sizes: x,
+    "sum_to": lambda dy, sizes: dy,
+    "layer_norm": _layer_norm,
+    "layer_norm_dx": lambda dy, total, squares, weight, sizes: dy * weight * _centre(total, total, squares, sizes)[1],
+    "layer_norm_dsum": _layer_norm_dsum,
+    "layer_norm_dsquares": _layer_norm_dsquares,
+    "layer_norm_dweight": lambda dy, x, total, squares, sizes: dy * np.multiply(*_centre(x, total, squares, sizes)),
+    "add_vector": lambda x, vector, sizes: x + vector,
     "rotary": lambda x, positions, sizes: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, sizes: _rotate(x, positions, -1.0),
     "swiglu": lambda gate, up, sizes: gate * _sigmoid(gate) * up,

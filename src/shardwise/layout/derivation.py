@@ -21,7 +21,7 @@ from shardwise.layout.shardings import (
     using,
     weight_rest,
 )
-from shardwise.model.architecture import Architecture, MlpKind
+from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import block_program, carry_program, embedding_program, head_program
 from shardwise.model.operations import Operation
@@ -120,12 +120,12 @@ def _shard_update(
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
     """All units of a dense decoder for one family. The sizes do not matter, so models of one shape share the result."""
-    return _derive(architecture.mlp, family)
+    return _derive(architecture.structure, family)
 
 
 @lru_cache(maxsize=256)
-def _derive(mlp: MlpKind, family: Family) -> Mapping[str, Unit]:
-    shape = Architecture.structure(mlp)
+def _derive(structure: Structure, family: Family) -> Mapping[str, Unit]:
+    shape = structure.sizeless()
     return {
         name: derive_unit(name, build(shape), family, recompute=family.recompute if name == "block" else "none")
         for name, build in UNITS.items()

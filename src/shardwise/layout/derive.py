@@ -76,7 +76,7 @@ def shard_program(
         walk.operation(operation)
     for name, goal in (final or {}).items():
         walk.finish(name, goal if isinstance(goal, Spec) else goal(walk.home[name]))
-    return ShardedProgram(program, tuple(walk.steps), dict(walk.home))
+    return ShardedProgram(walk.program, tuple(walk.steps), dict(walk.home))
 
 
 class _Walk:

@@ -18,9 +18,13 @@ BATCH: Axes = ("dp", "fsdp")  # sequences
 ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
 TP: Axes = ("tp_kv", "tp_rep")
 
-# Which axes split a weight's dims where it is used. D, which every weight has, is left for ZeRO.
+# Which axes split a weight's dims where it is used. D, which every matrix has, is left for ZeRO.
 WEIGHT_USE: Mapping[str, Axes] = {"F": TP, "K": ("tp_kv",), "G": ("tp_rep",), "V": TP}
-ZERO_DIM = "D"
+
+
+def zero_dim(dims: tuple[str, ...]) -> str:
+    """The dim over which ZeRO shards a weight: D, or the last one of a vector without it (a bias, a norm over heads)."""
+    return "D" if "D" in dims else dims[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ def weight_use(dims: tuple[str, ...]) -> Spec:
 
 def weight_shard(dims: tuple[str, ...]) -> Spec:
     """A weight's sharding with ZeRO's axes appended to D."""
-    use = weight_use(dims)
-    return use.with_axes(ZERO_DIM, use.axes_of(ZERO_DIM) + ZERO)
+    use, dim = weight_use(dims), zero_dim(dims)
+    return use.with_axes(dim, use.axes_of(dim) + ZERO)
 
 
 def weight_rest(family: Family, dims: tuple[str, ...]) -> Spec:
@@ -68,7 +72,8 @@ def gradient_rest(family: Family, natural: Spec) -> Spec:
     if family.zero_stage < 2:
         return natural
     kept = tuple(axis for axis in natural.partial if axis not in ZERO)
-    return natural.with_partial(kept).with_axes(ZERO_DIM, natural.axes_of(ZERO_DIM) + ZERO)
+    dim = zero_dim(natural.dims)
+    return natural.with_partial(kept).with_axes(dim, natural.axes_of(dim) + ZERO)
 
 
 def resting(family: Family, program: Program) -> dict[str, Spec]:

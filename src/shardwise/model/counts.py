@@ -49,7 +49,7 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
     4 backward; the scores that flash attention rebuilds in the backward pass are not counted).
     Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
     """
-    values = Values({**architecture.dims, "B": 1, "T": seq_len})
+    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
     flops = 0.0
     for build, times in ((block_program, architecture.num_layers), (head_program, 1)):
         flops += 3.0 * program_flops(build(architecture)).evaluate(values) * times

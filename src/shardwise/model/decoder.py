@@ -19,21 +19,21 @@ HIDDEN = (*TOKENS, "D")
 def embedding_program(architecture: Architecture) -> Program:
     """Token ids to the first block's input."""
     builder = ProgramBuilder()
-    return builder.build([_embedding(builder)])
+    return builder.build([_embedding(builder, architecture)])
 
 
 def block_program(architecture: Architecture) -> Program:
-    """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...))."""
+    """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...)), or both from one norm (parallel blocks)."""
     builder = ProgramBuilder()
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_block(builder, architecture, x, prefix="")])
+    return builder.build([_Block(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
     """The last block's output to the loss, averaged over the tokens of the whole step."""
     builder = ProgramBuilder()
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_head(builder, x, tied=False)])
+    return builder.build([_head(builder, architecture, x, tied=False)])
 
 
 def carry_program(architecture: Architecture) -> Program:
@@ -46,19 +46,14 @@ def carry_program(architecture: Architecture) -> Program:
 def whole_program(architecture: Architecture) -> Program:
     """Token ids to the loss through all blocks; a tied head reads the embedding's weight."""
     builder = ProgramBuilder()
-    x = _embedding(builder)
+    x = _embedding(builder, architecture)
     for layer in range(architecture.num_layers):
-        x = _block(builder, architecture, x, prefix=f"{layer}.")
-    return builder.build([_head(builder, x, tied=architecture.tied_embeddings)])
+        x = _Block(builder, architecture, f"{layer}.").build(x)
+    return builder.build([_head(builder, architecture, x, tied=architecture.tied_embeddings)])
 
 
 def _map(
-    builder: ProgramBuilder,
-    function: str,
-    inputs: Iterable[str],
-    name: str,
-    dims: Iterable[str],
-    role: Role = Role.ACTIVATION,
+    builder: ProgramBuilder, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
 ) -> str:
     reduction = "max" if function == "maximum" else "sum"
     return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction))
@@ -70,61 +65,112 @@ def _contract(
     return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))
 
 
-def _norm(builder: ProgramBuilder, x: str, name: str) -> str:
-    squares = _map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-    return _map(builder, "rms_norm", [x, squares, builder.weight(f"{name}.weight", "D")], f"{name}.out", HIDDEN)
+def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str) -> str:
+    """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
+    operands = [x]
+    if architecture.norm == "layer":
+        operands.append(_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
+    operands.append(_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
+    function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
+    weight = builder.weight(f"{name}.weight", "D")
+    if not architecture.norm_bias:
+        return _map(builder, function, [*operands, weight], f"{name}.out", HIDDEN)
+    scaled = _map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
+    return _map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN)
 
 
-def _embedding(builder: ProgramBuilder) -> str:
+def _embedding(builder: ProgramBuilder, architecture: Architecture) -> str:
     table = builder.weight("embedding", ("V", "D"))
     ids = builder.input("ids", TOKENS, Role.CONSTANT)
-    return builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
-
-
-def _block(builder: ProgramBuilder, architecture: Architecture, x: str, *, prefix: str) -> str:
-    attended = _map(builder, "add", [x, _attention(builder, x, prefix)], f"{prefix}x_mid", HIDDEN, Role.RESIDUAL)
-    return _map(
-        builder,
-        "add",
-        [attended, _mlp(builder, architecture, attended, prefix)],
-        f"{prefix}x_out",
-        HIDDEN,
-        Role.RESIDUAL,
-    )
-
-
-def _attention(builder: ProgramBuilder, x: str, prefix: str) -> str:
-    y = _norm(builder, x, f"{prefix}attention_norm")
+    embedded = builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
+    if architecture.positions != "learned":
+        return embedded
+    places = builder.weight("position_embedding", ("P", "D"))
     positions = builder.input("positions", "T", Role.CONSTANT)
-    query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
-    flat_q = _contract(builder, y, builder.weight(f"{prefix}wq", ("K", "G", "H", "D")), f"{prefix}q_flat", query)
-    flat_k = _contract(builder, y, builder.weight(f"{prefix}wk", ("K", "H", "D")), f"{prefix}k_flat", key)
-    v = _contract(builder, y, builder.weight(f"{prefix}wv", ("K", "H", "D")), f"{prefix}v", key)
-    q = _map(builder, "rotary", [flat_q, positions], f"{prefix}q", query)
-    k = _map(builder, "rotary", [flat_k, positions], f"{prefix}k", key)
-    outputs = (
-        builder.tensor(f"{prefix}attended", query, Role.ACTIVATION),
-        builder.tensor(f"{prefix}lse", query[:-1], Role.STATISTIC),
-    )
-    attended = builder.add(Scan((q, k, v, positions), outputs))
-    return _contract(
-        builder, attended, builder.weight(f"{prefix}wo", ("K", "G", "H", "D")), f"{prefix}attention_out", HIDDEN
-    )
+    rows = builder.add(Lookup((places, positions), (builder.tensor("places", ("T", "D"), Role.ACTIVATION),), "P"))
+    return _map(builder, "add_vector", [embedded, rows], "placed", HIDDEN, Role.RESIDUAL)
 
 
-def _mlp(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
-    y = _norm(builder, x, f"{prefix}mlp_norm")
-    hidden = (*TOKENS, "F")
-    up = _contract(builder, y, builder.weight(f"{prefix}w_up", ("F", "D")), f"{prefix}up", hidden)
-    inputs = [up]
-    if architecture.gated:
-        inputs = [_contract(builder, y, builder.weight(f"{prefix}w_gate", ("F", "D")), f"{prefix}gate", hidden), up]
-    act = _map(builder, architecture.mlp, inputs, f"{prefix}act", hidden)
-    return _contract(builder, act, builder.weight(f"{prefix}w_down", ("F", "D")), f"{prefix}mlp_out", HIDDEN)
+class _Block:
+    """Writes one block's operations; `prefix` tells the layers of a whole model apart."""
+
+    def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
+        self.builder, self.architecture, self.prefix = builder, architecture, prefix
+
+    def build(self, x: str) -> str:
+        y = self.norm(x, "attention_norm")
+        attended = self.after(self.attention(y), "attention_post_norm")
+        if self.architecture.parallel:
+            both = self.map("add", [attended, self.mlp(y)], "both", HIDDEN)
+            return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
+        middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
+        mlp = self.after(self.mlp(self.norm(middle, "mlp_norm")), "mlp_post_norm")
+        return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def attention(self, y: str) -> str:
+        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
+        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
+        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
+        v = self.project(y, "v", key)
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        outputs = (
+            self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
+            self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
+        )
+        attended = self.builder.add(Scan((q, k, v, positions), outputs))
+        out = self.contract(attended, "wo", ("K", "G", "H", "D"), "attention_out", HIDDEN)
+        return self.biased(out, "attention_out", "attention_out", "D", HIDDEN)
+
+    def mlp(self, y: str) -> str:
+        hidden = (*TOKENS, "F")
+        inputs = [self.biased(self.contract(y, "w_up", ("F", "D"), "up", hidden), "mlp", "up", "F", hidden)]
+        if self.architecture.structure.gated:
+            gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
+            inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
+        act = self.map(self.architecture.mlp, inputs, "act", hidden)
+        return self.biased(self.contract(act, "w_down", ("F", "D"), "mlp_out", HIDDEN), "mlp", "mlp_out", "D", HIDDEN)
+
+    def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
+        """Queries, keys or values, flat heads before anything is done to them."""
+        heads = dims[2:]
+        target = f"{name}_flat" if name != "v" else name
+        return self.biased(self.contract(y, f"w{name}", (*heads, "D"), target, dims), "qkv", target, heads, dims)
+
+    def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        if not self.architecture.qk_norm:
+            return x
+        squares = self.map("sum_square", [x], f"{name}_squares", dims[:-1], Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", "H")
+        return self.map("head_norm", [x, squares, weight], f"{name}_normed", dims)
+
+    def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        if self.architecture.positions != "rotary":
+            return x
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        return self.map("rotary", [x, positions], name, dims)
+
+    def biased(self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...]) -> str:
+        """`x` plus its bias, where the structure has one."""
+        if which not in self.architecture.bias:
+            return x
+        vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
+        return self.map("add_vector", [x, vector], f"{name}_biased", dims)
+
+    def after(self, x: str, name: str) -> str:
+        return self.norm(x, name) if self.architecture.post_norms else x
+
+    def norm(self, x: str, name: str) -> str:
+        return _norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
+
+    def map(self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION) -> str:
+        return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role)
+
+    def contract(self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: Iterable[str]) -> str:
+        return _contract(self.builder, x, self.builder.weight(f"{self.prefix}{weight}", weight_dims), f"{self.prefix}{name}", dims)
 
 
-def _head(builder: ProgramBuilder, x: str, *, tied: bool) -> str:
-    y = _norm(builder, x, "final_norm")
+def _head(builder: ProgramBuilder, architecture: Architecture, x: str, *, tied: bool) -> str:
+    y = _norm(builder, architecture, x, "final_norm")
     weight = builder.weight("embedding" if tied else "head", ("V", "D"))
     targets = builder.input("targets", TOKENS, Role.CONSTANT)
     logits = _contract(builder, y, weight, "logits", (*TOKENS, "V"), Role.LOGITS)

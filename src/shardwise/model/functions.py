@@ -40,6 +40,28 @@ FUNCTIONS: dict[str, Function] = {
         ),
         flops_per_element=4,
     ),
+    # The same over the width H of one head, for queries and keys (Henry et al. 2020; Qwen3, Gemma 3)
+    "head_norm": Function(
+        (
+            Gradient("head_norm_dx", (1, 2)),
+            Gradient("head_norm_dsquares", (0, 1, 2)),
+            Gradient("head_norm_dweight", (0, 1)),
+        ),
+        flops_per_element=4,
+    ),
+    # LayerNorm from the sums of x and of its squares over D (Ba et al. 2016)
+    "sum": Function((Gradient("sum_to", ()),), linear=(0,)),
+    "layer_norm": Function(
+        (
+            Gradient("layer_norm_dx", (1, 2, 3)),
+            Gradient("layer_norm_dsum", (0, 1, 2, 3)),
+            Gradient("layer_norm_dsquares", (0, 1, 2, 3)),
+            Gradient("layer_norm_dweight", (0, 1, 2)),
+        ),
+        flops_per_element=6,
+    ),
+    # A vector added along some dims; its gradient is summed over the others
+    "add_vector": Function((PASS, Gradient("sum_to", ()))),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back
     "rotary": Function((Gradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
     "rotary_back": Function((None, None), linear=(0,), flops_per_element=6),
@@ -55,4 +77,4 @@ FUNCTIONS: dict[str, Function] = {
     "token_loss": Function((Gradient("token_loss_dsum", (0,)), None, Gradient("negate", ()))),
     "scaled_sum": Function((Gradient("scale", (1,)), None)),
 }
-LINEAR_IN_FIRST = ("negate", "scale", "identity", "rotary_back")
+LINEAR_IN_FIRST = ("negate", "scale", "identity", "rotary_back", "sum_to")

@@ -296,10 +296,10 @@ class ScanGradient(Operation):
 
 
 def _attention_flops(q: Spec, k: Spec, sequence: str, *, products: int) -> Polynomial:
-    """2 FLOPs per element of each product over the causal half of the scores (the diagonal's half is dropped)."""
-    return product(
-        [Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))], 2.0 * products * 0.5
-    )
+    """2 FLOPs per element of each product over the part of the scores that is not masked: the symbol `span` is its share,
+    a half for causal attention (the diagonal's half is dropped), less with a sliding window."""
+    sizes = [Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))]
+    return product([*sizes, "span"], 2.0 * products)
 
 
 @dataclass(frozen=True, slots=True)

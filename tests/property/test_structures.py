@@ -1,0 +1,39 @@
+"""The derivation holds for every structure of a dense decoder, not only for the plain one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from .structures import STRUCTURES
+from .test_derivation import check as check_layout
+from .test_gradients import check as check_slopes
+from .training_step import Case
+
+SIZES = {"half_head_dim": 4, "hidden": 8, "num_layers": 2}
+LAYOUTS = {
+    "fsdp": Case(fsdp=2, zero_stage=3, **SIZES),
+    "tp": Case(tp_kv=2, tp_rep=2, **SIZES),
+    "tp_sp": Case(tp_kv=2, tp_rep=2, sequence_parallel=True, **SIZES),
+    "all": Case(dp=2, fsdp=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=3, sequence_parallel=True, recompute="full", **SIZES),
+    "zero_1": Case(dp=2, fsdp=2, cp=2, zero_stage=1, recompute="selective", **SIZES),
+}
+
+
+def cased(case: Case, name: str) -> Case:
+    fields = dict(STRUCTURES[name])
+    own = {key: fields.pop(key) for key in ("mlp",) if key in fields}
+    tied = fields.pop("tied_embeddings", False)
+    return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_layout_equals_unsharded(name: str, layout: str) -> None:
+    check_layout(cased(LAYOUTS[layout], name))
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_gradients_are_slopes(name: str) -> None:
+    check_slopes(cased(Case(num_layers=1, half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2), name))
