@@ -36,4 +36,6 @@ def test_layout_equals_unsharded(name: str, layout: str) -> None:
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_slopes(name: str) -> None:
-    check_slopes(cased(Case(num_layers=1, half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2), name))
+    check_slopes(
+        cased(Case(num_layers=1, half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2), name)
+    )

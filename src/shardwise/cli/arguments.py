@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, cluster and job."""
-    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b")
+    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
     parser.add_argument("cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28")
     parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
     parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")

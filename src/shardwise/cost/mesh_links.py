@@ -20,7 +20,19 @@ class MeshOnChips:
     name: str
     chip: Chip
     topology: Topology
+    mesh: Mesh
     links: Links
+
+    def cut(self, mesh: Mesh) -> MeshOnChips:
+        """The same chips for a mesh whose axes are parts of this one's, in order, the major part first."""
+        cuts: dict[str, tuple[Cut, ...]] = {}
+        parts = list(mesh.axes)
+        for axis, size in self.mesh.axes:
+            own: list[tuple[str, int]] = []
+            while (parts and math.prod(n for _, n in own) < size) or not own:
+                own.append(parts.pop(0))
+            cuts |= _parts(self.links.cuts[axis], own)
+        return MeshOnChips(self.name, self.chip, self.topology, mesh, Links(self.topology, cuts))
 
 
 def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
@@ -35,7 +47,7 @@ def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
         topology = topology_of_shape(on, tuple(size for _, size in mesh.axes))
         if isinstance(topology, Torus):
             cuts = {name: _alone(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
-            return MeshOnChips(on, chip, topology, Links(topology, cuts))
+            return MeshOnChips(on, chip, topology, mesh, Links(topology, cuts))
     else:
         cluster = load_cluster(on)
         chip, topology = cluster.chip, cluster.topology
@@ -44,7 +56,7 @@ def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
                 f"mesh: {mesh.num_devices} devices ({_shown(mesh)}) on {on}, which has {cluster.num_devices}; "
                 "the mesh must fill the cluster"
             )
-    return MeshOnChips(on, chip, topology, Links(topology, _cut(mesh, topology)))
+    return MeshOnChips(on, chip, topology, mesh, Links(topology, _cut(mesh, topology)))
 
 
 def _shown(mesh: Mesh) -> str:
@@ -53,6 +65,20 @@ def _shown(mesh: Mesh) -> str:
 
 def _alone(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
     return tuple(Cut(size if i == level else 1, 1) for i in range(num_levels))
+
+
+def _parts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tuple[Cut, ...]]:
+    """An axis's cuts handed out to its parts, from the minor one on."""
+    rest, stride = [cut.size for cut in cuts], [cut.stride for cut in cuts]
+    found: dict[str, tuple[Cut, ...]] = {}
+    for name, size in reversed(parts):
+        taken = []
+        for level in range(len(rest)):
+            share = math.gcd(size, rest[level])
+            taken.append(Cut(share, stride[level]))
+            size, rest[level], stride[level] = size // share, rest[level] // share, stride[level] * share
+        found[name] = tuple(taken)
+    return found
 
 
 def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:

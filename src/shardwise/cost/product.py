@@ -13,10 +13,11 @@ from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
 from shardwise.layout.expression import ShardedExpression, derive_by_cases, expression_program, strategy_program
+from shardwise.layout.solve import solve
 from shardwise.model.backward import backward
 from shardwise.sharding.collective import Collective, Kind, received
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct, cheapest
+from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct
 from shardwise.symbolic import Values, constant
 
 Objective = Literal["time", "bytes"]
@@ -95,10 +96,12 @@ def price_product(
     The cost of a program is the sum of its steps: seconds of compute at the chip's peak and of each collective on its
     links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program.
     """
-    pricer = _Pricer(made, on)
     objective = objective if on is not None else "bytes"
-    found = cheapest(made.problem(free), pricer.objective_of(objective), pricer.product_of(objective))
-    made = pricer.made = replace(made, operands=tuple(found[0].starts[name] for name in made.names))
+    solution = solve(made, lambda product: _Pricer(product, _on(on, product)).prices(objective), free=free)
+    found = solution.strategies
+    starts = tuple(found[0].starts[name] for name in made.names)
+    made = replace(solution.made, operands=starts)
+    pricer = _Pricer(made, _on(on, made))
     best = strategy_program(made, found[0])
     cost = pricer.program(best, found[0].result)
     others = [pricer.program(strategy_program(made, other), other.result) for other in found[1:]]
@@ -109,6 +112,11 @@ def price_product(
         by_cases=pricer.program(cases, cases.specs[made.result_name]),
         backward=pricer.backward() if with_backward else None,
     )  # fmt: skip
+
+
+def _on(on: MeshOnChips | None, made: ShardedExpression) -> MeshOnChips | None:
+    """The chips with links for the axes of the product's mesh, which may be cut."""
+    return on.cut(made.mesh) if on is not None else None
 
 
 def _why(other: ProgramCost, best: ProgramCost) -> str:
@@ -169,6 +177,10 @@ class _Pricer:
 
     def math_s(self, flops: float) -> float:
         return flops / self.on.chip.peak(self.made.dtype) if flops and self.on is not None else 0.0
+
+    def prices(self, objective: Objective) -> tuple[PriceCollective, PriceProduct]:
+        """What the search adds up."""
+        return self.objective_of(objective), self.product_of(objective)
 
     def objective_of(self, objective: Objective) -> PriceCollective:
         def price(kind: Kind, axes: Axes, payload: float) -> Cost:

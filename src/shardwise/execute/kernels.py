@@ -44,13 +44,14 @@ def _layer_norm(x: Array, total: Array, squares: Array, weight: Array, sizes: Si
 
 def _layer_norm_dsum(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
     centred, inverse = _centre(x, total, squares, sizes)
-    mean = total / sizes["D"]
-    return dy * weight * (-inverse + centred * mean * inverse**3) / sizes["D"]
+    slope: Array = (-inverse + centred * (total / sizes["D"]) * inverse**3) / sizes["D"]
+    return dy * weight * slope
 
 
 def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
     centred, inverse = _centre(x, total, squares, sizes)
-    return dy * weight * centred * (-0.5 / sizes["D"]) * inverse**3
+    slope: Array = centred * (-0.5 / sizes["D"]) * inverse**3
+    return dy * weight * slope
 
 
 def _rotate(x: Array, positions: Array, direction: float) -> Array:

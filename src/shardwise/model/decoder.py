@@ -53,7 +53,12 @@ def whole_program(architecture: Architecture) -> Program:
 
 
 def _map(
-    builder: ProgramBuilder, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+    builder: ProgramBuilder,
+    function: str,
+    inputs: Iterable[str],
+    name: str,
+    dims: Iterable[str],
+    role: Role = Role.ACTIVATION,
 ) -> str:
     reduction = "max" if function == "maximum" else "sum"
     return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction))
@@ -162,11 +167,14 @@ class _Block:
     def norm(self, x: str, name: str) -> str:
         return _norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
 
-    def map(self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION) -> str:
+    def map(
+        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+    ) -> str:
         return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role)
 
     def contract(self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: Iterable[str]) -> str:
-        return _contract(self.builder, x, self.builder.weight(f"{self.prefix}{weight}", weight_dims), f"{self.prefix}{name}", dims)
+        matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
+        return _contract(self.builder, x, matrix, f"{self.prefix}{name}", dims)
 
 
 def _head(builder: ProgramBuilder, architecture: Architecture, x: str, *, tied: bool) -> str:

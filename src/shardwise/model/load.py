@@ -6,10 +6,12 @@ import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
+from shardwise.model.huggingface import load_config
 
 
 @lru_cache(maxsize=1)
@@ -27,8 +29,14 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name: str) -> Architecture:
-    """A model of the catalogue by name. Raises `InputError` that lists the names."""
+    """A model of the catalogue by name, or of a Hugging Face config.json (or its folder) by path.
+
+    Raises `InputError` that lists the names, or says what is wrong with the file.
+    """
+    if name.endswith(".json") or Path(name).is_dir():
+        return load_config(name)
     table = _catalogue().get(name.strip().lower())
     if table is None:
-        raise InputError(f"model: found {name!r}; the catalogue has {', '.join(model_names())}")
-    return Architecture(name=name.strip().lower(), **table)
+        raise InputError(f"model: found {name!r}; the catalogue has {', '.join(model_names())}; or give a config.json")
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return Architecture(name=name.strip().lower(), **fields)

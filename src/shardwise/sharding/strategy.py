@@ -25,6 +25,9 @@ PriceCollective = Callable[[Kind, Axes, float], Cost]  # kind, axes, elements of
 PriceProduct = Callable[[float], Cost]  # FLOPs on one device
 
 
+LARGEST_OUTER_PRODUCT = 2  # dims; more would make a chain's search long for nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """One collective on one tensor (an operand, or the product of some)."""
@@ -124,7 +127,7 @@ class _Search:
         found: list[Strategy] = []
         for spec in sorted(ends, key=lambda s: (root.nodes[s].cost, str(s)))[:1]:
             found.append(self.strategy(root, spec))
-        return found + self.others(root, leaves, found[0], alternatives)
+        return found + self.others(root, found[0], alternatives)
 
     def leaf(self, index: int) -> _Tensor:
         name, spec = self.problem.names[index], self.problem.operands[index]
@@ -170,7 +173,7 @@ class _Search:
             done.add(spec)
             for collective, price in self.moves(spec):
                 after = collective.after
-                total = tuple(a + b for a, b in zip(cost, price, strict=True))
+                total = _add(cost, price)
                 if after not in tensor.nodes or total < tensor.nodes[after].cost:
                     tensor.nodes[after] = _Node(total, (spec, collective))
                     heapq.heappush(heap, (total, next(order), after))
@@ -208,10 +211,12 @@ class _Search:
     def root(self, leaves: Sequence[_Tensor]) -> _Tensor:
         """The whole product: every way to split the operands in two, the parts built the same way."""
         built: dict[frozenset[int], _Tensor] = {leaf.members: leaf for leaf in leaves}
-        outer = not _connected([leaf.dims for leaf in leaves])  # outer products only where they cannot be avoided
+        outer = not _connected([leaf.dims for leaf in leaves])
         for count in range(2, len(leaves) + 1):
             for members in map(frozenset, itertools.combinations(range(len(leaves)), count)):
-                self.build(members, built, outer=outer or count == len(leaves))
+                # outer products are tried where they cannot be avoided, and where they stay small
+                small = len(self.dims(members)) <= LARGEST_OUTER_PRODUCT
+                self.build(members, built, outer=outer or small or count == len(leaves))
         return built[frozenset(range(len(leaves)))]
 
     def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, outer: bool) -> None:
@@ -281,22 +286,43 @@ class _Search:
         else:
             starts[tensor.name] = spec
 
-    def others(self, root: _Tensor, leaves: Sequence[_Tensor], best: Strategy, count: int) -> list[Strategy]:
+    def others(self, root: _Tensor, best: Strategy, count: int) -> list[Strategy]:
         """The cheapest strategies whose last product joins its operands in another way."""
-        joined: dict[Spec, _Node] = {}
-        for spec, node in root.nodes.items():
-            if isinstance(node.origin, _Join):
-                joined[spec] = node
-        found = []
-        for spec, node in joined.items():
-            alone = self.close(_Tensor(root.name, root.dims, root.members, {spec: node}))
-            for end in sorted(self.ends(alone), key=lambda s: (alone.nodes[s].cost, str(s)))[:1]:
-                found.append(self.strategy(alone, end))
-        found.sort(key=lambda strategy: strategy.cost)
+        joined = {spec: node for spec, node in root.nodes.items() if isinstance(node.origin, _Join)}
+        ahead = self.costs_ahead(root)
+        reachable = [spec for spec in joined if spec in ahead]
+        reachable.sort(key=lambda spec: (_add(joined[spec].cost, ahead[spec]), str(spec)))
         different = {self.signature(best): best}
-        for other in found:
+        for spec in reachable:
+            if len(different) > count:
+                break
+            alone = self.close(_Tensor(root.name, root.dims, root.members, {spec: joined[spec]}))
+            end = min(self.ends(alone), key=lambda s: (alone.nodes[s].cost, str(s)))
+            other = self.strategy(alone, end)
             different.setdefault(self.signature(other), other)
-        return list(different.values())[1 : count + 1]
+        return list(different.values())[1:]
+
+    def costs_ahead(self, root: _Tensor) -> dict[Spec, Cost]:
+        """What it still costs from each sharding of the result to the nearest end: the same graph, walked backwards."""
+        into: dict[Spec, list[tuple[Spec, Cost]]] = {}
+        for spec in root.nodes:
+            for collective, price in self.moves(spec):
+                into.setdefault(collective.after, []).append((spec, price))
+        ahead: dict[Spec, Cost] = dict.fromkeys(self.ends(root), self.zero)
+        order = itertools.count()
+        heap = [(cost, next(order), spec) for spec, cost in ahead.items()]
+        done: set[Spec] = set()
+        while heap:
+            cost, _, spec = heapq.heappop(heap)
+            if spec in done:
+                continue
+            done.add(spec)
+            for before, price in into.get(spec, ()):
+                total = _add(cost, price)
+                if before not in ahead or total < ahead[before]:
+                    ahead[before] = total
+                    heapq.heappush(heap, (total, next(order), before))
+        return ahead
 
     def signature(self, strategy: Strategy) -> tuple[object, ...]:
         """What makes strategies essentially different: kinds and degrees, but not which of two equal axes does it."""
@@ -310,6 +336,10 @@ class _Search:
             else (a.left, a.right, degrees(a.left_spec), degrees(a.right_spec))
             for a in strategy.actions
         )
+
+
+def _add(first: Cost, second: Cost) -> Cost:
+    return tuple([a + b for a, b in zip(first, second, strict=True)])
 
 
 def _connected(groups: Sequence[Axes]) -> bool:

@@ -60,7 +60,10 @@ def test_longer_sequences_need_more_flops_per_token() -> None:
 def test_an_unknown_model_lists_the_names() -> None:
     with pytest.raises(InputError) as caught:
         load_model("llama-4")
-    assert str(caught.value) == f"model: found 'llama-4'; the catalogue has {', '.join(model_names())}"
+    assert (
+        str(caught.value)
+        == f"model: found 'llama-4'; the catalogue has {', '.join(model_names())}; or give a config.json"
+    )
     assert set(PARAMS) <= set(model_names())
 
 

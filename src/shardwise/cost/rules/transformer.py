@@ -35,7 +35,7 @@ class ParamsByPart:
 def params_by_part(architecture: Architecture) -> ParamsByPart:
     """Parameters in MLPs (3·L·D·F when gated), attention (2·L·D·(N + K)·H), vocabulary (2·V·D untied) and norms."""
     a = architecture
-    mlp = a.num_layers * (3 if a.gated else 2) * a.d_model * a.d_ff
+    mlp = a.num_layers * (3 if a.structure.gated else 2) * a.d_model * a.d_ff
     attention = 2 * a.num_layers * a.d_model * (a.num_heads + a.num_kv_heads) * a.head_dim
     vocabulary = (1 if a.tied_embeddings else 2) * a.vocab_size * a.d_model
     return ParamsByPart(

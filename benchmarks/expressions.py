@@ -1,0 +1,267 @@
+"""Random sharded products: is what was derived right, how fast was it found, and does XLA move fewer bytes?
+
+    python benchmarks/expressions.py [--count 1000] [--seed 0] [--jax 100] [--xla 200]
+
+Every product is solved for the fewest bytes, and derived by the four cases; both programs run on virtual devices in NumPy and
+must give the unsharded product (relative error 1e-5), the first `--jax` also on JAX's host devices. The first `--xla` that
+XLA can take are compiled by its CPU backend, and bytes compared where both do the same multiplications on a device. Exit
+status 1 if a program is wrong or raises, or XLA moves fewer bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from random_expressions import random_expressions
+
+from shardwise.dtypes import bytes_per_element
+from shardwise.errors import ShardwiseError
+from shardwise.execute.run import run, run_many
+from shardwise.execute.xla import XlaReport, verify_many
+from shardwise.layout.derive import Compute, ShardedProgram
+from shardwise.layout.expression import ShardedExpression, derive_by_cases, strategy_program
+from shardwise.layout.solve import solve as solve_product
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct
+from shardwise.symbolic import Values
+
+LARGEST_ERROR = 1e-5
+DERIVE_LIMIT_S = 5e-3
+SOLVE_LIMIT_S = 1.0
+BATCH = 50
+SAME = 1e-9  # relative difference below which two counts are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A program, and the product on the mesh whose axes it speaks of (which may be cut into parts)."""
+
+    made: ShardedExpression
+    program: ShardedProgram
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was found so far."""
+
+    problems: list[str] = field(default_factory=list)
+    derive_s: list[float] = field(default_factory=list)
+    solve_s: list[float] = field(default_factory=list)
+    chain_s: list[float] = field(default_factory=list)
+    against_xla: Counter[str] = field(default_factory=Counter)
+    jax_errors: list[float] = field(default_factory=list)
+    solved: dict[int, Solved] = field(default_factory=dict)
+
+
+# Solving and deriving
+
+
+def solve(made: ShardedExpression, *, flops_first: bool = False) -> Solved:
+    """The program with the fewest bytes, then FLOPs, then collectives; with `flops_first`, FLOPs before bytes."""
+
+    def prices(on: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
+        def collective(kind: Kind, axes: Axes, payload: float) -> Cost:
+            moved, count = received(kind, on.mesh.size(axes), payload), float(kind is not Kind.SLICE)
+            return (0.0, moved, count) if flops_first else (moved, 0.0, count)
+
+        def product(flops: float) -> Cost:
+            return (flops, 0.0, 0.0) if flops_first else (0.0, flops, 0.0)
+
+        return collective, product
+
+    found = solve_product(made, prices)
+    return Solved(found.made, strategy_program(found.made, found.strategies[0]))
+
+
+def received(kind: Kind, degree: int, payload: float) -> float:
+    """Elements that one device receives: `sharding.collective.received` in numbers."""
+    if kind in (Kind.SLICE, Kind.PERMUTE):
+        return payload if kind is Kind.PERMUTE else 0.0
+    return payload * (degree - 1) / degree * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
+
+
+def received_bytes(made: ShardedExpression, program: ShardedProgram) -> float:
+    """Bytes that one device receives in a program's collectives."""
+    values = Values({**made.sizes, **dict(made.mesh.axes)})
+    elements = sum(float(step.collective.received_elements.evaluate(values)) for step in program.communication)
+    return elements * bytes_per_element(made.dtype)
+
+
+def multiplications(made: ShardedExpression, program: ShardedProgram) -> float:
+    """Multiplications on one device in a program's products."""
+    total = 0.0
+    for step in program.steps:
+        if isinstance(step, Compute):
+            axes = {dim: spec.axes_of(dim) for spec in step.placed.inputs for dim in spec.dims}
+            total += math.prod(made.sizes[dim] // made.mesh.size(own) for dim, own in axes.items())
+    return total
+
+
+# Running
+
+
+def largest_error(made: ShardedExpression, program: ShardedProgram, seed: int = 0) -> float:
+    """Largest difference of any virtual device's result from its part of the unsharded product, over the largest element."""
+    end = program.specs[made.result_name]
+    if end.partial or (made.goal is not None and end != made.goal):
+        return math.inf
+    return run(made, program, "numpy", seed=seed).max_relative_error
+
+
+def check(made: ShardedExpression, index: int, tally: Tally) -> None:
+    """Solve, derive and run one product."""
+    chain = len(made.operands) == 3 and len(made.mesh.axes) == 3
+
+    def solved() -> Solved:
+        tally.solved[index] = solve(made)
+        return tally.solved[index]
+
+    def derived() -> Solved:
+        program = derive_by_cases(made)
+        received_bytes(made, program)
+        return Solved(made, program)
+
+    ways: tuple[tuple[str, Callable[[], Solved], list[float]], ...] = (
+        ("solved", solved, tally.chain_s if chain else tally.solve_s),
+        ("derived by cases", derived, tally.derive_s),
+    )
+    for way, find, seconds in ways:
+        try:
+            start = time.perf_counter()
+            found = find()
+            seconds.append(time.perf_counter() - start)
+            error = largest_error(found.made, found.program, index)
+        except (ShardwiseError, ArithmeticError, LookupError, ValueError) as raised:
+            tally.problems.append(f"{way}: {type(raised).__name__} {raised}: {describe(made)}")
+            continue
+        if not error <= LARGEST_ERROR:
+            tally.problems.append(f"{way}: error {error:g}: {describe(made)}")
+
+
+def describe(made: ShardedExpression) -> str:
+    def pairs(sizes: dict[str, int]) -> str:
+        return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+    return f"{made.expression}   mesh {pairs(dict(made.mesh.axes))}   sizes {pairs(dict(made.sizes))}"
+
+
+def run_on_jax(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> None:
+    """Run the solved programs as the source that is written for JAX."""
+    for start in range(0, len(cases), BATCH):
+        batch = cases[start : start + BATCH]
+        programs = [(tally.solved[index].made, tally.solved[index].program) for index, _ in batch]
+        for (_, made), error in zip(batch, run_many(programs, "jax", timeout_s=600), strict=True):
+            tally.jax_errors.append(error)
+            if not error <= LARGEST_ERROR:
+                tally.problems.append(f"on JAX: error {error:g}: {describe(made)}")
+        progress(f"JAX {min(start + BATCH, len(cases))}/{len(cases)}")
+
+
+# Against XLA
+
+
+def for_xla(made: ShardedExpression) -> bool:
+    return made.goal is not None and not any(spec.partial for spec in made.operands)
+
+
+def verdict(made: ShardedExpression, solved: Solved, report: XlaReport) -> str:
+    """How the fewest bytes compare with XLA's.
+
+    Where the strategy with the fewest bytes multiplies more than XLA does, the one with the fewest FLOPs is held against it.
+    """
+    theirs = report.bytes_per_device
+    ours, work = _bytes_and_work(solved)
+    if _less(theirs, ours):
+        return "losses"
+    if _less(report.multiplications_per_device, work):
+        ours, work = _bytes_and_work(solve(made, flops_first=True))
+    if _less(work, report.multiplications_per_device):
+        return "different FLOPs: fewer, " + ("more bytes" if _less(theirs, ours) else "and no more bytes")
+    if _less(report.multiplications_per_device, work):
+        return "different FLOPs: more"
+    return "losses" if _less(theirs, ours) else "wins" if _less(ours, theirs) else "ties"
+
+
+def _bytes_and_work(solved: Solved) -> tuple[float, float]:
+    return received_bytes(solved.made, solved.program), multiplications(solved.made, solved.program)
+
+
+def _less(a: float, b: float) -> bool:
+    return a < b - SAME * max(a, b)
+
+
+def compare(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> None:
+    for start in range(0, len(cases), BATCH):
+        batch = cases[start : start + BATCH]
+        reports = verify_many([made for _, made in batch])
+        for (index, made), choice in zip(batch, reports, strict=True):
+            found = verdict(made, tally.solved[index], choice)
+            tally.against_xla[found] += 1
+            if found == "losses":
+                chosen = ", ".join(map(str, choice.collectives))
+                tally.problems.append(f"XLA moves {choice.bytes_per_device:g} bytes ({chosen}): {describe(made)}")
+        progress(f"XLA {min(start + BATCH, len(cases))}/{len(cases)}")
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# The command
+
+
+def report(tally: Tally, count: int) -> None:
+    print(f"{count} products, both ways on virtual devices: {len(tally.problems)} problems")
+    for name, seconds, limit in (
+        ("derive by cases and price", tally.derive_s, DERIVE_LIMIT_S),
+        ("solve exactly", tally.solve_s, SOLVE_LIMIT_S),
+        ("solve 3 operands on 3 axes", tally.chain_s, SOLVE_LIMIT_S),
+    ):
+        if seconds:
+            median, worst = statistics.median(seconds) * 1e3, max(seconds) * 1e3
+            print(f"{name}: median {median:.2f} ms, worst {worst:.2f} ms (wanted: below {limit * 1e3:g} ms)")
+    if tally.jax_errors:
+        print(
+            f"on JAX's host devices: {len(tally.jax_errors)} products, largest relative error {max(tally.jax_errors):.2g}"
+        )
+    compared = sum(tally.against_xla.values())
+    if compared:
+        equal = {name: tally.against_xla[name] for name in ("ties", "wins", "losses")}
+        counts = ", ".join(f"{number} {name}" for name, number in equal.items())
+        print(f"against XLA on CPU, {compared} products; bytes at equal FLOPs: {counts}")
+        for name, number in sorted(tally.against_xla.items()):
+            if name not in equal:
+                print(f"  {name}: {number}")
+    for problem in tally.problems:
+        print(problem)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000, help="random products")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jax", type=int, default=100, help="how many of them to run on JAX's host devices")
+    parser.add_argument("--xla", type=int, default=200, help="how many of them to compile with XLA")
+    asked = parser.parse_args(arguments)
+    tally = Tally()
+    cases = list(enumerate(random_expressions(asked.count, asked.seed)))
+    for index, made in cases:
+        check(made, index, tally)
+        if (index + 1) % 100 == 0:
+            progress(f"{index + 1}/{asked.count}")
+    run_on_jax([(i, made) for i, made in cases if i in tally.solved][: asked.jax], tally)
+    compare([(i, made) for i, made in cases if i in tally.solved and for_xla(made)][: asked.xla], tally)
+    report(tally, asked.count)
+    return 1 if tally.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

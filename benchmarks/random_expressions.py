@@ -1,0 +1,138 @@
+"""Random sharded products, the same ones for the same seed: every legal shape that the notation can write, in small sizes.
+
+Two operands share any mix of summed and batch dims (matrix products, batches of them, elementwise, outer and inner
+products); three form a chain, whose last operand may bring back a dim that was summed before. Meshes have one to three axes and
+at most 64 devices; any dim may be split over several axes, in any order.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from shardwise.errors import InputError
+from shardwise.layout.expression import ShardedExpression, shard_expression
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import Expression, Tensor
+from shardwise.sharding.spec import Spec
+
+AXIS_SIZES = (2, 2, 2, 3, 4, 4, 8)
+LARGEST_MESH = 64
+LARGEST_PRODUCT = 2**21  # elements of the index space of the whole product
+LARGEST_TENSOR = 2**17
+MULTIPLES = (1, 2, 2, 3, 4)
+LETTERS = "IJKLMNOPQR"
+
+Dims = tuple[str, ...]
+
+
+def random_expressions(count: int, seed: int = 0) -> Iterator[ShardedExpression]:
+    """`count` legal expressions; the n-th does not depend on how many are asked for."""
+    for index in range(count):
+        rng = random.Random(f"{seed}/{index}")
+        made = None
+        while made is None:
+            made = _attempt(rng)
+        yield made
+
+
+def _attempt(rng: random.Random) -> ShardedExpression | None:
+    """One draw, or none when it is too large or says something that the notation does not allow."""
+    mesh = _mesh(rng)
+    dims = _dims(rng)
+    specs = [_spec(rng, own, mesh) for own in dims]
+    if rng.random() < 0.1:
+        specs[0] = _partial(rng, specs[0], mesh)
+    tensors = [Tensor(name, spec) for name, spec in zip("ABC", specs[:-1], strict=False)]
+    result = None if rng.random() < 0.05 else Tensor("Out", specs[-1])
+    sizes = _sizes(rng, specs, mesh)
+    if not _small(dims, sizes):
+        return None
+    try:
+        made = shard_expression(Expression(tuple(tensors), result), mesh, sizes, rng.choice(("bf16", "fp32")))
+    except InputError:
+        return None
+    return made if _is_product(made) else None
+
+
+def _mesh(rng: random.Random) -> Mesh:
+    while True:
+        sizes = [rng.choice(AXIS_SIZES) for _ in range(rng.randint(1, 3))]
+        if math.prod(sizes) <= LARGEST_MESH:
+            return Mesh(tuple(zip("XYZ", sizes, strict=False)))
+
+
+def _dims(rng: random.Random) -> list[Dims]:
+    """Dims of the operands, and of the result behind them."""
+    letters = iter(LETTERS)
+    left, right, result = _pair(rng, letters)
+    if rng.random() < 0.6:
+        operands = [left, right]
+    else:
+        third, result = _third(rng, letters, left, result)
+        operands = [left, right, third]
+    if rng.random() < 0.3:
+        operands = [_shuffled(rng, dims) for dims in operands]
+        result = _shuffled(rng, result)
+    return [*operands, result]
+
+
+def _pair(rng: random.Random, letters: Iterator[str]) -> tuple[Dims, Dims, Dims]:
+    batch, summed, left, right = (
+        [next(letters) for _ in range(rng.choice(counts))] for counts in ((0, 0, 0, 1, 2), (0, 1, 1, 1, 2), (0, 1, 1), (0, 1, 1))
+    )  # fmt: skip
+    if not (batch or summed or (left and right)):
+        return _pair(rng, letters)
+    return (*batch, *left, *summed), (*batch, *summed, *right), (*batch, *left, *right)
+
+
+def _third(rng: random.Random, letters: Iterator[str], left: Dims, running: Dims) -> tuple[Dims, Dims]:
+    """A third operand that sums some dims of the running product, or scales along them, and the new result."""
+    summed = [dim for dim in running if rng.random() < 0.5]
+    kept = [dim for dim in running if dim not in summed]
+    scaled = [dim for dim in kept if rng.random() < 0.2]
+    gone = [dim for dim in left if dim not in running]
+    new = [gone[0]] if gone and rng.random() < 0.3 else [next(letters)] if rng.random() < 0.8 else []
+    return (*scaled, *summed, *new), (*kept, *new)
+
+
+def _shuffled(rng: random.Random, dims: Sequence[str]) -> Dims:
+    return tuple(rng.sample(dims, len(dims)))
+
+
+def _spec(rng: random.Random, dims: Dims, mesh: Mesh) -> Spec:
+    placed: dict[str, list[str]] = {}
+    for axis in rng.sample(mesh.names, len(mesh.names)):
+        if dims and rng.random() < 0.7:
+            placed.setdefault(rng.choice(dims), []).append(axis)
+    return Spec.of(dims, placed)
+
+
+def _partial(rng: random.Random, spec: Spec, mesh: Mesh) -> Spec:
+    unused = [axis for axis in mesh.names if axis not in spec.sharded_axes]
+    return spec.with_partial(rng.sample(unused, 1)) if unused else spec
+
+
+def _sizes(rng: random.Random, specs: Sequence[Spec], mesh: Mesh) -> dict[str, int]:
+    """Sizes that divide over the axes asked for and, for half of the expressions, over the whole mesh."""
+    generous = rng.random() < 0.5
+    sizes = {}
+    for dim in sorted({dim for spec in specs for dim in spec.dims}):
+        degree = math.lcm(*(mesh.size(spec.axes_of(dim)) for spec in specs))
+        base = math.lcm(degree, mesh.num_devices) if generous else degree
+        sizes[dim] = max(2, base * rng.choice(MULTIPLES))
+    return sizes
+
+
+def _small(dims: Sequence[Dims], sizes: Mapping[str, int]) -> bool:
+    product = math.prod(sizes[dim] for dim in {dim for own in dims for dim in own})
+    return product <= LARGEST_PRODUCT and all(math.prod(sizes[dim] for dim in own) <= LARGEST_TENSOR for own in dims)
+
+
+def _is_product(made: ShardedExpression) -> bool:
+    """Whether every dim that the result lacks is in two operands: a sum over one operand alone is no product."""
+    held = [dim for spec in made.operands for dim in spec.dims]
+    return all(spec.dims for spec in made.operands) and all(
+        dim in made.result_dims or held.count(dim) > 1 for dim in held
+    )

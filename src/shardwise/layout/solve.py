@@ -1,0 +1,82 @@
+"""Solve a sharded product, on the mesh as given and, where that is small, on its axes cut into prime factors.
+
+An axis of 4 is two axes of 2, the first the major one, with the same device numbers: `I_X` is `I_{X1,X2}`. A strategy may then
+work on a part of an axis. The cut mesh is used only where it is cheaper, since its programs are harder to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shardwise.layout.expression import ShardedExpression
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.strategy import PriceCollective, PriceProduct, Strategy, cheapest
+
+# More prime factors make the graphs of shardings too large to search for each product.
+MOST_FACTORS = 4
+Prices = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The product on the mesh that its strategies speak of, and the strategies, the cheapest first."""
+
+    made: ShardedExpression
+    strategies: tuple[Strategy, ...]
+
+
+def solve(made: ShardedExpression, prices: Prices, *, free: Sequence[str] = (), alternatives: int = 3) -> Solution:
+    """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
+    plain = _solved(made, prices, free, alternatives)
+    cut = cut_axes(made)
+    if cut is None:
+        return plain
+    finer = _solved(cut, prices, free, alternatives)
+    gain = plain.strategies[0].cost[0] - finer.strategies[0].cost[0]
+    return finer if gain > 1e-9 * abs(plain.strategies[0].cost[0]) else plain
+
+
+def _solved(made: ShardedExpression, prices: Prices, free: Sequence[str], alternatives: int) -> Solution:
+    collective, product = prices(made)
+    return Solution(made, tuple(cheapest(made.problem(free), collective, product, alternatives=alternatives)))
+
+
+def cut_axes(made: ShardedExpression) -> ShardedExpression | None:
+    """The same product with every axis cut into prime factors; None where that changes nothing or gives too many axes."""
+    parts = {axis: _primes(size) for axis, size in made.mesh.axes}
+    count = sum(map(len, parts.values()))
+    if count > MOST_FACTORS or all(len(factors) < 2 for factors in parts.values()):
+        return None
+    names = {axis: part_names(axis, len(factors)) for axis, factors in parts.items()}
+    axes = [
+        (name, size) for axis, factors in parts.items() for name, size in zip(names[axis], factors or (1,), strict=True)
+    ]
+    return replace(
+        made, mesh=Mesh(tuple(axes)), operands=tuple(_cut(spec, names) for spec in made.operands),
+        goal=_cut(made.goal, names) if made.goal is not None else None,
+    )  # fmt: skip
+
+
+def part_names(axis: str, count: int) -> Axes:
+    """Names of an axis's parts, the major one first: X1, X2; an axis that is not cut keeps its name."""
+    return (axis,) if count < 2 else tuple(f"{axis}{i + 1}" for i in range(count))
+
+
+def _cut(spec: Spec, names: dict[str, Axes]) -> Spec:
+    def parts(axes: Iterable[str]) -> Axes:
+        return tuple(part for axis in axes for part in names[axis])
+
+    return Spec(spec.dims, tuple(parts(axes) for axes in spec.axes), parts(spec.partial), spec.reduction)
+
+
+def _primes(number: int) -> tuple[int, ...]:
+    factors: list[int] = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return tuple(factors)

@@ -1,0 +1,104 @@
+"""XLA's choice for the same products: S2's cases as the book has them, and never fewer bytes than were derived."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from expressions import for_xla, solve, verdict
+from random_expressions import random_expressions
+
+from shardwise.errors import InputError
+from shardwise.execute import xla
+from shardwise.execute.xla import XlaReport, axes_of, missing, verify, verify_many
+from shardwise.layout.expression import ShardedExpression, derive_by_cases, shard_expression
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import parse_expression
+from shardwise.symbolic import Values
+
+# S2's four cases, and two axes at once: the collectives that the book derives, in the order in which they are written here.
+CASES = {
+    "A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]": [],
+    "A[I, J_Y] * B[J, K] -> C[I, K]": [(Kind.ALL_GATHER, ("Y",))],
+    "A[I, J_Y] * B[J_Y, K] -> C[I, K]": [(Kind.ALL_REDUCE, ("Y",))],
+    "A[I, J_Y] * B[J_Y, K] -> C[I, K_Y]": [(Kind.REDUCE_SCATTER, ("Y",))],
+    "A[I_Y, J] * B[J, K_Y] -> C[I_Y, K]": [(Kind.ALL_GATHER, ("Y",))],
+    "A[I_X, J_Y] * B[J_X, K_Y] -> C[I_X, K_Y]": [(Kind.ALL_GATHER, ("X",)), (Kind.ALL_GATHER, ("Y",))],
+}
+RANDOM = [made for made in random_expressions(24) if for_xla(made)][:20]
+
+
+def written(text: str, dtype: str = "bf16") -> ShardedExpression:
+    return shard_expression(parse_expression(text), Mesh.of({"X": 2, "Y": 4}), {"I": 256, "J": 512, "K": 1024}, dtype)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[XlaReport]:
+    return verify_many([*map(written, CASES), *RANDOM])
+
+
+@pytest.mark.parametrize(("index", "text"), list(enumerate(CASES)))
+def test_the_cases_of_the_book_are_what_xla_does(index: int, text: str, reports: list[XlaReport]) -> None:
+    made, report = written(text), reports[index]
+    assert sorted((c.op, c.axes) for c in report.collectives) == CASES[text]
+    derived = derive_by_cases(made).communication
+    assert sorted((c.collective.kind, c.collective.axes) for c in derived) == CASES[text]
+    values = Values({**made.sizes, **dict(made.mesh.axes)})
+    elements = sum(float(c.collective.received_elements.evaluate(values)) for c in derived)
+    assert report.bytes_per_device == pytest.approx(2 * elements)
+
+
+@pytest.mark.parametrize("index", range(len(CASES) + len(RANDOM)))
+def test_xla_never_moves_fewer_bytes(index: int, reports: list[XlaReport]) -> None:
+    made = [*map(written, CASES), *RANDOM][index]
+    assert verdict(made, solve(made), reports[index]) != "losses"
+
+
+def test_the_flops_of_the_compiled_product(reports: list[XlaReport]) -> None:
+    assert reports[0].flops_per_device == 2 * (256 // 2) * 512 * (1024 // 4)
+    assert reports[0].multiplications_per_device == reports[0].flops_per_device / 2
+
+
+def test_a_partial_operand_is_refused() -> None:
+    with pytest.raises(InputError, match=r"A\[I\]\{U_X\} is a partial sum; XLA takes whole operands"):
+        verify(written("A[I]{U_X} * B[I, J] -> C[J]"))
+
+
+def test_too_little_time_is_said() -> None:
+    with pytest.raises(InputError, match=r"1 products were not compiled within 0.01 s"):
+        verify(written("A[I] * B[I] -> C[]"), timeout_s=0.01)
+
+
+def test_a_missing_jax_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "find_spec", lambda name: None)
+    assert missing("cpu") == ['xla: jax is not installed; pip install "shardwise[jax]"']
+    with pytest.raises(InputError, match="jax is not installed"):
+        verify(written("A[I] * B[I] -> C[]"))
+
+
+def test_a_missing_compiler_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "find_spec", lambda name: name == "jax" or None)
+    assert missing("cpu") == []
+    assert "pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2" in missing("gpu")[0]
+    assert "pip install libtpu==0.0.42.*" in missing("tpu")[0]
+
+
+def test_meshes_that_a_backend_cannot_take() -> None:
+    large = shard_expression(parse_expression("A[I_X] * B[I_X] -> C[]"), Mesh.of({"X": 4096}), {"I": 4096})
+    with pytest.raises(InputError, match="the CPU backend takes at most 2048"):
+        verify(large)
+
+
+def test_groups_that_are_no_whole_axes_have_no_name() -> None:
+    mesh = Mesh.of({"X": 2, "Y": 4})
+    assert axes_of(((0, 4), (1, 5), (2, 6), (3, 7)), mesh) == ("X",)
+    assert axes_of((tuple(range(8)),), mesh) == ("X", "Y")
+    assert axes_of(((0, 1), (2, 3), (4, 5), (6, 7)), mesh) is None
+    assert axes_of(((0, 4), (4, 0)), mesh, pairs=True) == ("X",)
+
+
+def test_the_module_does_not_load_jax() -> None:
+    code = "import sys, shardwise.execute.xla; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,128 @@
+"""Architectures from config.json: spellings, what families fix, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.model.counts import num_params
+from shardwise.model.huggingface import load_config, parse_config
+from shardwise.model.load import load_model, model_names
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 100,
+}  # fmt: skip
+
+
+def test_sizes_and_defaults() -> None:
+    model = parse_config(LLAMA, name="small")
+    assert (model.name, model.d_model, model.num_layers, model.num_kv_heads, model.head_dim) == ("small", 64, 3, 2, 8)
+    assert (model.mlp, model.norm, model.bias, model.tied_embeddings) == ("swiglu", "rms", (), False)
+
+
+def test_old_spellings_and_missing_key_value_heads() -> None:
+    model = parse_config({"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 8, "vocab_size": 100})
+    assert (model.d_ff, model.num_kv_heads, model.max_positions, model.positions) == (256, 8, 1024, "learned")
+    assert model.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "value"),
+    [
+        ({"attention_bias": True}, "bias", ("qkv", "attention_out")),
+        ({"mlp_bias": True}, "bias", ("mlp",)),
+        ({"model_type": "qwen2"}, "bias", ("qkv",)),
+        ({"model_type": "qwen3"}, "qk_norm", True),
+        ({"model_type": "mistral", "sliding_window": 32}, "sliding_window", 32),
+        ({"model_type": "mistral", "sliding_window": None}, "sliding_window", None),
+        ({"model_type": "gemma2", "sliding_window": 32}, "global_every", 2),
+        ({"model_type": "gemma3_text", "sliding_window": 32}, "global_every", 6),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+            "global_every",
+            4,
+        ),
+        ({"model_type": "cohere"}, "parallel", True),
+        ({"head_dim": 16}, "head_dim", 16),
+        ({"tie_word_embeddings": True}, "tied_embeddings", True),
+    ],
+)
+def test_what_a_config_says(changes: dict[str, Any], name: str, value: object) -> None:
+    assert getattr(parse_config({**LLAMA, **changes}), name) == value
+
+
+def test_a_nested_text_config_is_found() -> None:
+    outer = {"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}, "vision_config": {}}
+    assert parse_config(outer).post_norms
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "mamba"}, ["'mamba'", "llama, mistral"]),
+        ({}, ["model_type is None"]),
+        (
+            {"model_type": "llama", "hidden_size": 64},
+            ["num_hidden_layers or n_layer", "intermediate_size", "vocab_size"],
+        ),
+        ({**LLAMA, "num_local_experts": 8}, ["num_local_experts", "dense model only"]),
+        ({**LLAMA, "hidden_size": -1}, ["d_model is -1"]),
+        ({**LLAMA, "num_attention_heads": "many"}, ["num_heads is 'many'"]),
+        ({**LLAMA, "num_key_value_heads": 3}, ["not a multiple of num_kv_heads = 3"]),
+    ],
+)
+def test_what_is_refused(config: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert load_model(str(folder)).name == "my-model"
+    assert load_model(str(folder / "config.json")) == load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "is no JSON"), ("[1]", "an object with a model_type"), (None, "cannot read")]
+)
+def test_files_that_cannot_be_used(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        load_config(path)
+
+
+# Parameters as the model cards or papers give them; Llama's and GPT-2's to the digit.
+OFFICIAL = {
+    "gpt-2": 124.4e6, "gpt-3-175b": 174.6e9, "llama-2-7b": 6.74e9, "llama-2-13b": 13.0e9, "llama-2-70b": 69.0e9,
+    "llama-3-8b": 8.03e9, "llama-3-70b": 70.6e9, "llama-3-405b": 405.9e9, "llama-3.2-1b": 1.24e9, "mistral-7b": 7.24e9,
+    "qwen2.5-7b": 7.61e9, "qwen2.5-72b": 72.7e9, "qwen3-8b": 8.2e9, "qwen3-32b": 32.8e9, "gemma-7b": 8.54e9,
+    "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.2e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_the_catalogue_counts_what_the_cards_say(name: str) -> None:
+    assert num_params(load_model(name)) == pytest.approx(OFFICIAL[name], rel=5e-3)
+
+
+def test_every_model_of_the_catalogue_is_checked() -> None:
+    assert set(model_names()) == set(OFFICIAL)
+    assert all(load_model(name).source for name in model_names())
+
+
+def test_a_window_costs_less_attention() -> None:
+    model = load_model("gemma-2-9b")
+    assert model.average_span(4096) == 0.5
+    share = 4096 / 16384
+    assert model.average_span(16384) == pytest.approx((0.5 + share - share**2 / 2) / 2)
