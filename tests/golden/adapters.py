@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from shardwise.errors import InputError
 HERE = Path(__file__).parent
 # Seconds or bytes in one of the unit that a name's suffix says; no suffix stands for the plain unit.
 UNITS = {
-    "_us": 1e-6, "_ms": 1e-3, "_days": 86400.0, "_years": 86400.0 * 365.25, "_GB": 1e9, "_GiB": 2.0**30,
+    "_ns": 1e-9, "_us": 1e-6, "_ms": 1e-3, "_days": 86400.0, "_years": 86400.0 * 365.25, "_GB": 1e9, "_GiB": 2.0**30,
 }  # fmt: skip
 
 
@@ -149,7 +150,14 @@ def names_used(adapter: Mapping[str, Any]) -> set[str]:
 
 
 def agrees(found: Any, expected: Any, rel_tol: float) -> bool:
-    """Numbers within the tolerance, lists element by element, everything else exactly, as text where text is expected."""
+    """Numbers within the tolerance, lists element by element, everything else exactly, as text where text is expected.
+
+    A set is compared in order, an array without dims as its element.
+    """
+    if isinstance(found, (set, frozenset)):
+        found = sorted(found)
+    if getattr(found, "ndim", None) == 0:
+        found = found.item()
     if isinstance(expected, bool):
         return found is expected
     if isinstance(expected, list):
@@ -158,6 +166,6 @@ def agrees(found: Any, expected: Any, rel_tol: float) -> bool:
         )
     if isinstance(expected, str):
         return str(found) == expected
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
+    if isinstance(found, bool) or not isinstance(found, Real):
         return False
-    return math.isclose(found, expected, rel_tol=rel_tol)
+    return math.isclose(float(found), expected, rel_tol=rel_tol)

@@ -43,6 +43,37 @@ def tp_min_d_ff(alpha: float, tp: float, num_axes: int = 1) -> float:
     return tp * alpha / num_axes
 
 
+def tp_is_compute_bound(tp: float, alpha: float, d_ff: float, num_axes: int = 1) -> bool:
+    """Whether `tp`-way tensor parallelism is within `tp_max_degree`."""
+    return tp <= tp_max_degree(alpha, d_ff, num_axes)
+
+
+def tp_max_by_heads(num_heads: int, num_kv_heads: int, *, repeat_kv: bool = True) -> int:
+    """Largest degree of TP that splits attention by heads: the query heads, or the key-value heads if none is held twice.
+
+    Source: the playbook, "Tensor parallelism".
+    """
+    return num_heads if repeat_kv else num_kv_heads
+
+
+Scheme = Literal["dp", "fsdp", "tp", "fsdp_tp"]
+
+
+def interconnect_intensity(scheme: Scheme, global_batch_tokens: float, d_ff: float, num_chips: float) -> float:
+    """FLOPs per byte that a scheme does with all chips, one axis for each kind of communication: compute-bound from alpha on.
+
+    Formula: B/N for DP and FSDP, F/N for TP, sqrt(B·F/N) for FSDP with TP at the best split, both kinds overlapped.
+    Source: the note, table 3.
+    """
+    if scheme in ("dp", "fsdp"):
+        return global_batch_tokens / num_chips
+    if scheme == "tp":
+        return d_ff / num_chips
+    if scheme == "fsdp_tp":
+        return math.sqrt(global_batch_tokens * d_ff / num_chips)
+    raise InputError(f"scheme: found {scheme!r}; one of dp, fsdp, tp, fsdp_tp is required")
+
+
 def mixed_min_tokens_per_chip(
     alpha: float, d_ff: float, fsdp_axes: int = 2, tp_axes: int = 1, overlap: AxisOverlap = "sum"
 ) -> float:
@@ -118,12 +149,32 @@ def max_chips(global_batch_tokens: float, min_tokens_per_chip: float) -> float:
     return global_batch_tokens / min_tokens_per_chip
 
 
+def axes_bytes_per_s(link_bytes_per_s: float, num_axes: int = 1) -> float:
+    """W of wrapped axes: links in both directions of each, in bytes/s. Source: the book, "TPUs"."""
+    return 2.0 * num_axes * link_bytes_per_s
+
+
+def num_hosts(num_chips: float, chips_per_host: float) -> float:
+    """Hosts of a pod, not rounded."""
+    return num_chips / chips_per_host
+
+
+def num_pods(num_chips: float, pod_chips: float) -> float:
+    """Chips in pods, not rounded."""
+    return num_chips / pod_chips
+
+
+def dcn_bytes_per_s(num_hosts: float, host_bytes_per_s: float) -> float:
+    """Egress of a pod to the data-centre network, all hosts together, in bytes/s."""
+    return num_hosts * host_bytes_per_s
+
+
 def dcn_min_tokens_per_pod(pod_flops_per_s: float, num_hosts: float, host_bytes_per_s: float) -> float:
     """Tokens per pod from which data parallelism between pods is compute-bound: C / W of the pod and its hosts' egress.
 
     73,440 for a full v5p pod of 2240 hosts with 25 GB/s each. Source: the book, "Training", scaling between pods.
     """
-    return critical_intensity(pod_flops_per_s, num_hosts * host_bytes_per_s)
+    return critical_intensity(pod_flops_per_s, dcn_bytes_per_s(num_hosts, host_bytes_per_s))
 
 
 def dcn_bytes_per_s_per_chip(host_bytes_per_s: float, chips_per_host: float) -> float:
