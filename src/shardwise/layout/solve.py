@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from shardwise.layout.expression import ShardedExpression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import PriceCollective, PriceProduct, Strategy, cheapest
+from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct, Strategy, cheapest
 
-# More prime factors make the graphs of shardings too large to search for each product.
+# More prime factors make the graphs of shardings too large to search for each product; so does a chain on three axes.
 MOST_FACTORS = 4
 Prices = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
 
@@ -31,23 +31,27 @@ def solve(made: ShardedExpression, prices: Prices, *, free: Sequence[str] = (), 
     """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
     plain = _solved(made, prices, free, alternatives)
     cut = cut_axes(made)
-    if cut is None:
+    least = plain.strategies[0].cost
+    if cut is None or least[0] == 0:
         return plain
-    finer = _solved(cut, prices, free, alternatives)
-    gain = plain.strategies[0].cost[0] - finer.strategies[0].cost[0]
-    return finer if gain > 1e-9 * abs(plain.strategies[0].cost[0]) else plain
+    finer = _solved(cut, prices, free, alternatives, bound=(least[0] * (1 - 1e-9), *least[1:]))
+    return finer if finer.strategies else plain
 
 
-def _solved(made: ShardedExpression, prices: Prices, free: Sequence[str], alternatives: int) -> Solution:
+def _solved(
+    made: ShardedExpression, prices: Prices, free: Sequence[str], alternatives: int, bound: Cost | None = None
+) -> Solution:
     collective, product = prices(made)
-    return Solution(made, tuple(cheapest(made.problem(free), collective, product, alternatives=alternatives)))
+    problem = replace(made.problem(free), bound=bound)
+    return Solution(made, tuple(cheapest(problem, collective, product, alternatives=alternatives)))
 
 
 def cut_axes(made: ShardedExpression) -> ShardedExpression | None:
     """The same product with every axis cut into prime factors; None where that changes nothing or gives too many axes."""
     parts = {axis: _primes(size) for axis, size in made.mesh.axes}
     count = sum(map(len, parts.values()))
-    if count > MOST_FACTORS or all(len(factors) < 2 for factors in parts.values()):
+    long_chain = len(made.operands) > 2 and len(parts) > 2
+    if count > MOST_FACTORS or long_chain or all(len(factors) < 2 for factors in parts.values()):
         return None
     names = {axis: part_names(axis, len(factors)) for axis, factors in parts.items()}
     axes = [

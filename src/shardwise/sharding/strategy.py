@@ -89,7 +89,8 @@ class _Tensor:
 class Problem:
     """What is to be computed: operands with their shardings, the result's dims, its sharding if one is asked for.
 
-    Every dim that two operands share and the result lacks is summed. `free` operands may start in any sharding.
+    Every dim that two operands share and the result lacks is summed. `free` operands may start in any sharding. Only what
+    costs less than `bound` is looked at, if there is one.
     """
 
     names: tuple[str, ...]
@@ -99,6 +100,7 @@ class Problem:
     mesh: Mesh
     sizes: Mapping[str, int]
     free: frozenset[str] = frozenset()
+    bound: Cost | None = None
 
 
 def cheapest(
@@ -106,7 +108,8 @@ def cheapest(
 ) -> list[Strategy]:
     """The cheapest strategy first, then the cheapest of every other way to join the operands, up to `alternatives`.
 
-    Raises `ShardingError` when no sequence of collectives and products leads to the result.
+    Raises `ShardingError` when no sequence of collectives and products leads to the result; below a bound, nothing is found
+    instead.
     """
     return _Search(problem, collective, product).run(alternatives)
 
@@ -122,6 +125,8 @@ class _Search:
         leaves = [self.leaf(i) for i in range(len(self.problem.operands))]
         root = self.root(leaves)
         ends = self.ends(root)
+        if not ends and self.problem.bound is not None:
+            return []
         if not ends:
             raise ShardingError(f"no way found to {self.problem.goal or self.problem.result}; check that sizes divide")
         found: list[Strategy] = []
@@ -174,10 +179,13 @@ class _Search:
             for collective, price in self.moves(spec):
                 after = collective.after
                 total = _add(cost, price)
-                if after not in tensor.nodes or total < tensor.nodes[after].cost:
+                if self.within(total) and (after not in tensor.nodes or total < tensor.nodes[after].cost):
                     tensor.nodes[after] = _Node(total, (spec, collective))
                     heapq.heappush(heap, (total, next(order), after))
         return tensor
+
+    def within(self, cost: Cost) -> bool:
+        return self.problem.bound is None or cost < self.problem.bound
 
     def moves(self, spec: Spec) -> list[tuple[Collective, Cost]]:
         """Every collective that applies to a tensor lying as `spec`, with its price."""
@@ -217,7 +225,8 @@ class _Search:
                 # outer products are tried where they cannot be avoided, and where they stay small
                 small = len(self.dims(members)) <= LARGEST_OUTER_PRODUCT
                 self.build(members, built, outer=outer or small or count == len(leaves))
-        return built[frozenset(range(len(leaves)))]
+        whole = frozenset(range(len(leaves)))
+        return built.get(whole) or _Tensor("", self.problem.result, whole, {})
 
     def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, outer: bool) -> None:
         first = min(members)
@@ -250,7 +259,7 @@ class _Search:
                 self.product(self.flops(left_spec, right_spec)),
             )
             cost = tuple(map(sum, zip(*parts, strict=True)))
-            if result not in nodes or cost < nodes[result].cost:
+            if self.within(cost) and (result not in nodes or cost < nodes[result].cost):
                 nodes[result] = _Node(cost, _Join(left, right, left_spec, right_spec))
 
     def flops(self, left: Spec, right: Spec) -> float:
@@ -290,7 +299,7 @@ class _Search:
         """The cheapest strategies whose last product joins its operands in another way."""
         joined = {spec: node for spec, node in root.nodes.items() if isinstance(node.origin, _Join)}
         ahead = self.costs_ahead(root)
-        reachable = [spec for spec in joined if spec in ahead]
+        reachable = [s for s in joined if s in ahead and self.within(_add(joined[s].cost, ahead[s]))]
         reachable.sort(key=lambda spec: (_add(joined[spec].cost, ahead[spec]), str(spec)))
         different = {self.signature(best): best}
         for spec in reachable:
