@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
-from shardwise.errors import MissingValueError
+from shardwise.errors import MissingValueError, require
+
+MOST = 1e21  # of any quantity of one chip; a thousand times an exaflop
+OPTIONAL = (
+    "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "matrix_unit",
+    "price_usd_per_hour", "price_date",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +21,10 @@ class Chip:
 
     `matmul_fraction` and `memory_fraction` are what micro-benchmarks reach of the peaks; 1.0 where the catalogue has no
     measurement, and then the estimate is a bound. `runtime_bytes` is memory that no tensor of ours can have.
-    `sources` says for each value where it comes from.
+    `host_shape`: chips on one host, along the axes of a torus; `pcie_bytes_per_s`: one chip to its host, one direction;
+    `dcn_bytes_per_s_per_host`: a host to other hosts over the data-centre network; `vmem_bytes`: on-chip memory that
+    software manages; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. What has no
+    source is None, and `known` raises for it. `sources` says for each value where it comes from.
     """
 
     name: str
@@ -25,7 +35,49 @@ class Chip:
     runtime_bytes: float = 0.0
     matmul_fraction: float = 1.0
     memory_fraction: float = 1.0
+    power_w: float | None = None
+    host_shape: tuple[int, ...] | None = None
+    pcie_bytes_per_s: float | None = None
+    dcn_bytes_per_s_per_host: float | None = None
+    vmem_bytes: float | None = None
+    matrix_unit: int | None = None
+    price_usd_per_hour: float | None = None
+    price_date: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(list(self._problems()))
+
+    def _problems(self) -> Iterator[str]:
+        """Numbers that no chip can have."""
+        chip = f"chip {self.name}"
+        if not self.peak_flops_per_s:
+            yield f"{chip}: peak_flops_per_s is empty; the dense peak of one number format or more is required"
+        quantities = {f"peak_flops_per_s.{dtype}": peak for dtype, peak in self.peak_flops_per_s.items()}
+        quantities |= {f.name: getattr(self, f.name) for f in fields(self) if _is_quantity(f.name)}
+        for name, value in quantities.items():
+            low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
+            if value is not None and (low or not value <= MOST):
+                yield f"{chip}: {name} is {value:g}; a positive number of at most {MOST:g} is required"
+        for name in ("matmul_fraction", "memory_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                yield f"{chip}: {name} is {getattr(self, name):g}; a part of the peak, above 0 and at most 1, is required"
+        if self.host_shape is not None and not (
+            isinstance(self.host_shape, tuple) and self.host_shape and min(self.host_shape) >= 1
+        ):
+            yield f"{chip}: host_shape is {self.host_shape}; numbers of chips of at least 1 are required, such as 4, 2"
+
+    @property
+    def devices_per_host(self) -> int | None:
+        """Chips of one host; None without a source."""
+        return math.prod(self.host_shape) if self.host_shape else None
+
+    def known(self, name: str) -> float | int | str | tuple[int, ...]:
+        """An optional value. Raises `MissingValueError` that names it when there is no source for it."""
+        value: float | int | str | tuple[int, ...] | None = getattr(self, name)
+        if value is None:
+            raise MissingValueError(f"chip {self.name}: no sourced {name}")
+        return value
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s. Raises `MissingValueError` when the catalogue has none for the format."""
@@ -42,3 +94,7 @@ class Chip:
     def sustained_bytes_per_s(self) -> float:
         """Rate at which memory streams, in bytes/s."""
         return self.memory_bytes_per_s * self.memory_fraction
+
+
+def _is_quantity(name: str) -> bool:
+    return name.endswith(("_bytes", "_bytes_per_s", "_per_host", "_w", "_unit", "_per_hour"))

@@ -1,14 +1,17 @@
-"""A cluster: so many of one chip on a network. Shorthand: `tpu-v5p:16x20x28`, `h100:512`."""
+"""A cluster: so many of one chip on a network. Shorthand: `tpu-v5p:16x20x28`, `h100:512`, `local:4`."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.topology import Topology
 from shardwise.errors import InputError
+
+MOST_DEVICES = 10**7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class Cluster:
         return math.prod(self.topology.levels)
 
 
-_SHORTHAND = re.compile(r"^(?P<chip>[a-z0-9][a-z0-9.\-]*):(?P<shape>\d+(?:x\d+)*)$")
+_SHORTHAND = re.compile(r"^(?P<chip>[a-z0-9][a-z0-9.\-]*):(?P<shape>[0-9]+(?:x[0-9]+)*)$")
 
 
 def parse_shorthand(text: str) -> tuple[str, tuple[int, ...]]:
@@ -33,9 +36,39 @@ def parse_shorthand(text: str) -> tuple[str, tuple[int, ...]]:
     if match is None:
         raise InputError(
             f"cluster: found {text!r}; CHIP:COUNT for switched chips (h100:512) or CHIP:SHAPE for a torus "
-            "(tpu-v5p:16x20x28) is required"
+            "(tpu-v5p:16x20x28) is required, or the path of a .toml file"
         )
-    shape = tuple(int(part) for part in match["shape"].split("x"))
+    parts = match["shape"].split("x")
+    longest = max(len(part.lstrip("0")) for part in parts)
+    shape = tuple(int(part) for part in parts) if longest <= len(str(MOST_DEVICES)) else ()
+    if not shape or math.prod(shape) > MOST_DEVICES:
+        raise InputError(f"cluster: found {text[:60]!r}; at most {MOST_DEVICES:,} devices are planned for")
     if min(shape) < 1:
         raise InputError(f"cluster: found {text!r}; every size must be at least 1")
     return match["chip"], shape
+
+
+def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
+    """Sizes of the tiers that `count` devices take, from the inside out; None where they do not come out even.
+
+    `groups`: devices that a group of each tier has room for, all but the outermost; `host`: devices of one host. Up to
+    the room of a group, one group; more than that, whole groups, or an equal part of each that is whole hosts and at least
+    half of the room: 256 GB200 are 4 x 64, in racks of 72.
+    """
+    sizes = []
+    for room in groups:
+        taken = count
+        if count > room:
+            parts = (size for size in range(room, (room + 1) // 2 - 1, -1) if size == room or size % host == 0)
+            taken = next((size for size in parts if count % size == 0), 0)
+        if not taken:
+            return None
+        sizes.append(taken)
+        count //= taken
+    return (*sizes, count)
+
+
+def nearest(count: int, groups: Sequence[int], host: int) -> tuple[int, int]:
+    """The nearest counts below and above that come out even."""
+    below = next(low for low in range(count, 0, -1) if spread(low, groups, host))
+    return below, next(high for high in range(count, 2 * count + 2 * max(groups)) if spread(high, groups, host))

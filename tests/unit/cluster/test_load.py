@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import shardwise as sw
+from shardwise.cluster import load
 from shardwise.cluster.load import chip_names, load_chip, load_cluster
+from shardwise.cluster.topology import Switched, Torus
 from shardwise.errors import InputError, MissingValueError
+from shardwise.job import Job
+
+ROOT = Path(__file__).parents[3]
+OWN, SLICE, CHIP = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+JOB = Job(global_batch_tokens=2**19, seq_len=4096)
 
 
 @pytest.mark.parametrize(
@@ -25,25 +38,16 @@ def test_chips_have_the_published_figures(name: str, bf16: float, memory: float,
     assert chip.sustained_bytes_per_s() <= bandwidth
 
 
-@pytest.mark.parametrize("name", chip_names())
-def test_every_value_has_a_source(name: str) -> None:
-    chip = load_chip(name)
-    for value in ("peak_flops_per_s", "memory_bytes", "memory_bytes_per_s", "runtime_bytes"):
-        assert len(chip.sources[value]) > 10 if value in chip.sources else value == "memory_bytes_per_s"
-    if chip.matmul_fraction != 1.0:
-        assert "matmul_fraction" in chip.sources
-
-
 def test_a_peak_without_a_source_is_an_error_that_names_it() -> None:
     with pytest.raises(MissingValueError, match="chip tpu-v5e: no sourced fp8 peak; it has bf16, int8"):
         load_chip("tpu-v5e").peak("fp8")
 
 
 def test_an_unknown_chip_lists_the_names() -> None:
-    for load in (load_chip, lambda name: load_cluster(f"{name}:8")):
+    for find in (load_chip, lambda name: load_cluster(f"{name}:8")):
         with pytest.raises(InputError) as caught:
-            load("v100")
-        assert str(caught.value) == f"chip: found 'v100'; the catalogue has {', '.join(chip_names())}"
+            find("v1000")
+        assert str(caught.value) == f"chip: found 'v1000'; the catalogue has {', '.join(chip_names())}"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,18 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ("h100:8x8", "h100 is connected by switches; a count such as h100:512 is required"),
         ("tpu-v5e:256", "tpu-v5e is a torus of 2 axes; a shape such as tpu-v5e:16x16 is required"),
         ("tpu-v5e:16x32", "tpu-v5e:16x32 is larger than a pod, 16x16 (256 chips)"),
+        (
+            "gb200:100",
+            "gb200 comes in nodes of 72 or equal parts of them, in hosts of 4; 100 is no multiple of it, "
+            "the nearest counts are 96 and 104",
+        ),
+        ("tpu-v7x:32x32x32", "cluster: tpu-v7x:32x32x32 is larger than a pod of 9216 chips"),
+        ("tpu-v7x:64", "tpu-v7x is a torus of 3 axes; a shape such as tpu-v7x:4x4x4 is required"),
+        ("tpu-v5e:16x16*4", "cluster: found 'tpu-v5e:16x16*4'; CHIP:COUNT"),
+        ("h100:99999999999", "cluster: found 'h100:99999999999'; at most 10,000,000 devices are planned for"),
+        ("h100:" + "9" * 5000, "at most 10,000,000 devices are planned for"),
+        ("h100:\u0664", "CHIP:COUNT"),
+        ("local:2x2", "local:N with a number of processes is required, such as local:4"),
         ("tpu-v5p:16x20x29", "tpu-v5p:16x20x29 is larger than a pod, 16x20x28 (8960 chips)"),
     ],
 )
@@ -72,6 +88,12 @@ def test_what_is_no_cluster_is_refused_with_the_fix(text: str, message: str) -> 
         ("tpu-v5p:16x20x28", 8960, (16, 20, 28)),
         (" tpu-v5e:4x4 ", 16, (4, 4)),
         ("tpu-v5p:28x16x20", 8960, (28, 16, 20)),
+        ("gb200:8", 8, (8, 1)),
+        ("gb200:144", 144, (72, 2)),
+        ("gb300:256", 256, (64, 4)),
+        ("mi355x:8", 8, (8,)),
+        ("cpu:4", 4, (4,)),
+        ("local:3", 3, (3,)),
     ],
 )
 def test_clusters(text: str, num_devices: int, levels: tuple[int, ...]) -> None:
@@ -79,3 +101,272 @@ def test_clusters(text: str, num_devices: int, levels: tuple[int, ...]) -> None:
     assert cluster.num_devices == num_devices
     assert cluster.topology.levels == levels
     assert cluster.name == text.strip().lower()
+
+
+def test_only_a_whole_pod_of_v3_wraps() -> None:
+    whole, part = load_cluster("tpu-v3:32x32").topology, load_cluster("tpu-v3:16x32").topology
+    assert isinstance(whole, Torus)
+    assert isinstance(part, Torus)
+    assert (whole.wraps, part.wraps) == ((True, True), (False, False))
+
+
+def test_local_processes_share_one_host() -> None:
+    host, cluster = load_chip("cpu"), load_cluster("local:4")
+    assert cluster.chip.peak("fp32") * 4 == host.peak("fp32")
+    assert cluster.chip.memory_bytes * 4 == host.memory_bytes
+    assert cluster.topology.neighbour_bytes_per_s() * 8 == host.memory_bytes_per_s
+    assert all("1/4" in source for source in cluster.chip.sources.values())
+    model = sw.load_model("gpt-2")
+    job = Job(global_batch_tokens=2**16, seq_len=1024, precision="fp32")
+    assert sw.plan(model, cluster, job).estimate.fits
+
+
+def written(folder: Path, text: str, name: str = "my-cluster.toml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_cluster_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
+    cluster, base = load_cluster(written(tmp_path, OWN)), load_chip("h100")
+    assert (cluster.name, cluster.chip.name, cluster.num_devices) == ("my-cluster", "h100-500w", 32)
+    assert (cluster.chip.power_w, cluster.chip.matmul_fraction, cluster.chip.memory_bytes) == (500, 0.71, 80e9)
+    assert cluster.chip.sources["matmul_fraction"].startswith("our GEMM sweep")
+    assert cluster.chip.sources["power_w"] == "my-cluster.toml"
+    assert cluster.chip.sources["memory_bytes"] == base.sources["memory_bytes"]
+    assert cluster.topology.levels == (8, 4)
+    slower = sw.plan(sw.load_model("llama-3-8b"), cluster, JOB).estimate
+    assert slower.step_time_s > sw.plan(sw.load_model("llama-3-8b"), load_cluster("h100:32"), JOB).estimate.step_time_s
+
+
+def test_a_slice_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
+    cluster, sold = load_cluster(written(tmp_path, SLICE, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
+    assert (cluster.name, cluster.topology, cluster.chip) == ("my-slice", sold.topology, sold.chip)
+
+
+def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
+    path = written(tmp_path, """
+        name = "two by two"
+        torus = { shape = [2, 2], bytes_per_s = 45e9, hop_latency_s = 0, wrap_rule = "never" }
+        [chip]
+        peak_flops_per_s = { bf16 = "100 TFLOP/s" }
+        memory_bytes = "96 GB"
+        memory_bytes_per_s = 1e12
+        host_shape = [2, 2]
+        price_usd_per_hour = 1.5
+        price_date = "2026-03-01"
+    """)  # fmt: skip
+    cluster = load_cluster(path)
+    assert (cluster.name, cluster.num_devices, cluster.chip.host_shape) == ("two by two", 4, (2, 2))
+    assert cluster.chip.known("price_usd_per_hour") == 1.5
+    assert set(cluster.chip.sources.values()) == {"my-cluster.toml"}
+    assert sw.plan(sw.load_model("llama-3-8b"), cluster, JOB).estimate.fits
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the catalogue that a file can be added to."""
+    folder = tmp_path / "catalog"
+    shutil.copytree(ROOT / "src" / "shardwise" / "cluster" / "catalog", folder)
+    monkeypatch.setattr(load, "CATALOGUE", folder)
+    load._catalogue.cache_clear()
+    yield folder
+    load._catalogue.cache_clear()
+
+
+def test_adding_a_chip_is_one_data_file(catalogue: Path) -> None:
+    written(catalogue, CHIP, "example.toml")
+    assert "example-x1" in chip_names()
+    cluster = load_cluster("example-x1:64")
+    assert isinstance(cluster.topology, Switched)
+    assert cluster.topology.levels == (16, 4)
+    assert cluster.topology.tiers[0].fraction == 0.7
+    assert cluster.chip.sources["memory_bytes"].startswith("Example Semiconductors, X1 datasheet")
+    plan = sw.plan(sw.load_model("llama-3-8b"), cluster, JOB)
+    assert plan.estimate.fits
+    assert plan.estimate.notes == (
+        "example-x1 has no measured matmul rate in the catalogue: compute is priced at the peak, a bound",
+    )
+
+
+def refused(folder: Path, text: str) -> list[str]:
+    """The problems of a file, without its name."""
+    with pytest.raises(InputError) as caught:
+        load_cluster(written(folder, text, "f.toml"))
+    return [problem.split("f.toml: ", 1)[-1] for problem in caught.value.problems]
+
+
+NETWORK = 'tiers = [{ name = "t", size = 8, bytes_per_s = "1 GB/s" }]\n'
+NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("", [NONE, "found neither of torus and tiers; one of them is required"]),
+        (NETWORK + "chip = 'h1000'", ["chip: found 'h1000'; the catalogue has "]),
+        (NETWORK + "chip = 7", ["chip: found 7; the name of a chip or a [chip] table is required"]),
+        (NETWORK + "chip = ['h100']", ["chip: found ['h100']; the name of a chip"]),
+        (NETWORK + "chip = 'h100'\nchips = 4", ["found 'chips'; the keys are name, chip, torus, tiers"]),
+        (NETWORK + "chip = 'h100'\nname = 4", ["name: found 4; a text is required"]),
+        (NETWORK + "chip = 'h100'\ntorus = 4", ["found both of torus and tiers; one of them is required"]),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, problems: list[str]) -> None:
+    found = refused(tmp_path, text)
+    assert len(found) == len(problems)
+    assert all(line.startswith(problem) for line, problem in zip(found, problems, strict=True)), found
+
+
+@pytest.mark.parametrize("text", ["a = [", "x = " + "[" * 5000, "x = " + "9" * 5000, "a = 1\na = 2"])
+def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"^cluster: .*f\.toml is no TOML: "):
+        load_cluster(written(tmp_path, text, "f.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("memory = 4", "chip: found 'memory'; the keys are vendor, peak_flops_per_s, "),
+        ("name = 4", "chip: name: found 4; a text is required"),
+        ("memory_bytes = -1", "chip: memory_bytes: found -1; a number above 0"),
+        ("memory_bytes = nan", "chip: memory_bytes: found nan; a number above 0"),
+        ("memory_bytes = 1e99", "chip: memory_bytes: found 1e+99; a number above 0"),
+        ("memory_bytes = true", "chip: memory_bytes: found True; a number above 0"),
+        ("memory_bytes = 0x1" + "0" * 5000, "chip: memory_bytes: found a number of very many digits; a number above 0"),
+        (
+            "memory_bytes = '80 GX'",
+            "chip: memory_bytes: found '80 GX'; a number above 0, such as 8e10 or \"80 GB\", is",
+        ),
+        ("runtime_bytes = -1", "chip: runtime_bytes: found -1; a number of at least 0"),
+        ("matmul_fraction = 1.1", "chip: matmul_fraction: found 1.1; a number above 0 and at most 1 is required"),
+        ("host_shape = [2, 0]", "chip: host_shape: found [2, 0]; a list of whole numbers of 1 to 10,000,000 is"),
+        ("matrix_unit = 1.5", "chip: matrix_unit: found 1.5; a whole number of 1 to 10,000,000 is required"),
+        ("sources = ['x']", "chip: sources: found ['x']; a table of texts is required"),
+        ("price_date = 2026-01-01", "chip: price_date: found datetime.date(2026, 1, 1); a text is required"),
+        ("peak_flops_per_s = { bf17 = 1 }", "chip: peak_flops_per_s: found 'bf17'; the keys are fp64,"),
+        ("peak_flops_per_s = { bf16 = 0 }", "chip: peak_flops_per_s: bf16: found 0; a number above 0"),
+        ("peak_flops_per_s = 4", "chip: peak_flops_per_s: found 4; dense peaks by number format, such as "),
+    ],
+)
+def test_what_is_wrong_with_a_value_of_the_chip(tmp_path: Path, line: str, problem: str) -> None:
+    (found,) = refused(tmp_path, f"{NETWORK}[chip]\nbase = 'h100'\n{line}")
+    assert found.startswith(problem)
+
+
+def test_what_a_chip_without_a_base_needs(tmp_path: Path) -> None:
+    memory, rate, peaks = refused(tmp_path, NETWORK + "[chip]\nvendor = 'x'")
+    assert memory == 'chip: memory_bytes: missing; a number above 0, such as 8e10 or "80 GB", is required'
+    assert rate.startswith("chip: memory_bytes_per_s: missing; ")
+    assert peaks.startswith("chip: peak_flops_per_s: missing; dense peaks by number format")
+    (empty,) = refused(tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1\nmemory_bytes_per_s = 1")
+    assert empty.startswith("chip: peak_flops_per_s is empty; ")
+
+
+WRONG_TIER = "{ name = '', size = true, bytes_per_s = 0, fraction = 0, hop_latency_s = -1 }"
+HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 2, bytes_per_s = 1 }]"
+
+
+@pytest.mark.parametrize(
+    ("network", "problems"),
+    [
+        ("tiers = []", ["tiers: found []; a list of tables such as"]),
+        (f"tiers = [{WRONG_TIER}]", [
+            "tiers[0]: name: found ''; a text is required",
+            "tiers[0]: size: found True; a whole number of 1 to 10,000,000 is required",
+            'tiers[0]: bytes_per_s: found 0; a number above 0, such as 8e10 or "80 GB", is required',
+            "tiers[0]: fraction: found 0; a number above 0 and at most 1 is required",
+            "tiers[0]: hop_latency_s: found -1; a number of seconds from 0 to 1, such as 2.7e-6, is required",
+        ]),
+        ("tiers = [{}]", [f"tiers[0]: {key}: missing; " for key in ("name", "size", "bytes_per_s")]),
+        (f"tiers = {HUGE}", ["20,000,000 devices; at most 10,000,000 are planned for"]),
+        ("torus = 4", ["torus: found 4; a table with shape, bytes_per_s, hop_latency_s and wrap_rule is required"]),
+        ("torus = { shape = [4, 4] }", [f"torus: {key}: missing; " for key in ("bytes_per_s", "hop_latency_s", "wrap_rule")]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_network(tmp_path: Path, network: str, problems: list[str]) -> None:
+    found = refused(tmp_path, f"chip = 'h100'\n{network}")
+    assert len(found) == len(problems), found
+    assert all(line.startswith(problem) for line, problem in zip(found, problems, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("torus", "problem"),
+    [
+        (
+            "shape = [4, 4], wrap_rule = 'whole_pod'",
+            "torus: wrap_rule: found 'whole_pod'; one of multiple_of_4, only_16, ",
+        ),
+        ("shape = [2, 2, 2, 2]", "torus: shape: found [2, 2, 2, 2]; a list of at most 3 sizes is required"),
+        ("shape = 4", "torus: shape: found 4; a list of whole numbers of 1 to 10,000,000 is required"),
+    ],
+)
+def test_what_is_wrong_with_a_torus(tmp_path: Path, torus: str, problem: str) -> None:
+    (found,) = refused(tmp_path, f"chip = 'tpu-v3'\ntorus = {{ {torus} }}")
+    assert found.startswith(problem)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, message in (
+        ("nowhere.toml", "cluster: cannot read nowhere.toml: No such file or directory"),
+        ("a\0b.toml", "is no TOML"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_cluster(path)
+    (tmp_path / "f.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="is no TOML: 'utf-8' codec"):
+        load_cluster(str(tmp_path / "f.toml"))
+
+
+ODD = st.sampled_from(
+    ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 400, "0x" + "f" * 400, "true", "'x'", "''", "[]", "[[]]", "{}",
+     "[1, 'a']", "2026-01-01", "'80 GB'", "'-3 TB/s'", "[8]", "8", "0.5", "{ bf16 = 'x' }", "{ bf16 = '1 TFLOP/s' }",
+     "'h100'", "'tpu-v5e'", "'only_16'", "[2, 2]"]
+)  # fmt: skip
+KEY = st.sampled_from(
+    ["name", "base", "vendor", "peak_flops_per_s", "memory_bytes", "memory_bytes_per_s", "runtime_bytes", "matmul_fraction",
+     "host_shape", "matrix_unit", "price_date", "sources", "shape", "size", "bytes_per_s", "fraction", "hop_latency_s",
+     "base_latency_s", "wrap_rule", "odd"]
+)  # fmt: skip
+PAIRS = st.dictionaries(KEY, ODD, max_size=6)
+
+
+def lines(pairs: dict[str, str]) -> str:
+    return "".join(f"{key} = {value}\n" for key, value in pairs.items())
+
+
+def mutated(text: str, place: int, value: str) -> str:
+    """The text with the value of one of its lines replaced."""
+    kept = text.splitlines()
+    at = [number for number, line in enumerate(kept) if "=" in line][place % 8]
+    kept[at] = f"{kept[at].partition('=')[0]}= {value}"
+    return "\n".join(kept)
+
+
+FILES = st.one_of(
+    st.text(max_size=60),
+    st.builds(mutated, st.just(OWN), st.integers(0, 7), ODD),
+    st.builds(
+        lambda top, chip, tiers, torus: (
+            lines(top)
+            + (f"[chip]\n{lines(chip)}" if chip is not None else "")
+            + (f"[torus]\n{lines(torus)}" if torus is not None else "")
+            + "".join(f"[[tiers]]\n{lines(tier)}" for tier in tiers)
+        ),
+        st.dictionaries(st.sampled_from(["name", "chip", "torus", "tiers", "odd"]), ODD, max_size=2),
+        st.none() | PAIRS, st.lists(PAIRS, max_size=2), st.none() | PAIRS,
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=FILES)
+def test_no_file_ends_in_a_traceback(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    problems: tuple[str, ...] = ()
+    try:
+        assert load_cluster(str(path)).num_devices >= 1
+    except InputError as error:
+        problems = error.problems
+    assert all("f.toml" in problem for problem in problems), problems

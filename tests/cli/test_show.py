@@ -1,0 +1,124 @@
+"""`shardwise show`: tables for people, a payload for machines, a source beside every value."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.cli import show
+from shardwise.cluster.load import chip_names, load_chip
+from shardwise.errors import InputError
+from shardwise.job import PRECISIONS
+from shardwise.model.load import model_names
+
+KINDS = ("models", "chips", "clusters", "precisions")
+
+
+def shown(*arguments: str) -> str:
+    parser = argparse.ArgumentParser()
+    show.configure(parser.add_subparsers())
+    parsed = parser.parse_args(["show", *arguments])
+    return str(parsed.run(parsed))
+
+
+def payload(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shown(*arguments, "--json"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [("models", model_names()), ("chips", chip_names()), ("precisions", PRECISIONS)]
+)
+def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) -> None:
+    text = shown(kind)
+    for name in names:
+        assert sum(line.split()[0] == name for line in text.splitlines() if line) == 1
+    assert max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_payload(kind: str) -> None:
+    found = payload(kind)
+    assert (found["schema"], found["kind"]) == ("shardwise.show/1", kind)
+    for entry in found["entries"]:
+        assert payload(kind, entry["name"])["entries"] == [entry]
+        for value in entry["values"].values():
+            assert set(value) == {"value", "source"}
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_value_of_a_chip_has_a_source_or_none(name: str) -> None:
+    (entry,) = payload("chips", name)["entries"]
+    for key, value in entry["values"].items():
+        if key != "vendor":
+            assert bool(value["source"]) == (value["value"] is not None), key
+    chip = load_chip(name)
+    assert entry["values"]["memory_bytes"] == {"value": chip.memory_bytes, "source": chip.sources["memory_bytes"]}
+
+
+def test_a_chip_for_people() -> None:
+    lines = {line.split()[0]: line for line in shown("chips", "h200").splitlines()}
+    assert lines["memory_bytes"].split("  ", 3)[1:] != []
+    assert "141 GB" in lines["memory_bytes"]
+    assert "stas00/ml-engineering" in lines["memory_bytes"]
+    assert "4.8 TB/s" in lines["memory_bytes_per_s"]
+    assert "989 TFLOP/s" in lines["peak_flops_per_s.bf16"]
+    assert "700 W" in lines["power_w"]
+    assert lines["vmem_bytes"].endswith("no source")
+    assert "0.87 µs" in lines["nvlink.hop_latency_s"]
+
+
+def test_clusters_for_people(tmp_path: Path) -> None:
+    text = shown("clusters")
+    for form in ("CHIP:COUNT", "CHIP:SHAPE", "local:N", "FILE.toml"):
+        assert form in text
+    assert "tpu-v5e:16x16         256  ring of 16 x ring of 16, links of 45 GB/s" in text
+    assert "gb200:72               72  nvlink 72 (900 GB/s)" in text
+    slice_of_v5e = shown("clusters", "tpu-v5e:8x16")
+    assert "no, yes" in slice_of_v5e
+    path = tmp_path / "mine.toml"
+    path.write_text('chip = "h100"\ntiers = [{ name = "rail", size = 4, bytes_per_s = "25 GB/s" }]\n', encoding="utf-8")
+    (entry,) = payload("clusters", str(path))["entries"]
+    assert entry["values"]["rail.bytes_per_s"] == {"value": 25e9, "source": str(path)}
+    assert entry["values"]["rail.fraction"] == {"value": None, "source": ""}
+    assert entry["values"]["num_devices"]["value"] == 4
+
+
+def test_what_was_not_measured_has_no_source() -> None:
+    (entry,) = payload("clusters", "mi355x:8")["entries"]
+    assert entry["values"]["xgmi.bytes_per_s"]["value"] == 535.5e9
+    for key in ("xgmi.fraction", "xgmi.hop_latency_s", "xgmi.base_latency_s", "runtime_bytes", "memory_fraction"):
+        assert entry["values"][key] == {"value": None, "source": ""}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("chips", "h1000"), "chip: found 'h1000'; the catalogue has "),
+        (("models", "nope"), "model: found 'nope'; the catalogue has "),
+        (("clusters", "h100"), "cluster: found 'h100'; CHIP:COUNT"),
+        (("clusters", "nowhere.toml"), "cluster: cannot read nowhere.toml"),
+        (("precisions", "bf17"), "precision: found 'bf17'; one of "),
+    ],
+)
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        shown(*arguments, *json_flag)
+    assert str(caught.value).startswith(message)
+
+
+def test_declaring_the_verb_loads_nothing() -> None:
+    code = (
+        "import argparse, sys; from shardwise.cli import show; "
+        "show.configure(argparse.ArgumentParser().add_subparsers()); "
+        "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.cluster', 'shardwise.model') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,206 @@
+"""The catalogue of chips: a source for every value, figures as published, and a plan on every chip."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import shardwise as sw
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.load import catalogue_entry, chip_names, load_chip, load_cluster
+from shardwise.cluster.topology import Switched
+from shardwise.errors import InputError, MissingValueError
+from shardwise.job import Job
+from shardwise.model.architecture import Architecture
+
+CHIPS = (
+    "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "a100-40gb", "a100-80gb", "a100-80gb-pcie", "h100",
+    "h100-pcie", "h200", "h800", "b200", "b300", "gb200", "gb300", "mi250x", "mi300x", "mi325x", "mi355x", "v100", "cpu",
+)  # fmt: skip
+# Dense TFLOP/s in bf16 (fp16 for the V100, fp32 for the CPU), fp8, GB, TB/s, GB/s of one link or of a GPU in its node.
+PUBLISHED = {
+    "tpu-v3": (140, None, 32, 0.9, 100), "tpu-v4": (275, None, 32, 1.2, 45), "tpu-v5e": (197, None, 16, 0.81, 45),
+    "tpu-v5p": (459, None, 95, 2.8, 90), "tpu-v6e": (918, 918, 32, 1.6, 90), "tpu-v7x": (2307, 4614, 192, 7.3, 100),
+    "a100-40gb": (312, None, 40, 1.555, 300), "a100-80gb": (312, None, 80, 2.039, 300),
+    "a100-80gb-pcie": (312, None, 80, 1.935, 31), "h100": (989, 1979, 80, 3.35, 450), "h100-pcie": (756, 1513, 80, 2.0, 63),
+    "h200": (989, 1979, 141, 4.8, 450), "h800": (989, 1979, 80, 3.35, 200), "b200": (2250, 4500, 180, 8, 900),
+    "b300": (2250, 4500, 288, 8, 900), "gb200": (2500, 5000, 186, 8, 900), "gb300": (2500, 5000, 288, 8, 900),
+    "mi250x": (383, None, 128, 3.28, 350), "mi300x": (1307, 2610, 192, 5.3, 448), "mi325x": (1300, 2610, 256, 6, 448),
+    "mi355x": (2500, 5000, 288, 8, 535.5), "v100": (125, None, 32, 0.9, 150), "cpu": (4.096, None, 512, 0.2048, 25),
+}  # fmt: skip
+MATMUL = {
+    "a100-40gb": (271.2, 312), "a100-80gb": (271.2, 312), "a100-80gb-pcie": (252.9, 312), "h100": (794.5, 989),
+    "h200": (794.5, 989), "b200": (1745.0, 2250), "b300": (1769.0, 2250), "gb200": (1822.0, 2500), "mi300x": (668.4, 1307),
+    "mi325x": (784.9, 1300), "mi355x": (1565.0, 2500),
+}  # fmt: skip
+# Published busbw in GB/s, and microseconds of the smallest message on 2 GPUs and on the most measured.
+NCCL = {
+    "a100-80gb": (205.3, 8, 8.98, 15.56), "h100": (335.2, 8, 5.31, 10.14), "h200": (336.8, 8, 5.08, 10.30),
+    "b200": (617.0, 8, 8.84, 16.06), "b300": (620.6, 8, 7.98, 15.71), "gb200": (563.6, 4, 9.36, 11.65),
+    "gb300": (571.7, 4, 8.21, 11.21),
+}  # fmt: skip
+SMALL = Architecture(
+    name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=32000
+)
+
+
+def widest(name: str) -> str:
+    """The number format in which a chip is fastest among 16 and 32 bits."""
+    return next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in load_chip(name).peak_flops_per_s)
+
+
+def test_the_chips() -> None:
+    assert set(chip_names()) == set(CHIPS) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_every_value_has_a_source(name: str) -> None:
+    entry = catalogue_entry(name)
+    sources = entry["sources"]
+    assert all(len(source) > 20 for source in sources.values())
+    for key in set(entry) - {"vendor", "sources", "torus", "tiers"}:
+        assert key in sources, key
+    if "torus" in entry:
+        assert {"torus", "hop_latency_s"} <= set(sources)
+    for tier in entry.get("tiers", ()):
+        assert tier["name"] in sources
+        if "hop_latency_s" in tier and f"{tier['name']}_latency" not in sources:
+            assert "microseconds" in sources[tier["name"]]
+        if "fraction" in tier:
+            assert any(word in sources[tier["name"]] for word in ("all_gather", "all_reduce", "reaches"))
+    used = (
+        set(entry)
+        | {"hop_latency_s"}
+        | {f"{t['name']}{end}" for t in entry.get("tiers", ()) for end in ("", "_latency")}
+    )
+    assert set(sources) <= used
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_published_figures(name: str) -> None:
+    chip, (peak, fp8, memory, bandwidth, link) = load_chip(name), PUBLISHED[name]
+    assert chip.peak(widest(name)) == pytest.approx(peak * 1e12)
+    assert chip.peak_flops_per_s.get("fp8") == (pytest.approx(fp8 * 1e12) if fp8 else None)
+    assert chip.memory_bytes == pytest.approx(memory * 1e9)
+    assert chip.memory_bytes_per_s == pytest.approx(bandwidth * 1e12)
+    example = load_cluster(next(iter(examples(name))))
+    assert example.topology.neighbour_bytes_per_s() == pytest.approx(
+        link * 1e9 * (1 if isinstance(example.topology, Switched) else 2)
+    )
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_peaks_are_dense_and_double_with_half_the_width(name: str) -> None:
+    peaks = load_chip(name).peak_flops_per_s
+    for wide, narrow in (("bf16", "fp8"), ("tf32", "bf16"), ("fp8", "fp4")):
+        halves = {("tpu-v6e", "fp8"): 1, ("gb300", "fp4"): 3}.get((name, narrow), 2)
+        if wide in peaks and narrow in peaks:
+            assert peaks[narrow] / peaks[wide] == pytest.approx(halves, rel=0.011)
+    if "bf16" in peaks and "fp16" in peaks:
+        assert peaks["bf16"] == peaks["fp16"]
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_matmul_fractions_are_the_measured_ones(name: str) -> None:
+    chip = load_chip(name)
+    assert chip.matmul_fraction == (
+        pytest.approx(MATMUL[name][0] / MATMUL[name][1], abs=6e-4) if name in MATMUL else 1.0
+    )
+    if name in MATMUL:
+        assert f"{MATMUL[name][0]} of {MATMUL[name][1]} TFLOP/s" in chip.sources["matmul_fraction"]
+        assert chip.peak("bf16") == MATMUL[name][1] * 1e12
+
+
+@pytest.mark.parametrize("name", NCCL)
+def test_links_reproduce_the_collectives_they_were_read_from(name: str) -> None:
+    topology = load_cluster(f"{name}:8").topology
+    assert isinstance(topology, Switched)
+    tier, (busbw, most, two, many) = topology.tiers[0], NCCL[name]
+    assert tier.bytes_per_s * tier.fraction == pytest.approx(busbw * 1e9, rel=2e-3)
+    for size, measured in ((2, two), (most, many)):
+        assert tier.base_latency_s + (size - 1) * tier.hop_latency_s == pytest.approx(measured * 1e-6, rel=0.02)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_hosts_fit_the_network(name: str) -> None:
+    entry, chip = catalogue_entry(name), load_chip(name)
+    if "torus" in entry:
+        assert chip.host_shape is not None
+        assert len(chip.host_shape) == entry["torus"]["num_axes"]
+    else:
+        assert chip.devices_per_host in (1, 4, 8)
+        assert all(tier["size"] % chip.devices_per_host == 0 for tier in entry["tiers"] if "size" in tier)
+
+
+def examples(name: str) -> tuple[str, ...]:
+    """Clusters of 8 devices, or as many as one node has, and some of the next size."""
+    entry = catalogue_entry(name)
+    if "torus" in entry:
+        return (f"{name}:2x4", f"{name}:8x8") if entry["torus"]["num_axes"] == 2 else (f"{name}:2x2x2", f"{name}:4x4x4")
+    node = min(8, entry["tiers"][0].get("size", 8))
+    return (f"{name}:{node}", f"{name}:{2 * entry['tiers'][0].get('size', 8)}")[: len(entry["tiers"])]
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_small_plan_on_every_chip(name: str) -> None:
+    job = Job(
+        global_batch_tokens=2**18,
+        seq_len=1024,
+        precision="bf16" if "bf16" in load_chip(name).peak_flops_per_s else "fp32",
+    )
+    for cluster in map(load_cluster, examples(name)):
+        estimate = sw.plan(SMALL, cluster, job).estimate
+        assert 0 < estimate.mfu < cluster.chip.matmul_fraction
+        assert any("bound" in note for note in estimate.notes) == (name not in MATMUL)
+
+
+def test_a_known_model_on_a_node() -> None:
+    plan = sw.plan(sw.load_model("llama-3-8b"), load_cluster("h200:8"), Job(global_batch_tokens=2**19, seq_len=8192))
+    assert plan.estimate.fits
+    assert 0.3 < plan.estimate.mfu < 0.803
+
+
+def test_a_faster_chip_takes_less_time() -> None:
+    model, job = sw.load_model("llama-3-8b"), Job(global_batch_tokens=2**19, seq_len=8192)
+    steps = [
+        sw.plan(model, load_cluster(f"{name}:16"), job).estimate.step_time_s for name in ("a100-80gb", "h200", "b200")
+    ]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_what_has_no_source_is_an_error_that_names_it() -> None:
+    assert load_chip("h100").known("power_w") == 700
+    with pytest.raises(MissingValueError, match=r"^chip tpu-v5e: no sourced power_w$"):
+        load_chip("tpu-v5e").known("power_w")
+    with pytest.raises(MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32$"):
+        sw.plan(SMALL, load_cluster("v100:4"), Job(global_batch_tokens=2**16, seq_len=1024))
+    with pytest.raises(
+        MissingValueError, match="mi325x has no sourced network between nodes of 8; mi325x:8 is the largest"
+    ):
+        load_cluster("mi325x:16")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_bytes": -1.0}, "chip h100: memory_bytes is -1; a positive number of at most 1e+21 is required"),
+        ({"memory_bytes_per_s": float("nan")}, "chip h100: memory_bytes_per_s is nan; a positive number"),
+        ({"runtime_bytes": -1.0}, "chip h100: runtime_bytes is -1; a positive number"),
+        ({"peak_flops_per_s": {"bf16": 0.0}}, "chip h100: peak_flops_per_s.bf16 is 0; a positive number"),
+        ({"peak_flops_per_s": {}}, "chip h100: peak_flops_per_s is empty"),
+        ({"matmul_fraction": 1.5}, "chip h100: matmul_fraction is 1.5; a part of the peak"),
+        ({"host_shape": ()}, "chip h100: host_shape is (); numbers of chips of at least 1"),
+    ],
+)
+def test_a_chip_refuses_numbers_that_no_chip_has(change: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        dataclasses.replace(load_chip("h100"), **change)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_without_a_runtime_all_memory_is_free() -> None:
+    chip = load_chip("mi300x")
+    assert isinstance(chip, Chip)
+    assert chip.runtime_bytes == 0
+    assert "runtime_bytes" not in chip.sources
