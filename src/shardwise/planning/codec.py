@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from shardwise.cluster.chip import Chip
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.topology import Switched, Topology, Torus
+from shardwise.cluster.chip import MOST, Chip
+from shardwise.cluster.cluster import MOST_DEVICES, Cluster
+from shardwise.cluster.topology import Switched, Tier, Topology, Torus
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.rules import Rule
-from shardwise.errors import InputError
+from shardwise.errors import InputError, require
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
@@ -23,7 +24,7 @@ from shardwise.layout.placement import Placement, cut_levels, default_placement
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import layers_per_stage
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_active_params, num_params
 from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
 Payload = dict[str, Any]
@@ -53,7 +54,7 @@ def plan_payload(plan: Plan) -> Payload:
 
 def _model(model: Architecture) -> Payload:
     count = num_params(model)
-    return {"name": model.name, "num_params": count, "num_active_params": count, **asdict(model)}
+    return {"name": model.name, "num_params": count, "num_active_params": num_active_params(model), **asdict(model)}
 
 
 def _cluster(cluster: Cluster) -> Payload:
@@ -72,7 +73,7 @@ def layout_payload(layout: Layout, plan: Plan) -> Payload:
     degrees = degrees_of(layout)
     topology = plan.cluster.topology
     placement = layout.placement or default_placement(topology)
-    cuts = cut_levels(topology, placement, {**degrees, **atomic_degrees(plan.model, layout.tp)})
+    cuts = cut_levels(topology, placement, atomic_degrees(plan.model, degrees))
     return {
         **asdict(replace(layout, placement=placement)),
         "num_micro_batches": num_micro_batches(plan.job, degrees),
@@ -101,7 +102,10 @@ def load_plan(path: str | Path) -> Plan:
         payload = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"plan file: cannot read {source}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not UTF-8, not JSON, numbers too long, a null byte, nested too deeply
         raise InputError(f"plan file: {source} is no JSON: {error}") from None
     return parse_plan(payload)
 
@@ -124,25 +128,56 @@ def parse_plan(payload: Any) -> Plan:
         job=job,
         layout=parse_layout(payload["layout"], model, job),
         estimate=parse(Estimate, payload["estimate"], "estimate"),
-        alternatives=tuple(
-            Alternative(layout=parse_layout(a["layout"], model, job), estimate=parse(Estimate, a["estimate"], "alternative"),
-                        reason=a["reason"]) for a in payload.get("alternatives", [])
-        ),
-        rules=tuple(parse(Rule, rule, "rule") for rule in payload.get("rules", [])),
+        alternatives=tuple(_parse_alternative(other, model, job) for other in _list(payload, "alternatives")),
+        rules=tuple(parse(Rule, rule, "rule") for rule in _list(payload, "rules")),
         search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
-        versions=payload.get("versions", {}),
+        versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
     )  # fmt: skip
 
 
 def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
-    described = dict(payload.get("topology", {}))
+    described = parse(dict[str, Any], payload.get("topology"), "cluster.topology")
     kind: type[Topology] = Torus if described.pop("kind", "") == "torus" else Switched
     chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
-    return Cluster(name=str(payload.get("name")), chip=chip, topology=parse(kind, described, "cluster.topology"))
+    topology = parse(kind, described, "cluster.topology")
+    require(_topology_problems(topology))
+    return Cluster(name=str(payload.get("name")), chip=chip, topology=topology)
+
+
+def _topology_problems(topology: Topology) -> list[str]:
+    """Sizes, rates and latencies that no network can have."""
+    links: Sequence[Torus | Tier] = (topology,) if isinstance(topology, Torus) else topology.tiers
+    levels = topology.levels
+    problems = []
+    if not levels or min(levels) < 1 or math.prod(levels) > MOST_DEVICES:
+        problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MOST_DEVICES:,} devices are required")
+    for link in links:
+        fraction = link.fraction if isinstance(link, Tier) else 1.0
+        latencies = [link.hop_latency_s, link.base_latency_s if isinstance(link, Tier) else 0.0]
+        if not (1 <= link.bytes_per_s <= MOST and 1e-6 <= fraction <= 1 and all(0 <= late <= 1 for late in latencies)):
+            problems.append(
+                f"cluster.topology: bytes_per_s {link.bytes_per_s:g}, fraction {fraction:g}, latencies {latencies}; at least "
+                "1 byte/s, a fraction of at most 1 and latencies of 0 to 1 s are required"
+            )
+    return problems
+
+
+def _list(payload: Payload, key: str) -> list[Any]:
+    return parse(list[Any], payload.get(key, []), key)
+
+
+def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternative:
+    if not isinstance(payload, dict) or not {"layout", "estimate", "reason"} <= payload.keys():
+        raise InputError("alternatives: each needs a layout, an estimate and a reason; plan again with this version")
+    return Alternative(
+        layout=parse_layout(payload["layout"], model, job), estimate=parse(Estimate, payload["estimate"], "alternative"),
+        reason=str(payload["reason"]),
+    )  # fmt: skip
 
 
 def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
     """A layout from its payload's keys. Derived keys may be given, and must then be what follows from the others."""
+    payload = parse(dict[str, Any], payload, "layout")
     given = {key: payload[key] for key in DERIVED if key in payload}
     own = {key: value for key, value in payload.items() if key not in DERIVED}
     if isinstance(own.get("placement"), Mapping):
@@ -152,12 +187,13 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
     follows = {
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
-        "layers_per_stage": list(layers_per_stage(model.num_layers, layout.pp, layout.num_virtual_stages)),
     }
+    if layout.pp * layout.num_virtual_stages <= model.num_layers:  # otherwise the rules say what is wrong
+        follows["layers_per_stage"] = list(layers_per_stage(model.num_layers, layout.pp, layout.num_virtual_stages))
     wrong = [
-        f"layout: {key} is {value!r}, but {follows[key]!r} follows from the rest; leave it out or change the degrees"
-        for key, value in given.items()
-        if follows[key] != value
+        f"layout: {key} is {given[key]!r}, but {value!r} follows from the rest; leave it out or change the degrees"
+        for key, value in follows.items()
+        if key in given and given[key] != value
     ]
     if wrong:
         raise InputError(*wrong)
@@ -175,7 +211,13 @@ def parse(kind: type[Value], payload: Any, what: str) -> Value:
         return TypeAdapter(kind).validate_python(payload)
     except ValidationError as error:
         lines = [
-            f"{what}: {'.'.join(map(str, e['loc'])) or 'value'}: found {e['input']!r}; {e['msg']}"
+            f"{what}: {'.'.join(map(str, e['loc'])) or 'value'}: found {_shown(e['input'])}; {e['msg']}"
             for e in error.errors()
         ]
         raise InputError(*lines) from None
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,178 @@
+"""`shardwise explain`: why this plan, and why not another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import parse_layout_text
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.layout.layout import Layout
+    from shardwise.planning.explain.against import Against, Difference
+    from shardwise.planning.explain.report import Explanation
+    from shardwise.planning.explain.story import Batch, Fit, Share, Throughput
+    from shardwise.planning.explain.terms import Term
+    from shardwise.planning.plan import Plan
+
+EPILOG = """examples:
+  shardwise explain plan.json
+  shardwise explain plan.json --against "tp=8 pp=8 fsdp=8"
+  shardwise explain plan.json --term memory.activations"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "explain", help="say why a plan is what it is, and how another layout compares",
+        description="Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput.",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="FILE", help="a plan that `plan --out` wrote")
+    parser.add_argument("--against", metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
+    parser.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The explanation, as text or as JSON."""
+    from shardwise.planning.codec import load_plan
+    from shardwise.planning.explain import explain, explanation_payload
+    from shardwise.search.plan import nearest_fitting
+
+    plan = load_plan(arguments.plan)
+    other = None if arguments.against is None else _other(arguments.against, plan)
+    found = explain(
+        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout),
+        other=other, term_name=arguments.term,
+    )  # fmt: skip
+    return json.dumps(explanation_payload(found), indent=2) if arguments.json else report(found)
+
+
+def _other(text: str, plan: Plan) -> Layout:
+    """The layout to compare with; what is wrong with it is said under this verb's flag."""
+    try:
+        return parse_layout_text(text, plan.model, plan.job)
+    except InputError as error:
+        raise InputError(*(problem.replace("--layout:", "--against:", 1) for problem in error.problems)) from None
+
+
+def report(found: Explanation) -> str:
+    """The story as text; of one term only, where one was asked for."""
+    if found.terms:
+        return "\n\n".join("\n".join(_term(one)) for one in found.terms)
+    head = [f"{found.model} on {found.cluster}: {found.layout}", *(f"  note: {note}" for note in found.notes)]
+    sections = [head, _fit(found.fit), _batch(found.batch), _throughput(found.throughput), _runners_up(found)]
+    sections += [_constants(found), _against(found.against, found.placement) if found.against else ()]
+    return "\n\n".join("\n".join(lines) for lines in map(tuple, sections) if lines)
+
+
+def _fit(fit: Fit) -> Iterator[str]:
+    from shardwise.units import format_bytes
+
+    verdict = f"yes, {fit.margin:.0%} free" if fit.fits else "NO"
+    yield (
+        f"1. does it fit? {verdict}: {format_bytes(fit.memory_bytes)} of {format_bytes(fit.memory_capacity_bytes)} "
+        "on the fullest device"
+    )
+    yield f"   {fit.regime}: {fit.because}"
+    yield f"   binding constraint: {fit.binding}"
+    if fit.smallest_change:
+        yield f"   smallest change that fits: {fit.smallest_change}"
+    yield from _tree(fit.memory, bytes_=True)
+
+
+def _batch(batch: Batch) -> Iterator[str]:
+    yield f"2. does it reach the batch? {batch.global_batch_tokens:,} tokens are {batch.num_seqs:,} sequences"
+    yield (
+        f"   {batch.num_replicas:,} replicas, at most {batch.seqs_per_replica:,} sequences each: "
+        f"{batch.num_micro_batches:,} micro-batches of {batch.micro_batch_seqs:,}"
+    )
+    yield f"   {batch.because}"
+    for name, value in batch.waste.items():
+        plain = name == "nearest_full_batch_tokens"
+        yield f"   a batch without waste: {value:,.0f} tokens" if plain else f"   waste by uneven {name}: {value:.1%}"
+
+
+def _throughput(step: Throughput) -> Iterator[str]:
+    from shardwise.units import format_seconds
+
+    yield (
+        f"3. what bounds throughput? {step.bound}: a step of {format_seconds(step.step_time_s)}, "
+        f"{step.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}"
+    )
+    yield from _tree(step.time, bytes_=False)
+    hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in step.hidden.items())
+    yield f"   hidden behind compute: {hidden or 'nothing'} (overlap convention {step.overlap})"
+
+
+def _tree(shares: Iterable[Share], *, bytes_: bool) -> Iterator[str]:
+    from shardwise.units import format_bytes, format_seconds
+
+    form = format_bytes if bytes_ else format_seconds
+    for one in shares:
+        yield f"   {one.term:<12}{form(one.value):>10}  {one.share:6.1%}  {one.formula}"
+
+
+def _runners_up(found: Explanation) -> Iterator[str]:
+    from shardwise.units import format_seconds
+
+    for number, other in enumerate(found.runners_up):
+        if not number:
+            yield "runners-up, and why each lost"
+        yield f"   {format_seconds(other.step_time_s):>8}  {other.layout}"
+        yield f"             {other.reason}"
+        yield f"             {other.verdict}"
+
+
+def _constants(found: Explanation) -> Iterator[str]:
+    from shardwise.units import format_seconds
+
+    yield "which constant moves the answer most? each made a tenth worse"
+    for one in found.constants:
+        overtaken = f"; {one.overtaken_by} would be faster" if one.overtaken_by else ""
+        yield f"   {one.name:<26}{one.change:+7.2%}  {format_seconds(one.step_time_s):>8}{overtaken}"
+
+
+def _against(other: Against, placement: str) -> Iterator[str]:
+    from shardwise.units import format_bytes, format_seconds
+
+    yield f"against {other.layout}"
+    yield f"   {other.verdict}: {format_seconds(other.estimate.step_time_s)}, {format_bytes(other.estimate.memory_bytes)}"
+    if other.smallest_change:
+        yield f"   smallest change that fits: {other.smallest_change}"
+    yield f"   placement {other.placement}; the plan's is {placement}"
+    yield from _differences("time", other.time, bytes_=False)
+    yield from _differences("memory", other.memory, bytes_=True)
+
+
+def _differences(tree: str, terms: Mapping[str, Difference], *, bytes_: bool) -> Iterator[str]:
+    from shardwise.units import format_bytes, format_seconds
+
+    form = format_bytes if bytes_ else format_seconds
+    yield f"   {tree:<13}{'plan':>10}{'other':>11}{'other - plan':>15}"
+    for name, one in terms.items():
+        sign = "+" if one.change > 0 else "-" if one.change < 0 else " "
+        yield f"     {name:<11}{form(one.plan):>10} {form(one.other):>10}{sign + form(abs(one.change)):>15}"
+
+
+def _term(one: Term) -> Iterator[str]:
+    from shardwise.units import format_bytes, format_seconds
+
+    form = format_bytes if one.unit == "B" else format_seconds
+    hidden = f"; {format_seconds(one.hidden_s)} more are hidden behind compute" if one.hidden_s else ""
+    yield f"{one.name} of {one.layout}"
+    yield f"   {form(one.value)}, {one.share:.1%} of the whole{hidden}"
+    yield f"   {one.words}: {one.formula}"
+    if one.derived:
+        yield "   read off the derivation"
+    for read in one.derived:
+        yield f"     {read.what}: {read.value:,.0f}"
+        yield f"       = {read.expression}"
+    yield "   inputs"
+    for given in one.inputs:
+        yield f"     {given.symbol:<18}{given.value:>14,g}  {given.meaning}"

@@ -1,0 +1,31 @@
+"""Why this plan: does it fit, does it reach the batch, what bounds its throughput, what was left out and by how much.
+
+reasons   one layout against another in a sentence, and the model's error
+story     the three steps of the playbook's decision procedure, as values
+constants which measured constant moves the step the most
+against   any other layout, term by term
+terms     one term: its formula, its inputs, the expression that it was read off
+report    all of it, as one value
+"""
+
+from shardwise.planning.explain.reasons import (
+    MEMORY_RESERVE,
+    MODEL_ERROR,
+    changed_fields,
+    smallest_miss,
+    verdict,
+    why_slower,
+)
+from shardwise.planning.explain.report import Explanation, explain, explanation_payload
+
+__all__ = [
+    "MEMORY_RESERVE",
+    "MODEL_ERROR",
+    "Explanation",
+    "changed_fields",
+    "explain",
+    "explanation_payload",
+    "smallest_miss",
+    "verdict",
+    "why_slower",
+]

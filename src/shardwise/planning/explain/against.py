@@ -1,0 +1,84 @@
+"""Any other layout of the same job, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.layout.layout import Layout
+from shardwise.layout.placement import placements
+from shardwise.planning.explain.reasons import changed_fields, verdict, why_slower
+from shardwise.planning.plan import Plan
+
+Nearest = Callable[[Layout], Layout | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A term of both layouts: `other - plan` is `change`."""
+
+    plan: float
+    other: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """Another layout, priced; differences are the other's less the plan's."""
+
+    layout: str
+    placement: str
+    changed: Mapping[str, tuple[object, object]]
+    estimate: Estimate
+    lead: float
+    verdict: str
+    reason: str
+    time: Mapping[str, Difference]
+    memory: Mapping[str, Difference]
+    smallest_change: str | None
+
+
+def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
+    """Compare with another layout; `nearest` finds what fits. Raises `InputError` with every rule that it breaks.
+
+    A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, less one.
+    """
+    placed, priced = best_placed(plan, layout)
+    return Against(
+        layout=str(placed), placement=str(placed.placement), changed=changed_fields(plan.layout, placed), estimate=priced,
+        lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=verdict(priced, plan.estimate),
+        reason=why_slower(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
+        time=differences(plan.estimate.time, priced.time), memory=differences(plan.estimate.memory, priced.memory),
+        smallest_change=None if priced.fits else smallest_change(placed, nearest),
+    )  # fmt: skip
+
+
+def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
+    """The layout on its own placement, or where it has none on the fastest, with its estimate."""
+    options = [layout.placement] if layout.placement else placements(plan.cluster.topology)
+    placed = [replace(layout, placement=option) for option in options]
+    priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
+    return min(priced, key=lambda pair: pair[1].step_time_s)
+
+
+def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, Difference]:
+    """Both sides of every term that either has."""
+    return {
+        term: Difference(plan=value, other=other[term], change=other[term] - value)
+        for term, value in plan.items()
+        if value or other[term]
+    }
+
+
+def smallest_change(layout: Layout, nearest: Nearest) -> str:
+    """What to change so that it fits."""
+    fitting = nearest(layout)
+    if fitting is None:
+        return "nothing fits: use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
+    changes = changed_fields(layout, fitting).items()
+    return ", ".join(f"{name} {_text(mine)} → {_text(its)}" for name, (mine, its) in changes) or "another placement"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

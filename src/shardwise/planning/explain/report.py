@@ -1,0 +1,88 @@
+"""The whole explanation of a plan, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwise.cost.estimate import estimate
+from shardwise.layout.layout import Layout
+from shardwise.layout.placement import default_placement
+from shardwise.planning.explain.against import Against, Nearest, against, best_placed, smallest_change
+from shardwise.planning.explain.constants import Constant, constants
+from shardwise.planning.explain.reasons import MODEL_ERROR
+from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
+from shardwise.planning.explain.terms import Term, term
+from shardwise.planning.plan import Plan
+
+SCHEMA = "shardwise.explain/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan's story in the order of its decisions, and what was asked for beside it."""
+
+    model: str
+    cluster: str
+    layout: str
+    placement: str
+    model_error: float
+    fit: Fit
+    batch: Batch
+    throughput: Throughput
+    runners_up: tuple[RunnerUp, ...]
+    constants: tuple[Constant, ...]
+    against: Against | None = None
+    terms: tuple[Term, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None) -> Explanation:
+    """Explain a plan. `nearest` gives the fitting layout that is closest to one that does not fit, or None.
+
+    The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
+    """
+    priced = reprice(plan)
+    change = None if priced.estimate.fits else smallest_change(priced.layout, nearest)
+    return Explanation(
+        model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
+        placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
+        fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
+        constants=constants(priced), against=against(priced, other, nearest) if other else None,
+        terms=_terms(priced, other, term_name) if term_name else (), notes=(*_moved(plan, priced), *priced.estimate.notes),
+    )  # fmt: skip
+
+
+def explanation_payload(explanation: Explanation) -> dict[str, Any]:
+    """The versioned payload that `explain --json` prints."""
+    return {"schema": SCHEMA, **asdict(explanation)}
+
+
+def reprice(plan: Plan) -> Plan:
+    """The plan with its estimates made anew. Raises `InputError` for a layout that is not legal for its model and job."""
+
+    def again(layout: Layout) -> Any:
+        return estimate(plan.model, plan.cluster, plan.job, layout)
+
+    others = tuple(replace(other, estimate=again(other.layout)) for other in plan.alternatives)
+    return replace(plan, estimate=again(plan.layout), alternatives=others)
+
+
+def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:
+    """That the file's numbers are not this version's, if so."""
+    pairs: Mapping[str, tuple[float, float]] = {
+        "step_time_s": (plan.estimate.step_time_s, priced.estimate.step_time_s),
+        "memory_bytes": (plan.estimate.memory_bytes, priced.estimate.memory_bytes),
+    }
+    return tuple(
+        f"the plan file says {name} = {old:g}; this version makes it {new:g}, and explains that"
+        for name, (old, new) in pairs.items()
+        if not abs(old - new) <= 1e-6 * new
+    )
+
+
+def _terms(plan: Plan, other: Layout | None, name: str) -> tuple[Term, ...]:
+    """The term of the plan's layout, and of the other one."""
+    pairs = [(plan.layout, plan.estimate)] + ([best_placed(plan, other)] if other else [])
+    return tuple(term(plan, layout, priced, name) for layout, priced in pairs)

@@ -1,0 +1,215 @@
+"""The decision procedure of the Ultra-Scale Playbook as the order of a plan's story: fit, then batch, then throughput.
+
+Source: Tazi et al., The Ultra-Scale Playbook, 2025, "Finding the best training configuration", steps 1 to 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.layout.layout import RECOMPUTES, Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
+from shardwise.model.counts import num_params
+from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
+from shardwise.planning.explain.terms import FORMULAS
+from shardwise.planning.plan import Plan
+from shardwise.units import format_bytes
+
+LEAST_GAIN = 0.01  # of the step's time, for which memory counts as what holds a layout back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One term of a tree: seconds or bytes, its share of the whole, and what it is."""
+
+    term: str
+    value: float
+    share: float
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Step 1. `regime` is the playbook's; `binding` is what a better layout would need more of."""
+
+    fits: bool
+    memory_bytes: float
+    memory_capacity_bytes: float
+    margin: float
+    regime: Literal["GPU-rich", "GPU-poor"]
+    because: str
+    binding: str
+    memory: tuple[Share, ...]
+    smallest_change: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Step 2: how the global batch comes about."""
+
+    global_batch_tokens: int
+    num_seqs: int
+    num_replicas: int
+    seqs_per_replica: int
+    micro_batch_seqs: int
+    num_micro_batches: int
+    waste: Mapping[str, float]
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Step 3: where the step's time goes; `hidden` traffic is behind compute and costs nothing."""
+
+    step_time_s: float
+    tokens_per_s_per_device: float
+    mfu: float
+    hfu: float
+    bound: str
+    overlap: str
+    time: tuple[Share, ...]
+    hidden: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """A layout that the search kept, why it lost, and whether the model can tell."""
+
+    layout: str
+    step_time_s: float
+    memory_bytes: float
+    reason: str
+    verdict: str
+
+
+def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
+    """Step 1, fitting a training step in memory."""
+    priced = plan.estimate
+    poor = not _fits_without_recompute(plan)
+    return Fit(
+        fits=priced.fits, memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
+        margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
+        binding=binding(plan), memory=shares("memory", priced.memory), smallest_change=smallest_change,
+    )  # fmt: skip
+
+
+def _fits_without_recompute(plan: Plan) -> bool:
+    if plan.layout.recompute == "none":
+        return plan.estimate.fits
+    return estimate(plan.model, plan.cluster, plan.job, replace(plan.layout, recompute="none")).fits
+
+
+def _poor(plan: Plan) -> str:
+    """The playbook's two measures for those who are low on devices, and which of them the layout takes."""
+    used = {
+        "full activation recomputation": plan.layout.recompute == "full",
+        "gradient accumulation": num_micro_batches(plan.job, degrees_of(plan.layout)) > 1,
+    }
+    taken = "; ".join(f"{measure} {'is used' if use else 'is not used'}" for measure, use in used.items())
+    return f"these degrees do not fit without recomputing activations; {taken}"
+
+
+def _rich(plan: Plan) -> str:
+    """What the playbook starts from for a model of this size on so many devices."""
+    params, devices = num_params(plan.model), plan.cluster.num_devices
+    if devices >= 1024:
+        advice = "at 1,024 devices and more the playbook combines tp = 8, ZeRO-2 and a pipeline"
+    elif devices >= 512:
+        advice = (
+            "at 512 devices and more the playbook combines ZeRO with tp or pp, as pure ZeRO-3 starts to wait for links"
+        )
+    elif params < 10e9:
+        advice = "below 10B parameters the playbook uses one technique: tp, or ZeRO-3"
+    else:
+        advice = "from 10B parameters on the playbook takes tp = 8 with pp, tp = 8 with ZeRO-3, or ZeRO-3 alone"
+    return f"these degrees fit without recomputing activations; {advice}"
+
+
+def binding(plan: Plan) -> str:
+    """The constraint that binds: memory where a faster neighbour of the layout does not fit, or what bounds the step."""
+    priced = plan.estimate
+    if not priced.fits:
+        largest = max(priced.memory, key=lambda term: priced.memory[term])
+        over = format_bytes(priced.memory_bytes - priced.memory_capacity_bytes)
+        return f"memory: {over} too much, most of it {largest} ({format_bytes(priced.memory[largest])})"
+    room = priced.memory_capacity_bytes * (1 - MEMORY_RESERVE)
+    wanted = [
+        (change, other)
+        for change, other in _neighbours(plan)
+        if other.memory_bytes > room and other.step_time_s < priced.step_time_s * (1 - LEAST_GAIN)
+    ]
+    if not wanted:
+        return priced.bound
+    change, other = min(wanted, key=lambda pair: pair[1].step_time_s)
+    return (
+        f"memory: {change} would be {1 - other.step_time_s / priced.step_time_s:.1%} faster, but takes "
+        f"{format_bytes(other.memory_bytes)} ({format_bytes(room)} are planned with)"
+    )
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
+    """Layouts one change away that would spend more memory for less time."""
+    layout = plan.layout
+    changes: list[dict[str, object]] = [
+        {"recompute": policy} for policy in RECOMPUTES[: RECOMPUTES.index(layout.recompute)]
+    ]
+    changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
+    changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]
+    for change in changes:
+        other: Layout = replace(layout, **change)  # type: ignore[arg-type]
+        if not violations(plan.model, plan.job, plan.cluster.num_devices, other):
+            name, value = next(iter(change.items()))
+            yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, other)
+
+
+def batch(plan: Plan) -> Batch:
+    """Step 2, achieving the target global batch size."""
+    degrees = degrees_of(plan.layout)
+    return Batch(
+        global_batch_tokens=plan.job.global_batch_tokens, num_seqs=plan.job.num_seqs, num_replicas=plan.layout.num_replicas,
+        seqs_per_replica=seqs_per_replica(plan.job, degrees), micro_batch_seqs=plan.layout.micro_batch_seqs,
+        num_micro_batches=num_micro_batches(plan.job, degrees), waste=plan.estimate.waste, because=_batch_reason(plan),
+    )  # fmt: skip
+
+
+def _batch_reason(plan: Plan) -> str:
+    replicas, seqs = plan.layout.num_replicas, plan.job.num_seqs
+    times = num_micro_batches(plan.job, degrees_of(plan.layout))
+    if seqs < replicas:
+        return f"{replicas - seqs:,} of {replicas:,} replicas have no sequence: use fewer devices, a larger batch, or cp, tp, pp"
+    if times > 1:
+        return f"gradients are accumulated over {times:,} micro-batches"
+    return "one micro-batch for each replica: no gradient accumulation; more devices would need a larger batch, cp, tp or pp"
+
+
+def throughput(plan: Plan) -> Throughput:
+    """Step 3, where the time goes."""
+    priced = plan.estimate
+    return Throughput(
+        step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap, time=shares("time", priced.time), hidden=priced.hidden,
+    )  # fmt: skip
+
+
+def shares(tree: str, terms: Mapping[str, float]) -> tuple[Share, ...]:
+    """The terms of a tree that are not nothing, in its order."""
+    whole = sum(terms.values())
+    return tuple(
+        Share(term=term, value=value, share=value / whole, formula=FORMULAS[f"{tree}.{term}"].symbols)
+        for term, value in terms.items()
+        if value > 0
+    )
+
+
+def runners_up(plan: Plan) -> tuple[RunnerUp, ...]:
+    """The other layouts of the plan, with the reason each lost."""
+    return tuple(
+        RunnerUp(
+            layout=str(other.layout), step_time_s=other.estimate.step_time_s, memory_bytes=other.estimate.memory_bytes,
+            reason=other.reason, verdict=verdict(other.estimate, plan.estimate),
+        )
+        for other in plan.alternatives
+    )  # fmt: skip

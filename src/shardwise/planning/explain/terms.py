@@ -1,0 +1,240 @@
+"""One term of an estimate: its formula in words and in symbols, its inputs, and the expressions it was read off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from shardwise.cost.estimate import Estimate
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.errors import InputError
+from shardwise.job import precision_named
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.realise import Realised
+from shardwise.layout.shardings import Family, atomic_degrees, optimizer_rest, weight_rest, weight_shard, weight_use
+from shardwise.model.program import Role
+from shardwise.planning.plan import Plan
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
+from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+
+
+class Formula(NamedTuple):
+    """What a term is. m micro-batches, p stages, v virtual stages; `blocks` are those of the stage."""
+
+    words: str
+    symbols: str
+
+
+_TRAFFIC = "collectives, each its bytes over the links of its axes; what compute does not hide"
+FORMULAS: Mapping[str, Formula] = {
+    "time.forward": Formula(
+        "forward compute of the slowest stage", "m · blocks · Σ max(FLOPs / matmul rate, bytes / memory rate)"
+    ),
+    "time.backward": Formula(
+        "backward compute of the slowest stage", "m · blocks · Σ max(FLOPs / matmul rate, bytes / memory rate)"
+    ),
+    "time.recompute": Formula(
+        "forward slices run again for the backward pass",
+        "m · blocks · Σ max(FLOPs / matmul rate, bytes / memory rate)",
+    ),
+    "time.tp": Formula(f"tensor-parallel {_TRAFFIC}", "m · blocks · Σ bytes · s/byte"),
+    "time.cp": Formula(f"context-parallel {_TRAFFIC}", "m · blocks · Σ bytes · s/byte"),
+    "time.ep": Formula(f"tokens to their experts and back: {_TRAFFIC}", "m · blocks · Σ bytes · s/byte"),
+    "time.pp": Formula("activations and their gradients to the next stage", "m · v · Σ bytes · s/byte"),
+    "time.fsdp": Formula(f"weights and gradients of ZeRO: {_TRAFFIC}", "Σ max(traffic - compute, 0)"),
+    "time.dp": Formula(f"gradients of the replicas, once per step: {_TRAFFIC}", "max(traffic - compute, 0)"),
+    "time.control": Formula("the loss, summed once per step", "latency and 4 bytes"),
+    "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) / (v · m) · busy time"),
+    "time.optimizer": Formula("the update streams the optimizer's state", "bytes of state / memory rate"),
+    "memory.parameters": Formula("weights as they rest", "Σ elements at rest · bytes of a weight"),
+    "memory.gradients": Formula("gradients as they rest between micro-batches", "Σ elements · bytes of a gradient"),
+    "memory.master": Formula("the optimizer's copy of the weights", "Σ elements · bytes of the master copy"),
+    "memory.optimizer": Formula("the optimizer's two moments", "Σ elements · 2 · bytes of a moment"),
+    "memory.activations": Formula(
+        "tensors kept for the backward pass of every micro-batch in flight",
+        "in flight · blocks · Σ saved elements · bytes",
+    ),
+    "memory.workspace": Formula(
+        "what one block needs while it runs backward", "what recompute rebuilds + half of a block's activations"
+    ),
+    "memory.gathered": Formula(
+        "gathered weights and gradients of two neighbouring units", "2 · elements in use · bytes"
+    ),
+    "memory.logits": Formula("the loss over the logits: 14 bytes for each", "14 · elements of the logits"),
+    "memory.buffers": Formula("input and output of the largest collective on activations", "2 · largest payload"),
+    "memory.runtime": Formula("context, libraries and fragments", "a constant of the chip"),
+}
+MEANINGS: Mapping[str, str] = {
+    "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
+    "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
+    "E": "experts", "M": "hidden width of an expert",
+    "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
+    "p": "pipeline stages", "v": "virtual stages of a stage",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A symbol, what it stands for, and its value."""
+
+    symbol: str
+    meaning: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """An expression that came out of the derivation: elements (or FLOPs) of one unit on one device, once."""
+
+    what: str
+    expression: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term of one layout. `unit` is "s" or "B"; `hidden_s` is traffic of the term that compute hides."""
+
+    name: str
+    layout: str
+    value: float
+    unit: str
+    share: float
+    hidden_s: float
+    words: str
+    formula: str
+    inputs: tuple[Input, ...]
+    derived: tuple[Derived, ...]
+
+
+class _Read(NamedTuple):
+    what: str
+    expression: Polynomial
+
+
+def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
+    """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names there are."""
+    known = [f"time.{t}" for t in TIME_TERMS] + [f"memory.{t}" for t in MEMORY_TERMS]
+    if name not in known:
+        raise InputError(f"--term: found {name!r}; one of {', '.join(known)} is required")
+    tree, _, own = name.partition(".")
+    terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
+    values = _values(plan, layout)
+    found = [read for read in _Reader(plan, layout).read(name) if read.expression]
+    formula = FORMULAS[name]
+    return Term(
+        name=name, layout=str(layout), value=terms[own], unit="s" if tree == "time" else "B",
+        share=terms[own] / sum(terms.values()), hidden_s=hidden.get(own, 0.0),
+        words=formula.words, formula=formula.symbols,
+        inputs=_inputs(plan, layout, found, values),
+        derived=tuple(
+            Derived(what=r.what, expression=str(r.expression), value=float(r.expression.evaluate(values))) for r in found
+        ),
+    )  # fmt: skip
+
+
+def _values(plan: Plan, layout: Layout) -> Values:
+    return unit_values(plan.model, plan.job.seq_len, _degrees(plan, layout))
+
+
+def _degrees(plan: Plan, layout: Layout) -> Mapping[str, int]:
+    return atomic_degrees(plan.model, degrees_of(layout))
+
+
+def _inputs(plan: Plan, layout: Layout, found: Iterable[_Read], values: Values) -> tuple[Input, ...]:
+    """Every symbol of the expressions, and the counts that the formulas multiply them by."""
+    symbols: dict[str, float] = {}
+    for read in found:
+        for symbol in (s for monomial in read.expression.monomials for s, _ in monomial.factors):
+            symbols |= {name: values[name] for name in _parts(symbol)} | {str(symbol): values[symbol]}
+    symbols |= {"m": num_micro_batches(plan.job, degrees_of(layout)), "p": layout.pp, "v": layout.num_virtual_stages}
+    return tuple(
+        Input(symbol=name, meaning=MEANINGS.get(name, _other_meaning(name)), value=float(value))
+        for name, value in sorted(symbols.items())
+    )
+
+
+def _parts(symbol: Symbol) -> tuple[str, ...]:
+    return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (symbol,)
+
+
+def _other_meaning(name: str) -> str:
+    return "share of the fullest device" if name.startswith("(") else "degree of the axis"
+
+
+class _Reader:
+    """Reads a term's expressions off the derivation of a layout's family."""
+
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
+        self.family = self.pricer.of_structure(Family(layout.zero_stage, layout.sequence_parallel, layout.recompute))
+        self.degrees = _degrees(plan, layout)
+
+    def read(self, name: str) -> Iterator[_Read]:
+        """What there is to read; nothing for terms that are a constant or follow from others."""
+        tree, _, own = name.partition(".")
+        if own in ("forward", "backward", "recompute"):
+            yield from self.flops(own)
+        elif tree == "time":
+            yield from self.collectives(own)
+        elif own in ("activations", "logits"):
+            yield from self.saved(logits=own == "logits")
+        else:
+            yield from self.state(own)
+
+    def flops(self, phase: str) -> Iterator[_Read]:
+        for unit in ("block", "head"):
+            kernels = self.pricer.parts(self.family, unit).kernels
+            yield _Read(f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO))
+
+    def collectives(self, axis: str) -> Iterator[_Read]:
+        for unit in ("embedding", "block", "head", "carry"):
+            for one in self.pricer.parts(self.family, unit).collectives:
+                if _charged(one) == axis and math.prod(self.degrees[a] for a in one.axes) > 1:
+                    over = "·".join(a for a in one.axes if self.degrees[a] > 1)
+                    yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.payload)
+
+    def saved(self, *, logits: bool) -> Iterator[_Read]:
+        for name in ("block", "head"):
+            unit = self.pricer.parts(self.family, name).unit
+            by_role: dict[Role, Polynomial] = {}
+            for tensor, spec in unit.saved.items():
+                role = unit.forward.program.tensors[tensor].role
+                by_role[role] = by_role.get(role, ZERO) + spec.local_elements()
+            for role, expression in by_role.items():
+                if (role is Role.LOGITS) is logits:
+                    yield _Read(f"{name}, elements kept as {role.name.lower()}", expression)
+
+    def state(self, own: str) -> Iterator[_Read]:
+        resting = self.resting(own)
+        if resting is None:
+            return
+        for name in ("block", "embedding", "head"):
+            dims = self.pricer.parts(self.family, name).unit.weights.values()
+            yield _Read(f"elements of the {name}", sum((resting(d).local_elements() for d in dims), start=ZERO))
+
+    def resting(self, own: str) -> Callable[[tuple[str, ...]], Spec] | None:
+        """Where the weights of a term of state lie."""
+        family = self.family
+        optimizer = partial(optimizer_rest, family)
+        lying: dict[str, Callable[[tuple[str, ...]], Spec]] = {
+            "parameters": partial(weight_rest, family),
+            "gradients": partial(weight_shard, family) if family.zero_stage >= 2 else weight_use,
+            "master": optimizer,
+            "optimizer": optimizer,
+        }
+        if family.zero_stage >= 2:
+            lying["gathered"] = weight_use
+        return lying.get(own)
+
+
+def _charged(one: Realised) -> str:
+    """The time term that a collective counts in: all gathers of weights and scatters of gradients are ZeRO's."""
+    if not one.carries_weights or (one.phase == "update" and one.group == "dp"):
+        return one.group
+    return "fsdp"

@@ -1,0 +1,127 @@
+"""`plan --pin` and `--max`: what is asked for is what is searched, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.search.search import search
+from shardwise.search.space import Choices, build_space
+
+PLAN = ["plan", "llama-3-8b", "h100:16", "--batch-tokens", "512Ki", "--seq-len", "8192"]
+MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")
+JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main([*PLAN, *flags, "--json"]) == 0
+    payload: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("pin", "name", "value"),
+    [
+        ("dp=2", "dp", 2), ("fsdp=4", "fsdp", 4), ("tp=4", "tp", 4), ("cp=2", "cp", 2), ("pp=2", "pp", 2),
+        ("zero_stage=1", "zero_stage", 1), ("recompute=full", "recompute", "full"), ("micro_batch_seqs=2", "micro_batch_seqs", 2),
+        ("sequence_parallel=true", "sequence_parallel", True), ("num_virtual_stages=2", "num_virtual_stages", 2),
+    ],
+)  # fmt: skip
+def test_a_pin_holds_for_the_plan_and_all_runners_up(
+    pin: str, name: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payload = planned(capsys, "--pin", pin)
+    assert all(other["layout"][name] == value for other in (payload, *payload["alternatives"]))
+    assert payload["search"]["space"][name] == [value]
+
+
+@pytest.mark.parametrize(
+    ("most", "name", "value"),
+    [("tp=2", "tp", 2), ("fsdp=8", "fsdp", 8), ("zero_stage=1", "zero_stage", 1), ("micro_batch_seqs=2", "micro_batch_seqs", 2)],
+)  # fmt: skip
+def test_a_maximum_holds(most: str, name: str, value: int, capsys: pytest.CaptureFixture[str]) -> None:
+    payload = planned(capsys, "--max", most)
+    assert all(other["layout"][name] <= value for other in (payload, *payload["alternatives"]))
+    assert max(payload["search"]["space"][name]) == value
+
+
+def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> None:
+    """As many layouts, and the best of them, as in the whole space filtered afterwards."""
+    pinned = search(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"tp": 4, "recompute": "none"}, {"pp": 2}))
+    every = search(MODEL, CLUSTER, JOB, sample=10**9).sampled
+    wanted = [r for r in every if r.layout.tp == 4 and r.layout.pp <= 2 and r.layout.recompute == "none"]
+    assert len(wanted) == pinned.num_layouts > 100
+    fitting = [row.step_time_s for row in wanted if row.memory_bytes <= CLUSTER.chip.memory_bytes]
+    assert pinned.best[0].step_time_s == min(fitting)
+
+
+def test_a_pinned_value_that_is_not_listed_is_searched_all_the_same() -> None:
+    assert 7 not in Choices().micro_batch_seqs
+    found = sw.plan(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"micro_batch_seqs": 7, "dp": 1}, {"fsdp": 2}))
+    assert found.layout.micro_batch_seqs == 7
+    assert found.search is not None
+    assert found.search.space["micro_batch_seqs"] == [7]
+
+
+def test_the_default_space_is_not_narrowed() -> None:
+    assert Choices().narrowed({}, {}) == Choices()
+    whole = build_space(MODEL, JOB, 16, Choices())
+    halves = [build_space(MODEL, JOB, 16, Choices().narrowed({"sequence_parallel": sp}, {})) for sp in (False, True)]
+    assert whole.num_candidates == sum(half.num_candidates for half in halves)
+    assert len(whole.factorisation) == sum(len(half.factorisation) for half in halves)
+
+
+WRONG = [
+    (["--pin", "colour=3"], ["'colour'", "recompute"]),
+    (["--max", "recompute=full"], ["'recompute'", "zero_stage"]),
+    (["--pin", "tp"], ["'tp'", "KEY=VALUE"]),
+    (["--pin", "tp=0"], ["tp: found 0", "1 to 10,000,000"]),
+    (["--pin", "tp=many"], ["'many'", "number"]),
+    (["--pin", "zero_stage=4"], ["found 4", "0, 1, 2 or 3"]),
+    (["--pin", "recompute=some"], ["'some'", "selective"]),
+    (["--pin", "sequence_parallel=2"], ["'2'", "true or false"]),
+    (["--pin", "tp=2", "--pin", "tp=4"], ["tp is given twice"]),
+    (["--pin", "tp=4", "--max", "tp=2"], ["tp = 4", "maximum 2"]),
+    (["--pin", "tp=0", "--max", "pp=0", "--pin", "colour=1"], ["tp: found 0", "pp: found 0", "'colour'"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "parts"), WRONG, ids=lambda value: " ".join(value))
+def test_wrong_pins_are_said_and_exit_2(flags: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, *flags]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for part in parts:
+        assert part in shown.err
+
+
+IMPOSSIBLE = [
+    (["--pin", "tp=3"], ["no legal layout", "devices", "tp = 3"]),
+    (["--pin", "num_virtual_stages=33"], ["no legal layout", "stages"]),
+    (["--pin", "micro_batch_seqs=4096"], ["no legal layout", "micro_batch"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "parts"), IMPOSSIBLE, ids=lambda value: " ".join(value))
+def test_pins_that_leave_nothing_exit_3_with_the_rules(
+    flags: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PLAN, *flags]) == 3
+    shown = capsys.readouterr()
+    for part in parts:
+        assert part in shown.err
+
+
+def test_pins_under_which_nothing_fits_are_named_as_a_way_out() -> None:
+    with pytest.raises(NothingFitsError, match="loosen a pin"):
+        sw.plan(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"dp": 16}, {}))
+
+
+def test_choices_are_checked_in_python_too() -> None:
+    with pytest.raises(InputError, match="tp: found True"):
+        Choices().narrowed({"tp": True}, {})

@@ -1,0 +1,218 @@
+"""Malformed input of every kind: the exit code is 0, 2 or 3, errors are sentences, and no exception gets out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardwise.cli import main
+
+LONGEST_S = 5.0  # far above what any of these takes, so that a slow machine does not fail
+ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
+
+
+def fuzzed(examples: int) -> settings:
+    return settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def check(arguments: list[str]) -> int:
+    """Run one command; what it prints and returns is what a user may meet."""
+    out, err = io.StringIO(), io.StringIO()
+    started = time.perf_counter()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as stopped:  # argparse: usage on stderr
+            code = int(stopped.code or 0)
+    assert time.perf_counter() - started < LONGEST_S, arguments
+    assert code in (0, 2, 3), arguments
+    if code:
+        assert out.getvalue() == ""
+        assert err.getvalue().startswith(("error: ", "usage: "))
+        assert "Traceback" not in err.getvalue()
+    else:
+        assert err.getvalue() == ""
+        assert out.getvalue().strip()
+    return code
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=24)
+NUMBERS = st.sampled_from([
+    "0", "1", "-1", "2.5", "8", "64", "1e3", "4Mi", "8Ki", "NaN", "inf", "1e400", "9" * 30, "1" * 5000, "0x10", "", " ",
+    "٣", "1_0",
+])  # fmt: skip
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.sampled_from([0, 1, -1, 3, 7, 8, 10**12, 10**30, -(10**30)]), st.integers(),
+    st.floats(), st.sampled_from([1e-300, 1e300]), WORDS, st.lists(st.integers(), max_size=3),
+    st.dictionaries(WORDS, st.integers(), max_size=2), st.sampled_from(["bf16", "full", "1f1b", "torus"]),
+)  # fmt: skip
+
+
+@fuzzed(300)
+@given(
+    model=st.one_of(st.sampled_from(["llama-3.2-1b", "LLAMA-3.2-1B ", "none.json", "/", ".", "a\0b.json"]), WORDS),
+    cluster=st.one_of(
+        st.sampled_from(["h100:8", "tpu-v5e:4x4", "h100:-8", "h100:0", "tpu-v5p:4x4", "tpu-v5e:3x", "local:2", "x.toml"]),
+        st.builds(lambda chip, size: f"{chip}:{size}", st.sampled_from(["h100", "tpu-v5p", "tpu-v5e", "local"]), NUMBERS),
+        st.builds(lambda a, b: f"tpu-v5e:{a}x{b}", st.integers(-2, 40), st.integers(-2, 40)),
+        WORDS,
+    ),
+)  # fmt: skip
+def test_models_and_clusters(model: str, cluster: str) -> None:
+    check(["estimate", "--batch-tokens", "64Ki", "--seq-len", "4096", "--layout", "fsdp=8", "--", model, cluster])
+
+
+@fuzzed(300)
+@given(
+    batch=st.one_of(NUMBERS, WORDS), seq_len=st.one_of(NUMBERS, st.sampled_from(["4096", "1024"])),
+    tokens=st.one_of(st.none(), NUMBERS, WORDS), precision=st.one_of(st.sampled_from(["bf16", "fp32"]), WORDS),
+    overlap=st.one_of(st.sampled_from(["sum", "max"]), WORDS),
+)  # fmt: skip
+def test_jobs(batch: str, seq_len: str, tokens: str | None, precision: str, overlap: str) -> None:
+    words = [f"--batch-tokens={batch}", f"--seq-len={seq_len}", f"--precision={precision}", f"--overlap={overlap}"]
+    words += [] if tokens is None else [f"--tokens={tokens}"]
+    check(["estimate", "llama-3.2-1b", "h100:8", "--layout=fsdp=8", *words])
+
+
+KEYS = (
+    "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
+    "micro_batch_seqs", "recompute", "schedule", "placement", "num_micro_batches", "layers_per_stage", "colour", "",
+)  # fmt: skip
+TEXTS = st.one_of(
+    NUMBERS, WORDS,
+    st.sampled_from(["true", "full", "1f1b", "afab", "tp,cp,fsdp,dp,pp@0,1", "tp@0", "tp,cp@9,9", "[16]", "8,8", "@"]),
+)  # fmt: skip
+ASSIGNED = st.builds(lambda key, value: f"{key}={value}", st.sampled_from(KEYS), TEXTS)
+
+
+@fuzzed(400)
+@given(words=st.lists(st.one_of(ASSIGNED, st.sampled_from(["fsdp=8", "tp=8", "pp=8", "dp=2"]), WORDS), max_size=5))
+def test_layouts(words: list[str]) -> None:
+    check([*ESTIMATE, f"--layout={' '.join(words)}"])
+
+
+SETTABLE = (
+    "model.num_layers", "model.d_model", "model.tied_embeddings", "model.bias", "model.mlp", "job.seq_len", "job.tokens",
+    "chip.memory_bytes", "chip.matmul_fraction", "chip.sources", "chip.name", "chip.colour", "room.key", "model",
+)  # fmt: skip
+
+
+@fuzzed(150)
+@given(settings_=st.lists(st.builds(lambda k, v: f"{k}={v}", st.sampled_from(SETTABLE), TEXTS), max_size=3))
+def test_settings(settings_: list[str]) -> None:
+    check([*ESTIMATE, "--layout=fsdp=8", *(f"--set={setting}" for setting in settings_)])
+
+
+@fuzzed(100)
+@given(
+    pins=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=8", "pp=2", "recompute=full"])), max_size=2),
+    maxima=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=4", "pp=2", "zero_stage=1"])), max_size=2),
+)
+def test_pins(pins: list[str], maxima: list[str]) -> None:
+    check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={most}" for most in maxima)])
+
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": True, "attention_bias": False,
+}  # fmt: skip
+CHANGED = st.dictionaries(
+    st.one_of(
+        st.sampled_from([*CONFIG, "sliding_window", "layer_types", "sliding_window_pattern", "text_config", "n_positions"]), WORDS
+    ),
+    VALUES, max_size=3,
+)  # fmt: skip
+KINDS = st.sampled_from(["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "starcoder2", "mixtral"])
+
+
+@fuzzed(350)
+@given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
+def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
+    config = {key: value for key, value in {**CONFIG, "model_type": kind, **changed}.items() if key not in dropped}
+    file = place / "config.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
+
+
+@fuzzed(50)
+@given(
+    text=st.one_of(
+        WORDS,
+        st.sampled_from(["[]", "null", "1", '"a"', "{", "[" * 100_000, "1" * 5000, '{"schema": "shardwise.plan/1"}']),
+    ),
+    verb=st.sampled_from(["estimate", "explain"]),
+)
+def test_files_that_are_no_objects(place: Path, text: str, verb: str) -> None:
+    file = place / "any.json"
+    file.write_text(text, encoding="utf-8")
+    assert check([verb, str(file), *([*ESTIMATE[2:], "--layout=fsdp=8"] if verb == "estimate" else [])]) == 2
+
+
+@lru_cache(maxsize=1)
+def valid_plan() -> dict[str, Any]:
+    """The payload of a small plan with a pipeline, a placement, runners-up and rules."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["plan", *ESTIMATE[1:], "--json"]) == 0
+    payload: dict[str, Any] = json.loads(out.getvalue())
+    payload["alternatives"] = payload["alternatives"][:2]
+    return payload
+
+
+def paths(value: Any, start: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a payload."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [start, *(path for key, part in inner for path in paths(part, (*start, key)))]
+
+
+def mutated(payload: dict[str, Any], path: tuple[Any, ...], how: str, value: Any) -> Any:
+    """The payload with one place replaced, removed, or given a neighbour that nobody knows."""
+    if not path:
+        return value
+    payload = copy.deepcopy(payload)
+    holder: Any = payload
+    for key in path[:-1]:
+        holder = holder[key]
+    if how == "replace":
+        holder[path[-1]] = value
+    elif how == "remove":
+        del holder[path[-1]]
+    elif isinstance(holder, dict):
+        holder["unknown"] = value
+    return payload
+
+
+def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
+    file = place / "valid.json"
+    file.write_text(json.dumps(valid_plan()), encoding="utf-8")
+    assert check(["explain", str(file)]) == 0
+
+
+@fuzzed(350)
+@given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
+def test_plan_files(place: Path, data: st.DataObject, how: str, value: Any) -> None:
+    payload = valid_plan()
+    room = data.draw(st.sampled_from(list(payload)))
+    path = data.draw(st.sampled_from([(room, *path) for path in paths(payload[room])]))
+    path = path[: data.draw(st.integers(0, len(path)))] if data.draw(st.booleans()) else path
+    file = place / "plan.json"
+    file.write_text(json.dumps(mutated(payload, path, how, value)), encoding="utf-8")
+    check(["explain", str(file)])
