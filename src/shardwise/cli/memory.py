@@ -1,0 +1,196 @@
+"""`shardwise memory`: what fills the devices under one layout or several, stage by stage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import add_job_arguments, parse_layout_text, resolve
+
+if TYPE_CHECKING:
+    from shardwise.cluster.cluster import Cluster
+    from shardwise.job import Job
+    from shardwise.layout.layout import Layout
+    from shardwise.model.architecture import Architecture
+
+SCHEMA = "shardwise.memory/1"
+BAR = 28
+# Terms of an estimate by what they are for, in the order of `terms.MEMORY_TERMS`.
+GROUPS = {
+    "model state": ("parameters", "gradients", "master", "optimizer"),
+    "activations": ("activations", "workspace"),
+    "transient": ("gathered", "logits", "buffers"),
+    "runtime": ("runtime",),
+}
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "memory", help="say what fills the devices under given layouts",
+        description="What fills the devices under one layout, or several side by side: by term, stage by stage.",
+    )  # fmt: skip
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--layout", required=True, action="append", metavar="TEXT",
+        help='such as "tp=8 pp=4 fsdp=16 recompute=selective"; may be repeated, to compare',
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON."""
+    model, cluster, job = resolve(arguments)
+    payload = memory_payload(model, cluster, job, parse_layouts(arguments.layout, model, job))
+    if arguments.plot:
+        _plot(payload, cluster, arguments.plot)
+    return json.dumps(payload, indent=2) if arguments.json else memory_text(payload)
+
+
+def parse_layouts(texts: Sequence[str], model: Architecture, job: Job) -> list[Layout]:
+    """Every layout. Raises `InputError` with the problems of all."""
+    from shardwise.errors import InputError, require
+
+    layouts: list[Layout] = []
+    problems: list[str] = []
+    for text in texts:
+        try:
+            layouts.append(parse_layout_text(text, model, job))
+        except InputError as error:
+            problems += error.problems
+    require(problems)
+    return layouts
+
+
+def memory_payload(model: Architecture, cluster: Cluster, job: Job, layouts: Sequence[Layout]) -> dict[str, Any]:
+    """Bytes of each stage of each layout, by term. Raises `InputError` with every rule that the layouts break."""
+    from shardwise.cost.figures import stage_memories
+    from shardwise.errors import InputError, require
+
+    shown, problems = [], list[str]()
+    for layout in layouts:
+        try:
+            stages = [dict(stage) for stage in stage_memories(model, cluster, job, layout)]
+        except InputError as error:
+            problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
+            continue
+        totals = [sum(stage.values()) for stage in stages]
+        shown.append(
+            {
+                "layout": str(layout), "memory_bytes": max(totals), "fits": max(totals) <= cluster.chip.memory_bytes,
+                "margin": 1 - max(totals) / cluster.chip.memory_bytes,
+                "fullest_stage": totals.index(max(totals)), "stages": stages,
+            }
+        )  # fmt: skip
+    require(problems)
+    return {
+        "schema": SCHEMA, "model": model.name, "cluster": cluster.name,
+        "job": {"global_batch_tokens": job.global_batch_tokens, "seq_len": job.seq_len, "precision": job.precision},
+        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
+    }  # fmt: skip
+
+
+def memory_text(payload: Mapping[str, Any]) -> str:
+    """Each layout's tree and stages; several side by side first."""
+    job = payload["job"]
+    head = (
+        f"memory of a device: {payload['model']} on {payload['cluster']}, {job['global_batch_tokens']:,} tokens per batch, "
+        f"sequences of {job['seq_len']:,}, {job['precision']}"
+    )
+    sections = [head]
+    if len(payload["layouts"]) > 1:
+        sections.append(_side_by_side(payload["layouts"]))
+    sections += [_layout(one, payload["memory_capacity_bytes"], i + 1) for i, one in enumerate(payload["layouts"])]
+    return "\n\n".join(sections)
+
+
+def _side_by_side(layouts: Sequence[Mapping[str, Any]]) -> str:
+    """The fullest stages, a column for each layout."""
+    from shardwise.units import format_bytes
+
+    fullest = [one["stages"][one["fullest_stage"]] for one in layouts]
+    lines = [
+        "side by side (fullest stages)",
+        f"  {'':<12}" + "".join(f"{f'[{i + 1}]':>11}" for i in range(len(layouts))),
+    ]
+    for name in fullest[0]:
+        if any(stage[name] > 0 for stage in fullest):
+            lines.append(f"  {name:<12}" + "".join(f"{format_bytes(stage[name]):>11}" for stage in fullest))
+    lines.append(f"  {'total':<12}" + "".join(f"{format_bytes(one['memory_bytes']):>11}" for one in layouts))
+    lines.append(f"  {'fits':<12}" + "".join(f"{'yes' if one['fits'] else 'NO':>11}" for one in layouts))
+    return "\n".join(lines)
+
+
+def _layout(one: Mapping[str, Any], capacity: float, number: int) -> str:
+    from shardwise.units import format_bytes
+
+    stages, fullest = one["stages"], one["fullest_stage"]
+    free = f"fits, {one['margin']:.0%} free" if one["fits"] else f"DOES NOT FIT, {-one['margin']:.0%} too much"
+    lines = [
+        f"[{number}] {one['layout']}",
+        f"  {format_bytes(one['memory_bytes'])} of {format_bytes(capacity)} ({free})",
+    ]
+    lines += ["", f"  stage {fullest}, the fullest" if len(stages) > 1 else "  every device", *_tree(stages[fullest])]
+    if len(stages) > 1:
+        lines += ["", "  stages", *_stages(stages, capacity, fullest)]
+    return "\n".join(lines)
+
+
+def _tree(memory: Mapping[str, float]) -> list[str]:
+    """Groups and their terms, with bars of the whole."""
+    lines = []
+    for group, names in GROUPS.items():
+        held = {name: memory[name] for name in names if memory[name] > 0}
+        if held:
+            lines.append(_row(f"    {group}", sum(held.values()), sum(memory.values())))
+        if list(held) != [group]:
+            lines += [_row(f"      {name}", value, sum(memory.values())) for name, value in held.items()]
+    return lines
+
+
+def _row(name: str, value: float, whole: float) -> str:
+    from shardwise.units import format_bytes
+
+    bar = "#" * max(1, round(BAR * value / whole))
+    return f"{name:<20}{format_bytes(value):>10}  {value / whole:6.1%}  {bar}"
+
+
+def _stages(stages: Sequence[Mapping[str, float]], capacity: float, fullest: int) -> list[str]:
+    """A bar of the capacity for each stage; equal neighbours on one line."""
+    from shardwise.units import format_bytes
+
+    lines, first = [], 0
+    while first < len(stages):
+        last = first
+        while last + 1 < len(stages) and stages[last + 1] == stages[first]:
+            last += 1
+        total = sum(stages[first].values())
+        bar = "#" * max(1, round(BAR * total / capacity))
+        name = f"{first}" if first == last else f"{first} to {last}"
+        mark = "  <- fullest" if first <= fullest <= last else ""
+        lines.append(f"    {name:<16}{format_bytes(total):>10}  {total / capacity:6.1%}  {bar}{mark}")
+        first = last + 1
+    return lines
+
+
+def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:
+    from shardwise.charts import draw_bars
+    from shardwise.cli.roofline import write_picture
+    from shardwise.cost.figures import memory_chart
+
+    layouts = payload["layouts"]
+    title = f"Memory of {payload['model']} on {payload['cluster']}"
+    if len(layouts) == 1:
+        only = layouts[0]
+        subtitle = f"Bytes of one device of each stage: {only['layout']}"
+        bars = [(f"stage {i}", stage) for i, stage in enumerate(only["stages"])]
+        bars = [("every device", only["stages"][0])] if len(bars) == 1 else bars
+    else:
+        subtitle = "Bytes of one device, of the fullest stage where there are several."
+        bars = [(f"[{i + 1}] {one['layout']}", one["stages"][one["fullest_stage"]]) for i, one in enumerate(layouts)]
+    write_picture(draw_bars(memory_chart(title, subtitle, bars, cluster.chip)), target)

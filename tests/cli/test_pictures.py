@@ -1,0 +1,207 @@
+"""`shardwise roofline` and `shardwise memory` as a user meets them, and the script that draws every figure."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import memory, roofline
+from shardwise.errors import InputError, MissingValueError
+from shardwise.terms import MEMORY_TERMS
+
+MATMUL = ["matmul", "B=240,D=8192,F=28672", "tpu-v5e"]
+JOB = ["--batch-tokens", "512Ki", "--seq-len", "8192"]
+MEMORY = ["llama-3-8b", "h100:8", *JOB]
+ROOT = Path(__file__).parents[2]
+
+
+def run(verb: ModuleType, *arguments: str) -> str:
+    parser = argparse.ArgumentParser()
+    verb.configure(parser.add_subparsers())
+    name = verb.__name__.rpartition(".")[2]
+    parsed = parser.parse_args([name, *arguments])
+    shown = parsed.run(parsed)
+    assert isinstance(shown, str)
+    return shown
+
+
+def payload(verb: ModuleType, *arguments: str) -> dict[str, Any]:
+    found = json.loads(run(verb, *arguments, "--json"))
+    assert isinstance(found, dict)
+    return found
+
+
+def texts(path: Path) -> set[str]:
+    return {one.text or "" for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_a_product_just_short_of_the_knee() -> None:
+    shown = run(roofline, *MATMUL)
+    for part in (
+        "matmul [240, 8,192] · [8,192, 28,672] in bf16 on tpu-v5e",
+        "memory-bound: intensity 231.3 FLOPs/byte, the chip's 243.2",
+        "113 GFLOP at 197 TFLOP/s",
+        "compute-bound from a batch of 252.9",
+        "torus axis",
+    ):
+        assert part in shown
+
+
+def test_int8_weights_halve_the_critical_batch() -> None:
+    assert "compute-bound from a batch of 126.4" in run(roofline, *MATMUL, "--weights", "int8")
+    assert "compute-bound:" in run(roofline, *MATMUL, "--weights", "int8")
+    narrow = run(roofline, "matmul", "B=4Ki,D=128,F=128", "h100")
+    assert "memory-bound at every batch" in narrow
+
+
+def test_the_payload_of_a_roofline() -> None:
+    found = payload(roofline, *MATMUL)
+    assert found.keys() == {
+        "schema", "kernel", "sizes", "chip", "dtype", "weights", "peak_flops_per_s", "memory_bytes_per_s", "flops",
+        "read_bytes", "written_bytes", "moved_bytes", "intensity", "critical_intensity", "math_s", "memory_s", "time_s",
+        "no_overlap_s", "bound", "attainable_flops_per_s", "critical_batch", "links",
+    }  # fmt: skip
+    assert found["schema"] == "shardwise.roofline/1"
+    assert found["flops"] == 2 * 240 * 8192 * 28672
+    assert found["moved_bytes"] == 2 * (240 * 8192 + 8192 * 28672 + 240 * 28672)
+    assert found["critical_intensity"] == pytest.approx(197e12 / 810e9)
+    assert found["time_s"] == max(found["math_s"], found["memory_s"])
+    assert payload(roofline, "matmul", "B=1,D=8,F=8", "h100")["critical_batch"] is None
+
+
+def test_a_rooflines_picture(tmp_path: Path) -> None:
+    target = tmp_path / "roofline.svg"
+    run(roofline, *MATMUL, "--plot", str(target))
+    assert {"Roofline of tpu-v5e", "bf16, memory: 243.2", "B = 240, D = 8,192, F = 28,672", "A"} <= texts(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        (["conv", "B=1,D=2", "h100"], ["KERNEL: found 'conv'; matmul is required"]),
+        (["matmul", "B=1,D=2", "h100"], ["SIZES: F missing; B, D and F are required"]),
+        (["matmul", "B=0,D=x,F=2", "h100"], ["SIZES: B: found '0'", "SIZES: D: found 'x'"]),
+        (["matmul", "B=1,B=2,D=2,Q=1", "h100"], ["SIZES: found 'B=2'", "SIZES: found 'Q=1'"]),
+        (["matmul", "B=1,D=2,F=2", "h999"], ["chip: found 'h999'; the catalogue has"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--dtype", "bf17"], ["dtype: found 'bf17'"]),
+    ],
+)
+def test_wrong_rooflines(arguments: list[str], problems: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        run(roofline, *arguments)
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(MissingValueError, match="no sourced fp8 peak"):
+        run(roofline, *MATMUL, "--dtype", "fp8")
+    with pytest.raises(InputError, match="--plot: cannot write"):
+        run(roofline, *MATMUL, "--plot", str(tmp_path))
+
+
+def test_memory_of_one_layout_is_the_estimates() -> None:
+    found = payload(memory, *MEMORY, "--layout", "fsdp=8 recompute=full")
+    assert found.keys() == {"schema", "model", "cluster", "job", "memory_capacity_bytes", "layouts"}
+    assert found["schema"] == "shardwise.memory/1"
+    (one,) = found["layouts"]
+    assert one.keys() == {"layout", "memory_bytes", "fits", "margin", "fullest_stage", "stages"}
+    layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
+    job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+    priced = sw.estimate(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
+    assert one["stages"] == [priced.memory]
+    assert one["memory_bytes"] == pytest.approx(priced.memory_bytes)
+    assert one["fits"] is True
+
+
+def test_the_report_is_a_tree_and_the_stages() -> None:
+    shown = run(memory, "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1 recompute=full")
+    for part in ("model state", "optimizer", "stage 3, the fullest", "  stages\n", "<- fullest", "of 80 GB (fits"):
+        assert part in shown
+    assert "side by side" not in shown
+    (total,) = [line for line in shown.splitlines() if "<- fullest" in line]
+    assert total.split()[1:3] == shown.splitlines()[3].split()[:2]
+
+
+def test_the_tree_has_every_term() -> None:
+    assert tuple(name for names in memory.GROUPS.values() for name in names) == MEMORY_TERMS
+
+
+def test_layouts_side_by_side(tmp_path: Path) -> None:
+    target = tmp_path / "memory.svg"
+    arguments = [*MEMORY, "--layout", "dp=8", "--layout", "fsdp=8 recompute=full", "--plot", str(target)]
+    shown = run(memory, *arguments)
+    rows = {line.split()[0]: line.split()[1:] for line in shown.split("\n\n")[1].splitlines()[2:]}
+    assert rows["fits"] == ["NO", "yes"]
+    assert rows["optimizer"] == ["64.2", "GB", "8.03", "GB"]
+    assert "DOES NOT FIT" in shown
+    assert {"h100: 80 GB", "parameters", "optimizer"} <= texts(target)
+    assert any(text.startswith("[2] fsdp=8") for text in texts(target))
+
+
+def test_a_picture_of_stages(tmp_path: Path) -> None:
+    target = tmp_path / "memory.svg"
+    run(memory, "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1", "--plot", str(target))
+    assert {f"stage {i}" for i in range(4)} <= texts(target)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "problems"),
+    [
+        (["tp=3", "dp=8 bogus=1"], ["'bogus=1'"]),
+        (["dp=4", "dp=8", "tp=16"], ["dp=4", "tp=16"]),
+    ],
+)
+def test_wrong_layouts(layouts: list[str], problems: list[str]) -> None:
+    arguments = [word for layout in layouts for word in ("--layout", layout)]
+    with pytest.raises(InputError) as caught:
+        run(memory, *MEMORY, *arguments)
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+def test_verbs_load_no_framework() -> None:
+    """Neither needs a search; the scalar path is plain Python."""
+    code = (
+        "import argparse, sys\n"
+        "from shardwise.cli import memory, roofline\n"
+        "parser = argparse.ArgumentParser()\n"
+        "verbs = parser.add_subparsers()\n"
+        "memory.configure(verbs), roofline.configure(verbs)\n"
+        "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"
+        f"for words in ({['roofline', *MATMUL]!r}, {['memory', *MEMORY, '--layout', 'dp=8']!r}):\n"
+        "    parsed = parser.parse_args(words)\n"
+        "    parsed.run(parsed)\n"
+        "assert not {'numpy', 'torch', 'jax'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_figure_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specification = importlib.util.spec_from_file_location("figures", ROOT / "examples" / "figures.py")
+    assert specification is not None
+    assert specification.loader is not None
+    figures = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(figures)
+    monkeypatch.setattr(figures, "MODELS", ("llama-3.2-1b", "llama-3-8b"))
+    monkeypatch.setattr(figures, "NODES", (1,))
+    assert figures.main(str(tmp_path / "pictures")) == 0
+    drawn = sorted(path.stem for path in (tmp_path / "pictures").iterdir())
+    assert drawn == [
+        "matmul-bf16-weights", "matmul-int8-weights", "memory", "roofline-h100", "roofline-tpu-v5e", "strategies-16x16x16",
+        "strategies-4x4x4", "utilisation",
+    ]  # fmt: skip
+    assert len(capsys.readouterr().out.splitlines()) == len(drawn)
+    assert {"llama-3.2-1b", "llama-3-8b", "1"} <= texts(tmp_path / "pictures" / "utilisation.svg")
