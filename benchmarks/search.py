@@ -25,7 +25,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import natural_schedule, violations
 from shardwise.model.load import load_model
 from shardwise.search.search import SearchResult, search
-from shardwise.search.space import AXES, Choices, factorisations
+from shardwise.search.space import FACTORED, Choices, factorisations
 
 REQUIRED_PER_CPU_SECOND = 1_000_000
 LARGEST_DIFFERENCE = 1e-9
@@ -47,15 +47,15 @@ def recount(num_devices: int) -> tuple[int, int]:
     choices = Choices()
     result = search(model, cluster, job, choices=choices)
     grid = itertools.product(
-        factorisations(num_devices, len(AXES)).tolist(), choices.sequence_parallel, choices.micro_batch_seqs,
+        factorisations(num_devices, len(FACTORED)).tolist(), choices.sequence_parallel, choices.micro_batch_seqs,
         choices.num_virtual_stages, choices.zero_stage, choices.recompute,
     )  # fmt: skip
     legal = 0
     for degrees, sp, micro_batch, virtual, zero, recompute in grid:
         layout = Layout(
-            **dict(zip(AXES, degrees, strict=True)), sequence_parallel=bool(sp), micro_batch_seqs=micro_batch,
+            **dict(zip(FACTORED, degrees, strict=True)), sequence_parallel=bool(sp), micro_batch_seqs=micro_batch,
             num_virtual_stages=virtual, zero_stage=zero, recompute=recompute,
-            schedule=natural_schedule(degrees[AXES.index("pp")], virtual),
+            schedule=natural_schedule(degrees[FACTORED.index("pp")], virtual),
         )  # fmt: skip
         legal += not violations(model, job, num_devices, layout)
     return result.num_candidates - sum(result.num_illegal_by_rule.values()), legal

@@ -10,6 +10,7 @@ from shardwise.errors import InputError, require
 
 Overlap = Literal["per_axis", "sum", "max"]
 OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
+MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,12 @@ class Job:
             or isinstance(getattr(self, name), bool)
             or getattr(self, name) < 1
         ]
+        if not problems:
+            problems = [
+                f"job: {name} has {len(str(getattr(self, name)))} digits; at most {MOST_TOKENS:,} is planned for"
+                for name in ("global_batch_tokens", "seq_len")
+                if getattr(self, name) > MOST_TOKENS
+            ]
         if not problems and self.global_batch_tokens % self.seq_len:
             low = self.global_batch_tokens // self.seq_len * self.seq_len
             nearest = (

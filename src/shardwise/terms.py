@@ -2,7 +2,7 @@
 
 TIME_TERMS = (
     "forward", "backward", "recompute",  # compute of the worst stage
-    "tp", "cp", "pp", "fsdp", "dp", "control",  # exposed communication, by axis
+    "tp", "cp", "ep", "pp", "fsdp", "dp", "control",  # exposed communication, by axis
     "bubble", "optimizer",
 )  # fmt: skip
 MEMORY_TERMS = (

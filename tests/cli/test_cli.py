@@ -15,12 +15,29 @@ ESTIMATE = ["estimate", *PLAN[1:]]
 
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
+    "explain": ["--against", "--help", "--json", "--term"],
+    "memory": [
+        "--batch-tokens",
+        "--help",
+        "--json",
+        "--layout",
+        "--overlap",
+        "--plot",
+        "--precision",
+        "--seq-len",
+        "--set",
+        "--tokens",
+    ],
+    "roofline": ["--dtype", "--help", "--json", "--plot", "--weights"],
+    "show": ["--help", "--json"],
     "plan": [
         "--batch-tokens",
         "--help",
         "--json",
+        "--max",
         "--out",
         "--overlap",
+        "--pin",
         "--precision",
         "--seq-len",
         "--set",

@@ -17,5 +17,7 @@ STRUCTURES: dict[str, Structure] = {
     "post_norms": (("post_norms", True), ("mlp", "geglu")),
     "parallel": (("parallel", True), ("norm", "layer")),
     "no_positions": (("positions", "none"),),
+    "experts": (("num_experts", 4), ("experts_per_token", 2)),
+    "experts_and_a_shared_one": (("num_experts", 4), ("experts_per_token", 1), ("shared_expert_width", 4), ("mlp", "gelu")),
     "norms_and_bias": (("qk_norm", True), ("post_norms", True), ("bias", ("qkv",))),
 }  # fmt: skip

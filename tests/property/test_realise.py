@@ -83,7 +83,7 @@ def test_fusing_conserves_payload(family: Family, mlp: str) -> None:
             assert derived
 
 
-@given(st.sampled_from(FAMILIES), st.sampled_from(list(UNITS)), st.tuples(*(st.integers(1, 4) for _ in range(5))))
+@given(st.sampled_from(FAMILIES), st.sampled_from(list(UNITS)), st.tuples(*(st.integers(1, 4) for _ in AXES)))
 def test_received_elements_are_conserved_at_any_degrees(family: Family, name: str, degrees: tuple[int, ...]) -> None:
     unit = derive(architecture(), family)[name]
     values = Values({**architecture().dims, "B": 64, "T": 64, "pp": 2, **dict(zip(AXES, degrees, strict=True))})

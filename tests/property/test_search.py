@@ -113,7 +113,7 @@ def test_counts_equal_a_recount(cluster_name: str) -> None:
     legal, number, illegal = legal_layouts(cluster_name)
     placed = 0
     for layout in legal:
-        degrees = {**degrees_of(layout), **atomic_degrees(SMALL, layout.tp)}
+        degrees = atomic_degrees(SMALL, degrees_of(layout))
         placed += num_placements(cluster_name, tuple(sorted(degrees.items())))
     assert result.num_candidates == number
     assert result.num_layouts == placed

@@ -34,6 +34,23 @@ def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
 
+EXPERT_PARALLEL = {
+    "ep": Case(ep=2, zero_stage=3, **SIZES),
+    "ep_4": Case(ep=4, zero_stage=1, **SIZES),
+    "ep_fsdp": Case(ep=2, fsdp=2, zero_stage=2, **SIZES),
+    "ep_tp_sp": Case(ep=2, tp_kv=2, zero_stage=3, sequence_parallel=True, **SIZES),
+    "ep_cp": Case(ep=2, cp=2, zero_stage=3, **SIZES),
+    "ep_all": Case(dp=2, fsdp=2, ep=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=3, sequence_parallel=True, **SIZES),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("layout", EXPERT_PARALLEL)
+@pytest.mark.parametrize("name", ["experts", "experts_and_a_shared_one"])
+def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
+    check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
+
+
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_slopes(name: str) -> None:
     check_slopes(

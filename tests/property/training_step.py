@@ -23,7 +23,7 @@ from shardwise.model.program import Program
 from shardwise.model.update import STATE
 from shardwise.sharding import Mesh, Spec
 
-AXES = ("dp", "fsdp", "cp", "tp_kv", "tp_rep")
+AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12
 UNSHARDED = Family(0, False, "none")
 HIDDEN = ("B", "T", "D")
@@ -37,6 +37,7 @@ class Case:
 
     dp: int = 1
     fsdp: int = 1
+    ep: int = 1
     cp: int = 1
     tp_kv: int = 1
     tp_rep: int = 1
@@ -60,7 +61,7 @@ class Case:
 
     @property
     def family(self) -> Family:
-        return Family(self.zero_stage, self.sequence_parallel, self.recompute)
+        return Family(self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts)
 
     @property
     def mesh(self) -> Mesh:
@@ -73,7 +74,7 @@ class Case:
         return Architecture(
             name="small",
             num_layers=self.num_layers,
-            d_model=self.width * self.fsdp * self.cp,
+            d_model=self.width * self.fsdp * self.ep * self.cp,
             d_ff=self.hidden * tp,
             num_heads=num_kv_heads * self.query_heads_per_rank * self.tp_rep,
             num_kv_heads=num_kv_heads,
@@ -87,7 +88,7 @@ class Case:
     @property
     def sizes(self) -> dict[str, int]:
         ranks = self.cp * (self.tp_kv * self.tp_rep if self.sequence_parallel else 1)
-        return {**self.architecture.dims, "B": self.seqs * self.dp * self.fsdp, "T": self.positions * ranks}
+        return {**self.architecture.dims, "B": self.seqs * self.dp * self.fsdp * self.ep, "T": self.positions * ranks}
 
     def inputs(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Random weights and optimizer states, and the micro-batches of one step."""

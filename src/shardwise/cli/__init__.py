@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardwise.cli import collective, estimate, matmul, plan, reshard
+from shardwise.cli import collective, estimate, explain, matmul, memory, plan, reshard, roofline, show
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, matmul, reshard, collective)
+VERBS = (plan, estimate, explain, memory, roofline, matmul, reshard, collective, show)
 
 
 def build_parser() -> argparse.ArgumentParser:

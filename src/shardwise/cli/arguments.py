@@ -151,7 +151,7 @@ def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:
 def _layout_value(key: str, text: str, like: Any) -> Any:
     if key == "placement":
         axes, at, levels = text.partition("@")
-        if not at or not all(level.isdigit() for level in levels.split(",")):
+        if not at or not all(level.isdecimal() for level in levels.split(",")):
             raise InputError(
                 f"--layout: placement: found {text!r}; AXES@LEVELS is required, such as tp,cp,fsdp,dp,pp@0,1"
             )

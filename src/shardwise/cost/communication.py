@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.cluster.topology import Torus
-from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte, spans
+from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.cost.torus_collectives import all_to_all_link
 from shardwise.layout.placement import Links
 from shardwise.sharding.collective import Kind
@@ -30,15 +30,12 @@ def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links) -> 
     return 2.0 * gather if kind is Kind.ALL_REDUCE else gather
 
 
-def all_to_all_s(axes: Axes, shard_bytes: float, links: Links) -> float:
+def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links) -> Value:
     """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
     cuts = links.joined(axes)
     whole = shard_bytes
     for cut in cuts:
         whole = whole * cut.size
     if isinstance(links.topology, Torus):
-        return float(all_to_all_link(links.topology, cuts).all_gather_s(whole))
-    crossed = spans(links.topology, cuts)
-    if not crossed:
-        return 0.0
-    return whole * all_to_all_seconds_per_byte(crossed) + float(links.group(axes).latency_s)
+        return all_to_all_link(links.topology, cuts).all_gather_s(whole)
+    return whole * all_to_all_seconds_per_byte(links.topology, cuts) + links.group(axes).latency_s

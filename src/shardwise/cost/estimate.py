@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.overlap import exposed_by_axis
 from shardwise.cost.step import Counts, StageCost, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
+from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.layout.derivation import UNITS
 from shardwise.layout.layout import Layout
@@ -54,14 +56,19 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
     The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
-    return _Pricing(architecture, cluster, job, layout).run()
+    found = Pricing(architecture, cluster, job, layout).run()
+    if not math.isfinite(found.step_time_s + found.memory_bytes):
+        raise InputError(
+            "estimate: the step's time or memory is no finite number; smaller sizes, or rates that a chip can have, are required"
+        )
+    return found
 
 
-class _Pricing:
+class Pricing:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
         degrees = degrees_of(layout)
-        self.degrees = {**degrees, **atomic_degrees(architecture, layout.tp)}
+        self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
         self.layers = layers_per_stage(architecture.num_layers, layout.pp, layout.num_virtual_stages)
         self.afab = layout.schedule == "afab"
@@ -173,6 +180,6 @@ class _Pricing:
 def _bound(time: Mapping[str, float]) -> str:
     """What takes the most of the step: compute, the bubble, the optimizer, or the traffic of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
-    groups |= {f"communication over {axis}": time[axis] for axis in ("tp", "cp", "pp", "fsdp", "dp")}
+    groups |= {f"communication over {axis}": time[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"]}
     return max(groups, key=lambda name: groups[name])

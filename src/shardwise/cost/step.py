@@ -59,8 +59,9 @@ def stage_cost(counts: Counts, activation: Mapping[str, ActivationCost], state: 
     act = partial(_add_up, activation, {**times, "carry": counts.carries})
     held = partial(_add_up, state, {**times, "embedding": counts.copies})
     fsdp_f, fsdp_b = _add_up(state, times, "gather_forward_s"), held("gather_backward_s")
-    forward = {"tp": act("tp_forward_s"), "cp": act("cp_forward_s"), "pp": act("pp_forward_s"), "fsdp": fsdp_f}
-    backward = {"tp": act("tp_backward_s"), "cp": act("cp_backward_s"), "pp": act("pp_backward_s"), "fsdp": fsdp_b}
+    axes = ("tp", "cp", "ep", "pp")
+    forward = {axis: act(f"{axis}_forward_s") for axis in axes} | {"fsdp": fsdp_f}
+    backward = {axis: act(f"{axis}_backward_s") for axis in axes} | {"fsdp": fsdp_b}
     last = {
         **backward,
         "fsdp": fsdp_b + held("step_fsdp_s"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shardwise.cluster.topology import Cut, Switched, Tier
 from shardwise.cost.nccl import Operation
 from shardwise.cost.torus_collectives import Cost
+from shardwise.symbolic import Value, maximum
 
 REDUCES = ("all_gather", "reduce_scatter", "all_reduce")
 IN_SWITCH = "in-switch"
@@ -49,7 +50,7 @@ def switched_costs(
     crossed = spans(network, cuts)
     if operation in ("send_recv", "all_to_all"):
         hop = network.hop(cuts)
-        per_byte = hop.seconds_per_byte if operation == "send_recv" else all_to_all_seconds_per_byte(crossed)
+        per_byte = hop.seconds_per_byte if operation == "send_recv" else all_to_all_seconds_per_byte(network, cuts)
         return {"direct": Cost(latency_s=hop.latency_s, bandwidth_s=num_bytes * per_byte, hops=1)}
     found = {"ring": ring_cost(operation, num_bytes, crossed)}
     if operation in REDUCES and len(crossed) > 1:
@@ -130,18 +131,19 @@ def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Spa
     return Cost(latency_s=_base(crossed) + times * latency, bandwidth_s=num_bytes * max(paces), hops=times * (1 + hops))
 
 
-def all_to_all_seconds_per_byte(crossed: Sequence[Span]) -> float:
+def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut]) -> Value:
     """Seconds of an AllToAll per byte of the whole array V: every device sends to each other directly.
 
     A device holds V/N and sends (n - 1) inside/N of that over a tier that joins n groups of `inside` devices; the tiers work
     at once. On one tier: V/N (N-1)/N over its egress, (1/N) of an AllGather's time. Source: nccl-tests, PERFORMANCE.md.
     Differs: the quarter of an AllGather that holds on a ring (S2) does not hold behind a switch.
     """
-    num_devices = math.prod(span.size for span in crossed)
-    return max(
-        (span.size - 1) * span.inside / num_devices**2 / (span.tier.bytes_per_s * span.tier.fraction)
-        for span in crossed
-    )
+    slowest: Value = 0.0
+    inside: Value = 1
+    for tier, cut in zip(network.tiers, cuts, strict=True):
+        slowest = maximum(slowest, (cut.size - 1) * inside / (tier.bytes_per_s * tier.fraction))
+        inside = inside * cut.size
+    return slowest / inside**2
 
 
 def _base(crossed: Sequence[Span]) -> float:

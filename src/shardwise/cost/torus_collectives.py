@@ -7,13 +7,13 @@ an AllGather or before a reduction, and of an AllToAll all devices' shards toget
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster.topology import Cut, Link, Torus
 from shardwise.cost.nccl import Operation
 from shardwise.errors import InputError
+from shardwise.symbolic import Value, maximum, where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +61,16 @@ def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False)
     Source: S2, question 10 (one way: V/2 (1-1/N)) and "AllToAll", V max(A, B, C) / (4 N W).
     Differs: S3, appendix C counts N^2/4 chunks sent by a device, 10 right and 6 left for N = 8 (`all_to_all_chunks`).
     """
-    num_devices = math.prod(cut.size for cut in cuts)
-    shares = [0.0]
+    num_devices: Value = 1
+    for cut in cuts:
+        num_devices = num_devices * cut.size
+    pace: Value = 0.0
     for ring, cut in zip(torus.rings(cuts), cuts, strict=True):
         n = cut.size
-        chunks = n * n // 4 * (0.5 if ring and n > 2 else 1.0)
-        if ring and one_way:
-            chunks = n * (n - 1) / 2
-        shares.append(chunks * cut.stride / (num_devices * n))
-    return Link(max(shares) / torus.bytes_per_s, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+        around = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
+        chunks = where(ring, around, n * n // 4)
+        pace = maximum(pace, chunks * cut.stride / (num_devices * n))
+    return Link(pace / torus.bytes_per_s, torus.link(cuts, one_way=one_way).latency_s, additive=False)
 
 
 def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:

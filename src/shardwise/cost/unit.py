@@ -19,9 +19,9 @@ from shardwise.layout.derivation import Unit, derive
 from shardwise.layout.kernels import Kernel, kernels
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
-from shardwise.layout.shardings import BATCH, Family, optimizer_rest, weight_rest, weight_use
+from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
 from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.program import Role
+from shardwise.model.program import Role, density
 from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
 
 # Unfused cross-entropy on bf16 logits: the logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4).
@@ -42,6 +42,8 @@ class ActivationCost(NamedTuple):
     tp_backward_s: Value
     cp_forward_s: Value
     cp_backward_s: Value
+    ep_forward_s: Value
+    ep_backward_s: Value
     pp_forward_s: Value
     pp_backward_s: Value
     saved_bytes: Value
@@ -71,7 +73,9 @@ class StateCost(NamedTuple):
 def unit_values(architecture: Architecture, seq_len: int, degrees: Mapping[str, Value]) -> Values:
     """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device."""
     values = Values({**architecture.dims, "T": seq_len, "span": architecture.average_span(seq_len), **degrees})
-    values["B"] = values[Local("B", BATCH)] = degrees["micro_batch_seqs"]
+    values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
+    if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
+        values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
     return values
 
 
@@ -83,6 +87,7 @@ def widths(precision: Precision) -> dict[Role, float]:
         Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
         Role.ACTIVATION: activations,
         Role.RESIDUAL: activations,
+        Role.ROUTED: activations,
         Role.LOGITS: activations,
         Role.STATISTIC: 4.0,
         Role.STATE: bytes_per_element(precision.moments),
@@ -113,11 +118,15 @@ class UnitPricer:
         self.precision = precision
         self.widths = widths(precision)
 
+    def of_structure(self, family: Family) -> Family:
+        return replace(family, experts=self.structure.experts)
+
     def parts(self, family: Family, name: str) -> _Parts:
         return _parts(self.structure, family, name)
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
+        family = self.of_structure(family)
         parts = self.parts(family, name)
         compute = {p: self.compute_s(parts.kernels, p, values) for p in ("forward", "backward", "recompute")}
         comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights)
@@ -131,12 +140,14 @@ class UnitPricer:
         return ActivationCost(
             compute["forward"], compute["backward"], compute["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
+            seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
             saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts.collectives, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
+        family = self.of_structure(family)
         parts = self.parts(family, name)
         comm = self.traffic(parts.collectives, values, links, lambda one: one.carries_weights or one.scope == "step")
         gathered = self.traffic(parts.collectives, values, links, lambda one: one.role is Role.WEIGHT)
@@ -145,10 +156,10 @@ class UnitPricer:
             return sum((comm.get((phase, group), 0.0) for group in groups), start=0.0)
 
         step_weights = sum((t for (phase, _), t in gathered.items() if phase == "update"), start=0.0)
-        everywhere = ("fsdp", "cp", "tp", "dp")
+        everywhere = ("fsdp", "cp", "ep", "tp", "dp")
         return StateCost(
             seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
-            seconds("update", "fsdp", "cp", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
+            seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
             self.compute_s(parts.kernels, "update", values), self.exchange_s(parts.unit, family, values, links),
             *self.state_bytes(parts.unit, family, values),
         )  # fmt: skip
@@ -192,7 +203,7 @@ class UnitPricer:
         by_role: dict[Role, Polynomial] = {}
         for name, spec in unit.saved.items():
             role = unit.forward.program.tensors[name].role
-            by_role[role] = by_role.get(role, ZERO) + spec.local_elements()
+            by_role[role] = by_role.get(role, ZERO) + spec.local_elements() * density(role)
         logits = by_role.pop(Role.LOGITS, ZERO).evaluate(values) * BYTES_PER_LOGIT
         return sum((p.evaluate(values) * self.widths[r] for r, p in by_role.items()), start=0.0), logits
 
@@ -201,7 +212,7 @@ class UnitPricer:
         sizes = [
             one.payload.evaluate(values) * self.widths[one.role]
             for one in found
-            if one.role in (Role.ACTIVATION, Role.RESIDUAL)
+            if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]
         return 2.0 * maximum(0.0, *sizes)
 

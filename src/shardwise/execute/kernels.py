@@ -116,6 +116,12 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "layer_norm_dsquares": _layer_norm_dsquares,
     "layer_norm_dweight": lambda dy, x, total, squares, sizes: dy * np.multiply(*_centre(x, total, squares, sizes)),
     "add_vector": lambda x, vector, sizes: x + vector,
+    "dispatch": lambda x, gates, sizes: x * (gates > 0),
+    "dispatch_dx": lambda dy, gates, sizes: dy * (gates > 0),
+    "handover": lambda x, sizes: x,
+    "combine": lambda gates, x, sizes: gates * x,
+    "combine_dgates": lambda dy, x, sizes: dy * x,
+    "combine_dx": lambda dy, gates, sizes: dy * gates,
     "rotary": lambda x, positions, sizes: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, sizes: _rotate(x, positions, -1.0),
     "swiglu": lambda gate, up, sizes: gate * _sigmoid(gate) * up,
@@ -137,6 +143,20 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "adamw_second": lambda second, grad, sizes: BETA_2 * second + (1 - BETA_2) * grad**2,
     "adamw_master": lambda master, first, second, sizes: _adamw(master, first, second),
 }
+
+
+def route(logits: Array, num_chosen: int) -> Array:
+    """Gates [B, T, E]: softmax over each token's largest logits, zero elsewhere."""
+    least = np.sort(logits, axis=-1)[..., -num_chosen, None]
+    weights = np.where(logits >= least, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0.0)
+    gates: Array = weights / weights.sum(axis=-1, keepdims=True)
+    return gates
+
+
+def route_gradient(dgates: Array, gates: Array) -> Array:
+    """The softmax's Jacobian on the chosen experts; experts that were not chosen get nothing."""
+    dlogits: Array = gates * (dgates - (dgates * gates).sum(axis=-1, keepdims=True))
+    return dlogits
 
 
 def _mask(positions: Array, num_keys: int) -> Array:

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from shardwise.execute import kernels
 from shardwise.layout.derive import Communicate, Compute, Step
-from shardwise.model.operations import Accumulate, Contract, Lookup, Map, Operation, Scan, ScanGradient, Scatter
+from shardwise.model.operations import (
+    Accumulate,
+    Contract,
+    Lookup,
+    Map,
+    Operation,
+    Route,
+    RouteGradient,
+    Scan,
+    ScanGradient,
+    Scatter,
+)
 from shardwise.model.program import Program, Role
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.exchange import part_ratios, sends
@@ -213,6 +224,10 @@ class _Kernel:
             return (self.lookup(operation, *arrays),)
         if isinstance(operation, Scatter):
             return (self.scatter(operation, *arrays),)
+        if isinstance(operation, RouteGradient):
+            return (kernels.route_gradient(*arrays),)
+        if isinstance(operation, Route):
+            return (kernels.route(arrays[0], self.devices.sizes[operation.num_chosen]),)
         if isinstance(operation, Scan):
             return kernels.attention(*arrays)
         if isinstance(operation, ScanGradient):
@@ -229,7 +244,7 @@ class _Kernel:
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]
         union = list(dict.fromkeys([*out.dims, *(d for s in self.placed.inputs for d in s.dims)]))
-        union.sort(key="BTVFKGHD".find)
+        union.sort(key="EBTVFMKGHD".find)
         aligned = []
         for spec, array in zip(self.placed.inputs, arrays, strict=True):
             order = [d for d in union if d in spec.dims]

@@ -7,7 +7,7 @@ Forward, then backward with the recomputed slice in front of it, then update: ea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from shardwise.layout.derive import Compute, Final, ShardedProgram, Step, shard_program
@@ -120,7 +120,8 @@ def _shard_update(
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
     """All units of a dense decoder for one family. The sizes do not matter, so models of one shape share the result."""
-    return _derive(architecture.structure, family)
+    structure = architecture.structure
+    return _derive(structure, replace(family, experts=structure.experts))
 
 
 @lru_cache(maxsize=256)

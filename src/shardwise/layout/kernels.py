@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardwise.layout.derivation import Unit
 from shardwise.layout.derive import Compute, Step
 from shardwise.model.operations import Contract, Lookup, Scan, ScanGradient
-from shardwise.model.program import Role, Tensor
+from shardwise.model.program import Role, Tensor, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Polynomial
 
@@ -77,19 +77,24 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
         for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
             if name in kept or len(run) == 1:
                 touched[name] = spec
-    return Kernel(phase, run[0].operation.kind, _matmul_flops(run), _by_role(unit, touched))
+    return Kernel(phase, run[0].operation.kind, _matmul_flops(unit, run), _by_role(unit, touched))
 
 
-def _matmul_flops(run: list[Compute]) -> Polynomial:
-    heavy = (step for step in run if isinstance(step.operation, (Contract, Scan, ScanGradient)))
-    return sum((step.operation.flops(step.placed) for step in heavy), start=ZERO)
+def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
+    """Of routed tokens only the rows that are there are multiplied."""
+    total = ZERO
+    for step in run:
+        if isinstance(step.operation, (Contract, Scan, ScanGradient)):
+            routed = Role.ROUTED in {_tensor(unit, name).role for name in step.operation.operands}
+            total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
+    return total
 
 
 def _by_role(unit: Unit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
     for name, spec in touched.items():
         role = _tensor(unit, name).role
-        elements[role] = elements.get(role, ZERO) + spec.local_elements()
+        elements[role] = elements.get(role, ZERO) + spec.local_elements() * density(role)
     return elements
 
 

@@ -33,8 +33,22 @@ def _tp_kv_divides(architecture: Architecture, tp: Value) -> Value:
 def _possible_tp(architecture: Architecture) -> str:
     """Degrees of tp that divide heads and hidden width."""
     heads, d_ff = architecture.num_heads, architecture.d_ff
-    possible = (n for n in range(1, heads + 1) if _tp_kv_divides(architecture, n) and d_ff % n == 0)
+    possible = (
+        n
+        for n in range(1, heads + 1)
+        if _tp_kv_divides(architecture, n) and d_ff % n == 0 and architecture.shared_expert_width % n == 0
+    )
     return ", ".join(map(str, possible))
+
+
+def _beside(architecture: Architecture) -> str:
+    """The shared expert's width, where there is one."""
+    return f" or the shared expert's {architecture.shared_expert_width}" if architecture.shared_expert_width else ""
+
+
+def _possible_ep(architecture: Architecture, fsdp: int) -> str:
+    """Degrees of ep that divide fsdp and the experts."""
+    return ", ".join(str(n) for n in range(1, fsdp + 1) if fsdp % n == 0 and architecture.num_experts % n == 0)
 
 
 def _fill(num_devices: int, degrees: Degrees) -> str:
@@ -64,9 +78,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "d_ff_by_tp",
-        lambda a, j, n, d: a.d_ff % d["tp"] == 0,
+        lambda a, j, n, d: (a.d_ff % d["tp"] == 0) & (a.shared_expert_width % d["tp"] == 0),
         lambda a, j, n, d: (
-            f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}; tp may be one of {_possible_tp(a)}"
+            f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}{_beside(a)}; tp may be one of {_possible_tp(a)}"
+        ),
+    ),
+    Rule(
+        "experts",
+        lambda a, j, n, d: (
+            (d["ep"] == 1) | ((d["fsdp"] % d["ep"] == 0) & (a.num_experts % d["ep"] == 0) & bool(a.num_experts))
+        ),
+        lambda a, j, n, d: (
+            f"ep = {d['ep']} splits the {a.num_experts} experts of {a.name} and is borrowed from fsdp = {d['fsdp']}; "
+            + (
+                f"ep may be one of {_possible_ep(a, d['fsdp'])}"
+                if a.num_experts
+                else "a model without experts needs ep = 1"
+            )
         ),
     ),
     Rule(
@@ -139,7 +167,7 @@ def num_micro_batches(job: Job, degrees: Degrees) -> Value:
 
 def degrees_of(layout: Layout) -> dict[str, Any]:
     """The numbers of a layout that rules and costs read."""
-    names = ("dp", "fsdp", "tp", "cp", "pp", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
+    names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     return {**{name: getattr(layout, name) for name in names}, "sequence_parallel": int(layout.sequence_parallel)}
 
 
@@ -148,8 +176,6 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
     degrees = degrees_of(layout)
     found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
-    if layout.ep > 1:
-        found.append(f"experts: ep = {layout.ep} but {architecture.name} has no experts; set ep=1")
     plain = layout.pp > 1 and layout.num_virtual_stages == 1
     possible = {"none": layout.pp == 1, "afab": plain, "1f1b": plain, "interleaved": layout.num_virtual_stages > 1}
     if not possible[layout.schedule]:

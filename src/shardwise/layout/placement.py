@@ -16,7 +16,7 @@ from shardwise.errors import InputError
 from shardwise.symbolic import Value, gcd, maximum
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
-ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep")}
+ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first
 
 # Axis orders worth pricing: tensor parallelism wants the closest links, pipelines the farthest; context and data
 # parallelism contend for what is between. The last two give the closest links to the data-parallel axes instead.
@@ -65,6 +65,10 @@ def default_placement(topology: Topology) -> Placement:
 
 def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
     """The cuts of each atomic axis on every level, for degrees that multiply to the number of devices."""
+    if len(placement.levels) != len(topology.levels):
+        raise InputError(
+            f"placement: levels are {placement.levels}; an order of the network's {len(topology.levels)} levels is required"
+        )
     rest: list[Value] = list(topology.levels)
     stride: list[Value] = [1] * len(rest)
     cuts: dict[str, tuple[Cut, ...]] = {}

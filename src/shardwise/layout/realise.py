@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwise.layout.derivation import Unit
 from shardwise.layout.derive import Communicate
-from shardwise.model.program import Role
+from shardwise.model.program import Role, density
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import ZERO, Polynomial
@@ -22,7 +22,8 @@ WEIGHT_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 @dataclass(frozen=True, slots=True)
 class Realised:
-    """One collective of an engine. `payload` are elements (see `Collective.payload_elements`), `tensors` what it carries."""
+    """One collective of an engine. `payload` are elements (see `Collective.payload_elements`; of routed
+    tokens those that are there), `tensors` what it carries."""
 
     unit: str
     phase: str
@@ -49,7 +50,7 @@ class Realised:
 
 def axis_group(axes: Axes) -> str:
     """The parallel axis that traffic over these atomic axes belongs to."""
-    for name in ("dp", "fsdp", "cp", "pp"):
+    for name in ("dp", "fsdp", "cp", "pp", "ep"):
         if name in axes:
             return name
     return "tp"
@@ -74,7 +75,13 @@ def _plain(unit: str, phase: str, step: Communicate) -> Realised:
     if not step.tensor.dims:
         phase = "update"  # control traffic: the loss is a sum, so it is reduced once per step
     return Realised(
-        unit, phase, collective.kind, collective.axes, role, collective.payload_elements, (step.tensor.name,)
+        unit,
+        phase,
+        collective.kind,
+        collective.axes,
+        role,
+        collective.payload_elements * density(role),
+        (step.tensor.name,),
     )
 
 

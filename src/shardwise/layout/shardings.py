@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import RECEIVED, RETURNED
 from shardwise.model.program import Program, Role
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Value, gcd
@@ -17,9 +18,12 @@ from shardwise.symbolic import Value, gcd
 BATCH: Axes = ("dp", "fsdp")  # sequences
 ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
 TP: Axes = ("tp_kv", "tp_rep")
+# With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
+# weights are split over both; the experts' weights over `ep` by expert.
+EXPERT: Axes = ("ep",)
 
 # Which axes split a weight's dims where it is used. D, which every matrix has, is left for ZeRO.
-WEIGHT_USE: Mapping[str, Axes] = {"F": TP, "K": ("tp_kv",), "G": ("tp_rep",), "V": TP}
+WEIGHT_USE: Mapping[str, Axes] = {"F": TP, "M": TP, "S": TP, "K": ("tp_kv",), "G": ("tp_rep",), "V": TP}
 
 
 def zero_dim(dims: tuple[str, ...]) -> str:
@@ -34,33 +38,59 @@ class Family:
     zero_stage: int
     sequence_parallel: bool
     recompute: str
+    experts: bool = False
+
+    @property
+    def batch_axes(self) -> Axes:
+        """Axes that split sequences."""
+        return BATCH + EXPERT if self.experts else BATCH
+
+    @property
+    def zero_axes(self) -> Axes:
+        """Axes that ZeRO shards over."""
+        return ("fsdp", *EXPERT, "cp") if self.experts else ZERO
 
 
 def hidden_spec(family: Family) -> Spec:
     """Where the residual stream rests: [B, T, D]."""
+    return token_spec(family, ("B", "T", "D"))
+
+
+def token_spec(family: Family, dims: tuple[str, ...]) -> Spec:
+    """Where a tensor of tokens rests, whatever else it has."""
     sequence = ("cp", *TP) if family.sequence_parallel else ("cp",)
-    return Spec.of(("B", "T", "D"), {"B": BATCH, "T": sequence})
+    return Spec.of(dims, {dim: axes for dim, axes in (("B", family.batch_axes), ("T", sequence)) if dim in dims})
+
+
+def expert_spec(family: Family, dims: tuple[str, ...]) -> Spec:
+    """Where routed tokens rest with their experts: split by expert in place of the inner part of the batch."""
+    return token_spec(family, dims).with_axes("B", BATCH).with_axes("E", EXPERT)
 
 
 def weight_use(dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding where it is used."""
-    return Spec.of(dims, {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE})
+    """A weight's sharding where it is used. Experts' matrices are split by expert; the router keeps all its rows."""
+    split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
+    return Spec.of(dims, {**split, "E": EXPERT} if "E" in dims and "M" in dims else split)
 
 
-def weight_shard(dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding with ZeRO's axes appended to D."""
-    use, dim = weight_use(dims), zero_dim(dims)
-    return use.with_axes(dim, use.axes_of(dim) + ZERO)
+def weight_shard(family: Family, dims: tuple[str, ...]) -> Spec:
+    """A weight's sharding with ZeRO's axes, as far as they do not split it already, appended to D."""
+    return _zero_sharded(family, weight_use(dims))
+
+
+def _zero_sharded(family: Family, use: Spec) -> Spec:
+    dim = zero_dim(use.dims)
+    return use.with_axes(dim, use.axes_of(dim) + tuple(a for a in family.zero_axes if a not in use.sharded_axes))
 
 
 def weight_rest(family: Family, dims: tuple[str, ...]) -> Spec:
     """Where a weight rests between uses: sharded by ZeRO-3 only."""
-    return weight_shard(dims) if family.zero_stage == 3 else weight_use(dims)
+    return weight_shard(family, dims) if family.zero_stage == 3 else weight_use(dims)
 
 
 def optimizer_rest(family: Family, dims: tuple[str, ...]) -> Spec:
     """Where the optimizer's state rests: sharded from ZeRO-1 on."""
-    return weight_shard(dims) if family.zero_stage >= 1 else weight_use(dims)
+    return weight_shard(family, dims) if family.zero_stage >= 1 else weight_use(dims)
 
 
 def gradient_rest(family: Family, natural: Spec) -> Spec:
@@ -71,9 +101,8 @@ def gradient_rest(family: Family, natural: Spec) -> Spec:
     """
     if family.zero_stage < 2:
         return natural
-    kept = tuple(axis for axis in natural.partial if axis not in ZERO)
-    dim = zero_dim(natural.dims)
-    return natural.with_partial(kept).with_axes(dim, natural.axes_of(dim) + ZERO)
+    kept = tuple(axis for axis in natural.partial if axis not in family.zero_axes)
+    return _zero_sharded(family, natural.with_partial(kept))
 
 
 def resting(family: Family, program: Program) -> dict[str, Spec]:
@@ -86,14 +115,17 @@ def resting(family: Family, program: Program) -> dict[str, Spec]:
         elif tensor.role is Role.RESIDUAL:
             specs[name] = hidden_spec(family)
         else:
-            hidden = hidden_spec(family)
-            specs[name] = Spec.of(tensor.dims, {d: hidden.axes_of(d) for d in tensor.dims if d in hidden.dims})
+            specs[name] = token_spec(family, tensor.dims)
     return specs
 
 
 def staying(family: Family, program: Program) -> dict[str, Spec]:
-    """Where a program's own hidden states rest as soon as they are made."""
-    return {name: hidden_spec(family) for name in program.named(Role.RESIDUAL) if name not in program.inputs}
+    """Where a program's own hidden states, and the experts' results, rest as soon as they are made."""
+    hidden = [name for name in program.named(Role.RESIDUAL) if name not in program.inputs]
+    routed = program.named(Role.ROUTED)
+    hidden += [name for name in routed if name.endswith(RETURNED)]
+    received = {name: expert_spec(family, program.dims(name)) for name in routed if name.endswith(RECEIVED)}
+    return {name: token_spec(family, program.dims(name)) for name in hidden} | received
 
 
 def using(program: Program) -> dict[str, Spec]:
@@ -101,7 +133,13 @@ def using(program: Program) -> dict[str, Spec]:
     return {name: weight_use(program.dims(name)) for name in program.weights}
 
 
-def atomic_degrees(architecture: Architecture, tp: Value) -> dict[str, Value]:
-    """`tp` (a number or an array) as key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest."""
+def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:
+    """The degrees (numbers or arrays) with each axis that is a pair as its two parts.
+
+    `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Of `fsdp`, expert
+    parallelism borrows `ep`; what is left of it keeps the name.
+    """
+    tp = degrees["tp"]
     tp_kv = gcd(tp, architecture.num_kv_heads)
-    return {"tp_kv": tp_kv, "tp_rep": tp // tp_kv}
+    parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "fsdp": degrees["fsdp"] // degrees["ep"]}
+    return {**degrees, **parts}

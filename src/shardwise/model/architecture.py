@@ -11,6 +11,7 @@ MlpKind = Literal["swiglu", "geglu", "gelu", "relu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 GATED = ("swiglu", "geglu")
+MOST = 10**9  # of any size: far above any model, and products of sizes stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Structure:
     qk_norm: bool = False
     post_norms: bool = False
     parallel: bool = False
+    experts: bool = False
+    shared_experts: bool = False
 
     def __post_init__(self) -> None:
         allowed = {"mlp": get_args(MlpKind), "norm": get_args(NormKind), "positions": get_args(PositionKind)}
@@ -51,6 +54,8 @@ class Structure:
             name="sizeless", num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1,
             mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=tuple(sorted(self.bias)),
             qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, max_positions=1,
+            num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
+            shared_expert_width=1 if self.shared_experts else 0,
         )  # fmt: skip
 
 
@@ -59,7 +64,8 @@ class Architecture:
     """Sizes of a dense decoder, in the books' letters: L, D, F, N query heads, K key-value heads, H, V; and its structure.
 
     `max_positions` are the rows of a learned table of positions. `sliding_window` limits how far back a token sees, on all
-    layers but every `global_every`-th (0: on all).
+    layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that many experts of width
+    `d_ff`, of which each token takes `experts_per_token`, beside a shared one of `shared_expert_width` (0: none).
     """
 
     name: str
@@ -81,6 +87,9 @@ class Architecture:
     max_positions: int | None = None
     sliding_window: int | None = None
     global_every: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    shared_expert_width: int = 0
     tied_embeddings: bool = False
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
@@ -91,9 +100,20 @@ class Architecture:
             for name, value in self._counts().items()
             if not isinstance(value, int) or isinstance(value, bool) or value < 1
         ]
+        if not problems:
+            problems += [
+                f"model {self.name}: {name} has {len(str(value))} digits; at most {MOST:,} is planned for"
+                for name, value in self._counts().items()
+                if isinstance(value, int) and value > MOST
+            ]
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(
                 f"model {self.name}: num_heads = {self.num_heads} is not a multiple of num_kv_heads = {self.num_kv_heads}"
+            )
+        if not problems and not 0 <= self.experts_per_token <= self.num_experts:
+            problems.append(
+                f"model {self.name}: experts_per_token = {self.experts_per_token} of num_experts = {self.num_experts}; "
+                "at least 1 and at most all of them are required"
             )
         if self.positions == "learned" and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
@@ -106,6 +126,10 @@ class Architecture:
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
         names += [name for name in ("max_positions", "sliding_window") if getattr(self, name) is not None]
+        names += [
+            name for name in ("num_experts", "experts_per_token", "shared_expert_width") if getattr(self, name) != 0
+        ]
+        names += ["experts_per_token"] if self.num_experts else []
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -113,7 +137,8 @@ class Architecture:
         """What derivations read."""
         return Structure(
             mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=frozenset(self.bias),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel,
+            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, experts=self.num_experts > 0,
+            shared_experts=self.shared_expert_width > 0,
         )  # fmt: skip
 
     @property
@@ -127,6 +152,10 @@ class Architecture:
             "H": self.head_dim,
             "V": self.vocab_size,
             "P": self.max_positions or 1,
+            "E": self.num_experts or 1,
+            "k": self.experts_per_token or 1,
+            "M": self.d_ff,
+            "S": self.shared_expert_width or 1,
         }
 
     def average_span(self, seq_len: int) -> float:

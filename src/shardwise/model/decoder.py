@@ -1,7 +1,8 @@
 """The programs of a dense decoder: embedding, block, head with loss, and the whole model.
 
 Dims: B sequences, T positions, D model width, F hidden width, K key-value heads, G query heads for each of them, H head
-width, V vocabulary. A query head is a pair (K, G), so that fewer key-value heads than `tp` is only another sharding.
+width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer
+key-value heads than `tp` is only another sharding.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.operations import Carry, Contract, Lookup, Map, Scan
+from shardwise.model.operations import Carry, Contract, Lookup, Map, Route, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
+RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
 def embedding_program(architecture: Architecture) -> Program:
@@ -106,10 +108,10 @@ class _Block:
         y = self.norm(x, "attention_norm")
         attended = self.after(self.attention(y), "attention_post_norm")
         if self.architecture.parallel:
-            both = self.map("add", [attended, self.mlp(y)], "both", HIDDEN)
+            both = self.map("add", [attended, self.feed_forward(y)], "both", HIDDEN)
             return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
         middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
-        mlp = self.after(self.mlp(self.norm(middle, "mlp_norm")), "mlp_post_norm")
+        mlp = self.after(self.feed_forward(self.norm(middle, "mlp_norm")), "mlp_post_norm")
         return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
     def attention(self, y: str) -> str:
@@ -134,6 +136,43 @@ class _Block:
             inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
         act = self.map(self.architecture.mlp, inputs, "act", hidden)
         return self.biased(self.contract(act, "w_down", ("F", "D"), "mlp_out", HIDDEN), "mlp", "mlp_out", "D", HIDDEN)
+
+    def feed_forward(self, y: str) -> str:
+        """The MLP, or the experts that the router chooses with the shared one beside them."""
+        if not self.architecture.structure.experts:
+            return self.mlp(y)
+        routed = self.experts(y)
+        if not self.architecture.structure.shared_experts:
+            return routed
+        return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
+
+    def experts(self, y: str) -> str:
+        """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
+        logits = self.contract(y, "router", ("E", "D"), "router_logits", (*TOKENS, "E"))
+        gates = self.builder.add(
+            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", (*TOKENS, "E"), Role.ACTIVATION),))
+        )
+        rows, wide = ("E", *HIDDEN), ("E", *TOKENS, "M")
+        sent = self.map("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        sent = self.map("handover", [sent], RECEIVED, rows, Role.ROUTED)
+        inputs = [self.contract(sent, "experts_up", ("E", "M", "D"), "experts_up_out", wide, Role.ROUTED)]
+        if self.architecture.structure.gated:
+            inputs.insert(
+                0, self.contract(sent, "experts_gate", ("E", "M", "D"), "experts_gate_out", wide, Role.ROUTED)
+            )
+        act = self.map(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
+        out = self.contract(act, "experts_down", ("E", "M", "D"), "experts_out", rows, Role.ROUTED)
+        back = self.map("handover", [out], RETURNED, rows, Role.ROUTED)
+        return self.map("combine", [gates, back], "combined", HIDDEN)
+
+    def shared(self, y: str) -> str:
+        """An expert that every token takes."""
+        hidden = (*TOKENS, "S")
+        inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
+        if self.architecture.structure.gated:
+            inputs.insert(0, self.contract(y, "shared_gate", ("S", "D"), "shared_gate_out", hidden))
+        act = self.map(self.architecture.mlp, inputs, "shared_act", hidden)
+        return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
 
     def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Queries, keys or values, flat heads before anything is done to them."""
@@ -172,9 +211,17 @@ class _Block:
     ) -> str:
         return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role)
 
-    def contract(self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: Iterable[str]) -> str:
+    def contract(
+        self,
+        x: str,
+        weight: str,
+        weight_dims: Iterable[str],
+        name: str,
+        dims: Iterable[str],
+        role: Role = Role.ACTIVATION,
+    ) -> str:
         matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
-        return _contract(self.builder, x, matrix, f"{self.prefix}{name}", dims)
+        return _contract(self.builder, x, matrix, f"{self.prefix}{name}", dims, role)
 
 
 def _head(builder: ProgramBuilder, architecture: Architecture, x: str, *, tied: bool) -> str:

@@ -62,6 +62,11 @@ FUNCTIONS: dict[str, Function] = {
     ),
     # A vector added along some dims; its gradient is summed over the others
     "add_vector": Function((PASS, Gradient("sum_to", ()))),
+    # Experts: each token's row for the experts that its gates chose, and their results weighted by the gates
+    "dispatch": Function((Gradient("dispatch_dx", (1,)), None)),
+    # The same values resting elsewhere: its gradient is a tensor of its own, which rests where the operand does
+    "handover": Function((Gradient("handover", ()),), linear=(0,)),
+    "combine": Function((Gradient("combine_dgates", (1,)), Gradient("combine_dx", (0,))), flops_per_element=2),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back
     "rotary": Function((Gradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
     "rotary_back": Function((None, None), linear=(0,), flops_per_element=6),
@@ -77,4 +82,4 @@ FUNCTIONS: dict[str, Function] = {
     "token_loss": Function((Gradient("token_loss_dsum", (0,)), None, Gradient("negate", ()))),
     "scaled_sum": Function((Gradient("scale", (1,)), None)),
 }
-LINEAR_IN_FIRST = ("negate", "scale", "identity", "rotary_back", "sum_to")
+LINEAR_IN_FIRST = ("negate", "scale", "identity", "rotary_back", "sum_to", "handover")

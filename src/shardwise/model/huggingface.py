@@ -33,12 +33,18 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 class FamilyRule:
     """What every model of a family has: fields of the architecture, fixed or read from the config.
 
-    `tied` is whether the family ties its embeddings when the config does not say.
+    `tied` is whether the family ties its embeddings when the config does not say, `experts` the key of their number.
     """
 
     fixed: Mapping[str, Any] = field(default_factory=dict)
     read: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
     tied: bool = False
+    experts: str = ""
+
+
+def _number(*keys: str) -> Callable[[Config], Any]:
+    """The value under the first of some keys that the config has; what is no count is refused by the architecture."""
+    return lambda config: _first(config, keys)
 
 
 def _biases(
@@ -90,6 +96,21 @@ FAMILIES: Mapping[str, FamilyRule] = {
         read={"sliding_window": _window, "global_every": _global_every(6)},
         tied=True,
     ),
+    "mixtral": FamilyRule(
+        read={
+            "num_experts": _number("num_local_experts"), "experts_per_token": _number("num_experts_per_tok"),
+            "sliding_window": _window,
+        },
+        experts="num_local_experts",
+    ),
+    "qwen3_moe": FamilyRule(
+        fixed={"qk_norm": True},
+        read={
+            "bias": _biases(qkv="attention_bias", out="attention_bias"), "d_ff": _number("moe_intermediate_size"),
+            "num_experts": _number("num_experts"), "experts_per_token": _number("num_experts_per_tok"),
+        },
+        experts="num_experts",
+    ),
     "phi3": FamilyRule(read={"sliding_window": _window}),
     "granite": FamilyRule(read={"bias": LLAMA}),
     "gpt2": FamilyRule(
@@ -116,12 +137,12 @@ FAMILIES: Mapping[str, FamilyRule] = {
 def load_config(path: str | Path) -> Architecture:
     """An architecture from a config.json, or from the folder that holds one. Raises `InputError`."""
     source = Path(path)
-    source = source / "config.json" if source.is_dir() else source
     try:
+        source = source / "config.json" if source.is_dir() else source
         config = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"model: cannot read {source}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path, nested too deeply
         raise InputError(f"model: {source} is no JSON: {error}") from None
     if not isinstance(config, dict):
         raise InputError(f"model: {source} holds a {type(config).__name__}; an object with a model_type is required")
@@ -138,9 +159,16 @@ def parse_config(config: Config, *, name: str = "model") -> Architecture:
         raise InputError(f"model: model_type is {kind!r}; one of {', '.join(FAMILIES)} is required")
     sizes = _sizes(config)
     _refuse_unknown(config, str(kind))
-    own: dict[str, Any] = {**sizes, **rule.fixed, **{key: read(config) for key, read in rule.read.items()}}
+    own: dict[str, Any] = {**sizes, **rule.fixed, **{key: _read(config, key, read) for key, read in rule.read.items()}}
     tied = bool(config.get("tie_word_embeddings", rule.tied))
     return Architecture(name=name, **own, tied_embeddings=tied, source=f"config.json of model_type {kind}")
+
+
+def _read(config: Config, key: str, read: Callable[[Config], Any]) -> Any:
+    try:
+        return read(config)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"model: the config's values for {key} cannot be read: {error}") from None
 
 
 def _text_part(config: Config) -> Config:
@@ -172,10 +200,16 @@ def _first(config: Config, keys: tuple[str, ...]) -> Any:
 
 def _refuse_unknown(config: Config, kind: str) -> None:
     """Keys that change the weights in a way that the family's rule does not cover."""
-    foreign = [
-        key for key in ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank") if config.get(key)
-    ]
+    keys = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
+    expected = FAMILIES[kind].experts
+    foreign = [key for key in keys if config.get(key) and key != expected]
     if foreign:
-        raise InputError(f"model: a {kind} with {', '.join(foreign)}: this family is known as a dense model only")
+        raise InputError(f"model: a {kind} with {', '.join(foreign)}: this family is not known with them")
+    if expected and not config.get(expected):
+        raise InputError(f"model: a {kind} without {expected}; the number of experts is required")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise InputError(
+            f"model: a {kind} with mlp_only_layers or decoder_sparse_step: experts on all layers are required"
+        )
     if kind == "cohere" and config.get("use_qk_norm"):
         raise InputError("model: a cohere model with use_qk_norm normalises per head, which is not known here")

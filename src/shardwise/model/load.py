@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError
@@ -33,7 +33,7 @@ def load_model(name: str) -> Architecture:
 
     Raises `InputError` that lists the names, or says what is wrong with the file.
     """
-    if name.endswith(".json") or Path(name).is_dir():
+    if name.endswith(".json") or os.path.isdir(name):
         return load_config(name)
     table = _catalogue().get(name.strip().lower())
     if table is None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from shardwise.symbolic import Monomial, Polynomial, constant
+
 if TYPE_CHECKING:
     from shardwise.model.operations import Operation
 
@@ -18,6 +20,7 @@ class Role(StrEnum):
     WEIGHT_GRADIENT = "weight_gradient"
     ACTIVATION = "activation"
     RESIDUAL = "residual"  # the hidden state between sub-layers: an activation that has a resting sharding of its own
+    ROUTED = "routed"  # one row for each expert and token, of which a token fills those of its experts only
     STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
     LOGITS = "logits"
     STATE = "state"  # optimizer moments and master weights
@@ -32,6 +35,11 @@ class Tensor:
     dims: tuple[str, ...]
     role: Role
     gradient_of: str = ""
+
+
+def density(role: Role) -> Polynomial:
+    """Share of a tensor's elements that are there: k of E rows for routed tokens (in expectation, if balanced), else all."""
+    return Polynomial((Monomial(1.0, (("E", -1), ("k", 1))),)) if role is Role.ROUTED else constant(1.0)
 
 
 @dataclass(frozen=True, slots=True)

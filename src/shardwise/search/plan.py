@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
@@ -11,15 +11,13 @@ from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.explain import smallest_miss, why_slower
+from shardwise.planning.explain import MEMORY_RESERVE, changed_fields, smallest_miss, why_slower
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
 from shardwise.search.search import Found, SearchResult, search
-from shardwise.search.space import Choices
+from shardwise.search.space import AXES, Choices
 
-# Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
-# Source: predictions against the published peaks of allocated memory are within 10%.
-MEMORY_RESERVE = 0.10
 NUM_ALTERNATIVES = 6
+NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
 
 
 def plan(architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None) -> Plan:
@@ -33,7 +31,8 @@ def plan(architecture: Architecture, cluster: Cluster, job: Job, *, choices: Cho
         found = search(architecture, cluster, job, choices=choices)
     if not found.best:
         leanest = found.leanest.layout
-        raise NothingFitsError(smallest_miss(leanest, estimate(architecture, cluster, job, leanest)))
+        priced = estimate(architecture, cluster, job, leanest)
+        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None))
     layout = found.best[0].layout
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
@@ -69,3 +68,31 @@ def _alternatives(
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
     return layout.tp, layout.cp, layout.pp
+
+
+def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout | None:
+    """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
+
+    First its degrees stay, and recomputation, micro-batch, ZeRO stage and sequence parallelism are free: what fits then is
+    the smallest change of all. Otherwise the nearest of: other degrees with the same choices, the fastest of every
+    factorisation, and the Pareto front of time and memory.
+    """
+    degrees = {axis: getattr(layout, axis) for axis in AXES}
+    chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
+    every = Choices(micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})))
+    same_degrees = every.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
+    same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})
+    for tries in ((same_degrees,), (same_choices, every)):
+        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices)]
+        if fitting:
+            return min(fitting, key=lambda row: (len(changed_fields(layout, row.layout)), row.step_time_s)).layout
+    return None
+
+
+def _fitting(architecture: Architecture, cluster: Cluster, job: Job, choices: Choices) -> Iterator[Found]:
+    """Fitting layouts that the choices leave: the fastest, those of every factorisation, and the Pareto front."""
+    try:
+        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR)
+    except NothingFitsError:
+        return
+    yield from (*found.best, *found.by_factorisation, *found.pareto)

@@ -79,9 +79,7 @@ def search(
 class _Search:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
-        self.placed: Placed = place_all(
-            cluster.topology, {**space.degrees, **atomic_degrees(architecture, space.degrees["tp"])}
-        )
+        self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.tied = architecture.tied_embeddings
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)

@@ -7,30 +7,105 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.layout import RECOMPUTES
 from shardwise.layout.legality import RULES
 from shardwise.model.architecture import Architecture
 
 Ints = NDArray[np.int64]
-AXES = ("dp", "fsdp", "tp", "cp", "pp")
+FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
+AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
+GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
+NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
+PINNABLE = (*NUMERIC, "sequence_parallel", "recompute")
+MOST = 10**7  # of any number of a layout, as of devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices."""
+class Limits:
+    """What is asked of the degrees: each is one number (`pins`), or at most one (`maxima`), by axis."""
+
+    pins: Mapping[str, int] = field(default_factory=dict)
+    maxima: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        found = [f"{axis} = {degree}" for axis, degree in self.pins.items()]
+        return ", ".join(found + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
+
+    def keep(self, rows: Ints) -> Ints:
+        """The factorisations (one a row, a column for each axis) that are asked for."""
+        kept = np.ones(len(rows), dtype=bool)
+        for axis, degree in self.pins.items():
+            kept &= rows[:, AXES.index(axis)] == degree
+        for axis, degree in self.maxima.items():
+            kept &= rows[:, AXES.index(axis)] <= degree
+        return rows[kept]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices(Limits):
+    """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices, within
+    the limits."""
 
     sequence_parallel: tuple[int, ...] = (0, 1)
     micro_batch_seqs: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     num_virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     zero_stage: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = RECOMPUTES
+
+    def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
+        """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
+
+        Raises `InputError` with everything that cannot be asked for.
+        """
+        require(_problems(pins, maxima))
+        values: dict[str, Any] = {
+            name: tuple(v for v in getattr(self, name) if v <= most) for name, most in maxima.items() if name in GRID
+        }
+        values |= {name: (int(v) if name in GRID else v,) for name, v in pins.items() if name not in AXES}
+        return replace(
+            self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in AXES}},
+            maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in AXES}},
+        )  # fmt: skip
+
+
+def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
+    """What is wrong with pins and maxima, each with what is required."""
+    problems = [f"pin: found {n!r}; one of {', '.join(PINNABLE)} is required" for n in pins if n not in PINNABLE]
+    problems += [f"max: found {n!r}; one of {', '.join(NUMERIC)} is required" for n in maxima if n not in NUMERIC]
+    known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE]
+    known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC]
+    problems += [
+        f"{what}: {name}: found {value!r}; {required} is required"
+        for what, name, value in known
+        if (required := _required(name, value))
+    ]
+    if problems:
+        return problems
+    return [
+        f"pin: {name} = {pins[name]} is above its maximum {most}; drop one of the two"
+        for name, most in maxima.items()
+        if name in pins and pins[name] > most
+    ]
+
+
+def _required(name: str, value: Any) -> str:
+    """What is required of a value where it is not that; empty where it is fine."""
+    if name == "recompute":
+        return "" if value in RECOMPUTES else f"one of {', '.join(RECOMPUTES)}"
+    if name == "sequence_parallel":
+        return "" if value in (0, 1) else "true or false"
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if name == "zero_stage":
+        return "" if whole and 0 <= value <= 3 else "0, 1, 2 or 3"
+    return "" if whole and 1 <= value <= MOST else f"a whole number of 1 to {MOST:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +144,30 @@ def factorisations(number: int, num_parts: int) -> Ints:
     return rows
 
 
+def _borrowing(rows: Ints, num_experts: int) -> Ints:
+    """Each factorisation with each degree of ep that divides its fsdp and the experts, as one more column."""
+    divisors = [n for n in range(1, num_experts + 1) if num_experts % n == 0] or [1]
+    fsdp = rows[:, FACTORED.index("fsdp")]
+    return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
+
+
 def build_space(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> Space:
-    """Apply every rule to every candidate; a candidate counts under the first rule that it breaks."""
-    rows = factorisations(num_devices, len(AXES))
+    """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
+
+    Raises `NothingFitsError` when no factorisation of the devices is within the limits.
+    """
+    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
+    if not len(rows):
+        raise NothingFitsError(
+            f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
+            "every degree must divide the number of devices"
+        )
     columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
-    grid = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
-    for position, name in enumerate(grid):
+    for position, name in enumerate(GRID):
         along = [1] * 5
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
-    shape = (len(rows), *(len(getattr(choices, name)) for name in grid))
+    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
     legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
     index = np.nonzero(legal)
     kept, factorisation = np.unique(index[0], return_inverse=True)

@@ -1,6 +1,6 @@
 """Sub-tables on unique keys: what a layout costs is gathered from them, not worked out for each layout.
 
-*Block* tables depend on (tp, cp, sequence parallelism, micro-batch, recompute) and the links of tp, cp and pp; *state*
+*Block* tables depend on (tp, cp, ep, sequence parallelism, micro-batch, recompute) and the links of tp, cp, ep and pp; *state*
 tables on (factorisation, placement, ZeRO stage); *schedule* tables on (pp, virtual stages). Each is the same evaluation
 of the derived expressions as for one layout, with arrays in place of numbers.
 """
@@ -19,7 +19,7 @@ from shardwise.cost.estimate import STATE_UNITS
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.derivation import UNITS
-from shardwise.layout.shardings import TP, Family, atomic_degrees
+from shardwise.layout.shardings import EXPERT, TP, Family, atomic_degrees
 from shardwise.layout.stages import layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.search.placed import Placed
@@ -63,8 +63,10 @@ def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
     cost = cost._replace(backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
     if overlap == "max":  # the longest axis counts, so the axes stay apart
         return cost
-    forward, backward = cost.tp_forward_s + cost.cp_forward_s, cost.tp_backward_s + cost.cp_backward_s
-    return cost._replace(tp_forward_s=forward, cp_forward_s=0.0, tp_backward_s=backward, cp_backward_s=0.0)
+    return cost._replace(
+        tp_forward_s=cost.tp_forward_s + cost.cp_forward_s + cost.ep_forward_s, cp_forward_s=0.0, ep_forward_s=0.0,
+        tp_backward_s=cost.tp_backward_s + cost.cp_backward_s + cost.ep_backward_s, cp_backward_s=0.0, ep_backward_s=0.0,
+    )  # fmt: skip
 
 
 def lean_state(cost: StateCost, overlap: Overlap) -> StateCost:
@@ -111,13 +113,13 @@ class _Builder:
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
         self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
-        self.degrees = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
-        self.degrees |= atomic_degrees(architecture, self.degrees["tp"])
+        columns = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
+        self.degrees = atomic_degrees(architecture, columns)
 
     def block_tables(self) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], Ints]:
         links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
-        priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",))]
-        key = [self.degrees["tp"], self.degrees["cp"]]
+        priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
+        key = [self.degrees[axis] for axis in ("tp", "cp", "ep")]
         key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
         rows, inverse = codes(*key)
         sizes = np.array(self.space.choices.micro_batch_seqs, dtype=np.int64)

@@ -81,7 +81,7 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("sequence_parallel splits over tp, which is 1", "sequence_parallel=false"),
         Layout(dp=8),
     ),
-    "experts": (8, Layout(dp=8, ep=2), ("ep = 2", "m has no experts", "set ep=1"), Layout(dp=8)),
+    "experts": (8, Layout(dp=8, ep=2), ("ep = 2", "the 0 experts of m", "needs ep = 1"), Layout(dp=8)),
     "schedule": (
         8,
         Layout(pp=8, schedule="interleaved"),
@@ -98,7 +98,7 @@ def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
 
 
 def test_every_rule_has_its_case() -> None:
-    assert set(BROKEN) == {rule.name for rule in RULES} | {"experts", "schedule"}
+    assert set(BROKEN) == {rule.name for rule in RULES} | {"schedule"}
 
 
 @pytest.mark.parametrize("rule", BROKEN)
@@ -120,7 +120,7 @@ def test_all_violations_come_at_once() -> None:
     with pytest.raises(InputError) as caught:
         require_legal(MODEL, JOB, 8, layout)
     rules = [problem.split(": ")[1] for problem in caught.value.problems]
-    assert rules == ["devices", "heads_by_tp", "d_ff_by_tp", "micro_batch", "zero_axes", "experts"]
+    assert rules == ["devices", "heads_by_tp", "d_ff_by_tp", "experts", "micro_batch", "zero_axes"]
     assert all(problem.startswith("layout: ") for problem in caught.value.problems)
 
 
@@ -149,8 +149,19 @@ def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None
 
 
 def test_rules_agree_on_numbers_and_arrays() -> None:
-    axes = ("dp", "fsdp", "tp", "cp", "pp", "num_virtual_stages", "zero_stage", "micro_batch_seqs", "sequence_parallel")
-    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (0, 2), (1, 4), (0, 1))
+    axes = (
+        "dp",
+        "fsdp",
+        "tp",
+        "cp",
+        "pp",
+        "ep",
+        "num_virtual_stages",
+        "zero_stage",
+        "micro_batch_seqs",
+        "sequence_parallel",
+    )
+    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1))
     rows = list(itertools.product(*values))
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
@@ -158,6 +169,22 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
         alone = [bool(rule.legal(MODEL, JOB, 12, dict(zip(axes, row, strict=True)))) for row in rows]
         assert together.tolist() == alone, rule.name
         assert set(alone) == {True, False}, rule.name
+
+
+def test_expert_parallelism_borrows_from_fsdp_and_splits_the_experts_evenly() -> None:
+    model = dataclasses.replace(MODEL, num_experts=12, experts_per_token=2)
+    offered = [
+        ep for ep in (1, 2, 3, 4, 6, 8, 12) if not violations(model, JOB, 8, Layout(fsdp=8, zero_stage=3, ep=ep))
+    ]
+    assert offered == [1, 2, 4]
+    (problem,) = violations(model, JOB, 8, Layout(fsdp=8, zero_stage=3, ep=8))
+    assert problem.endswith("ep may be one of 1, 2, 4")
+
+
+def test_the_shared_expert_is_split_by_tp_too() -> None:
+    model = dataclasses.replace(MODEL, num_experts=4, experts_per_token=1, shared_expert_width=6)
+    (problem,) = violations(model, JOB, 4, Layout(tp=4))
+    assert "F = 1536 or the shared expert's 6; tp may be one of 1, 2" in problem
 
 
 def test_uneven_batches_are_those_of_the_fullest_replica() -> None:

@@ -15,7 +15,7 @@ from shardwise.cluster.topology import Cut
 from shardwise.errors import InputError
 from shardwise.layout.placement import Links, Placement, cut_levels, default_placement, placements
 
-ATOMIC = ("tp_kv", "tp_rep", "cp", "fsdp", "dp", "pp")
+ATOMIC = ("tp_kv", "tp_rep", "cp", "ep", "fsdp", "dp", "pp")
 CLUSTERS = ("h100:512", "h100:24", "tpu-v5p:4x4x8", "tpu-v5e:8x16", "tpu-v5p:8x12x20")
 
 
@@ -61,7 +61,7 @@ def test_a_stride_is_what_lies_further_in(data: st.DataObject, cluster: str) -> 
 
 def test_inner_axes_take_the_near_links() -> None:
     topology = load_cluster("h100:64").topology
-    wanted = {"tp_kv": 4, "tp_rep": 1, "cp": 1, "fsdp": 4, "dp": 2, "pp": 2}
+    wanted = {"tp_kv": 4, "tp_rep": 1, "cp": 1, "ep": 1, "fsdp": 4, "dp": 2, "pp": 2}
     cuts = cut_levels(topology, default_placement(topology), wanted)
     assert cuts["tp_kv"] == (Cut(4, 1), Cut(1, 1))
     assert cuts["fsdp"] == (Cut(2, 4), Cut(2, 1))
@@ -88,7 +88,7 @@ def test_every_placement_is_different_and_the_default_is_among_them() -> None:
 def test_links_of_a_group_join_the_cuts_of_its_axes() -> None:
     """tp = tp_kv x tp_rep, side by side on a wrapped axis of 16, is a whole ring."""
     topology = load_cluster("tpu-v5e:16x16").topology
-    wanted = {"tp_kv": 4, "tp_rep": 4, "cp": 1, "fsdp": 16, "dp": 1, "pp": 1}
+    wanted = {"tp_kv": 4, "tp_rep": 4, "cp": 1, "ep": 1, "fsdp": 16, "dp": 1, "pp": 1}
     links = Links(topology, cut_levels(topology, default_placement(topology), wanted))
     assert links.group(("tp_kv", "tp_rep")).seconds_per_byte == pytest.approx(1 / 9e10)
     assert links.group(("tp_kv",)).seconds_per_byte == pytest.approx(3 / 4 / 4.5e10)

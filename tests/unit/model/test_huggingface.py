@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_active_params, num_params
 from shardwise.model.huggingface import load_config, parse_config
 from shardwise.model.load import load_model, model_names
 
@@ -70,7 +70,7 @@ def test_a_nested_text_config_is_found() -> None:
             {"model_type": "llama", "hidden_size": 64},
             ["num_hidden_layers or n_layer", "intermediate_size", "vocab_size"],
         ),
-        ({**LLAMA, "num_local_experts": 8}, ["num_local_experts", "dense model only"]),
+        ({**LLAMA, "num_local_experts": 8}, ["num_local_experts", "not known with them"]),
         ({**LLAMA, "hidden_size": -1}, ["d_model is -1"]),
         ({**LLAMA, "num_attention_heads": "many"}, ["num_heads is 'many'"]),
         ({**LLAMA, "num_key_value_heads": 3}, ["not a multiple of num_kv_heads = 3"]),
@@ -108,6 +108,7 @@ OFFICIAL = {
     "llama-3-8b": 8.03e9, "llama-3-70b": 70.6e9, "llama-3-405b": 405.9e9, "llama-3.2-1b": 1.24e9, "mistral-7b": 7.24e9,
     "qwen2.5-7b": 7.61e9, "qwen2.5-72b": 72.7e9, "qwen3-8b": 8.2e9, "qwen3-32b": 32.8e9, "gemma-7b": 8.54e9,
     "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.2e9,
+    "mixtral-8x7b": 46.7e9, "mixtral-8x22b": 140.6e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235e9,
 }  # fmt: skip
 
 
@@ -119,6 +120,14 @@ def test_the_catalogue_counts_what_the_cards_say(name: str) -> None:
 def test_every_model_of_the_catalogue_is_checked() -> None:
     assert set(model_names()) == set(OFFICIAL)
     assert all(load_model(name).source for name in model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39.1e9), ("qwen3-30b-a3b", 3.3e9), ("qwen3-235b-a22b", 22.2e9)],
+)
+def test_active_parameters_are_what_the_cards_say(name: str, active: float) -> None:
+    assert num_active_params(load_model(name)) == pytest.approx(active, rel=0.02)
 
 
 def test_a_window_costs_less_attention() -> None:
