@@ -128,6 +128,8 @@ ROWS = [
     ("small", "h100:16", JOB),
     ("small", "tpu-v5e:4x4", JOB),
     ("llama-3-70b", "h100:512", Job(global_batch_tokens=4 * 2**20, seq_len=8192)),
+    ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096)),
+    ("qwen3-30b-a3b", "tpu-v5p:4x4x4", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("llama-3.2-1b", "tpu-v5p:4x4x8", Job(global_batch_tokens=2**20, seq_len=4096, precision="bf16_fp32_gradients")),
 ]
 

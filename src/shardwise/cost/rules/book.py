@@ -21,7 +21,7 @@ from shardwise.cost.rules.training import SECONDS_PER_DAY, training_seconds
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_active_params
 
 BOOK = "Austin et al., How to Scale Your Model, 2025"
 NOTE = "Stratos, Compute-Bound Training, 2026"
@@ -64,10 +64,13 @@ class _Book:
         self.axes = 1 if self.switched else max(1, sum(size > 1 for size in self.topology.levels))
         self.fsdp_axes = max(1, self.axes - 1)
         self.d_ff = architecture.d_ff
+        # With experts FSDP gathers all E of them for the k that a token takes; the rules for TP are about one dense MLP.
+        self.sparse = bool(architecture.num_experts)
+        self.sparsity = architecture.num_experts / architecture.experts_per_token if self.sparse else 1.0
         self.tokens = tokens_per_chip(job.global_batch_tokens, self.num_chips)
         nominal = architecture.nominal_num_params
-        self.num_params = float(nominal or num_params(architecture))
-        self.counted = "nominal number of parameters" if nominal else "counted number of parameters"
+        self.num_params = float(nominal or num_active_params(architecture))
+        self.counted = "nominal number of parameters" if nominal else "counted number of parameters that a token meets"
 
     def network(self) -> str:
         """What W is, and what the books assume of it that may not hold here."""
@@ -86,12 +89,17 @@ class _Book:
         return f"{bound_by}: {self.tokens:,.1f} {sign} {bound:,.1f} tokens per chip"
 
     def rules(self) -> tuple[Rule, ...]:
-        return (*self.batch_rules(), *(() if self.switched else self.mixed_rules()), *self.time_rules())
+        return (
+            *self.batch_rules(),
+            *(() if self.sparse else self.tp_rules()),
+            *(() if self.sparse or self.switched else self.mixed_rules()),
+            *self.time_rules(),
+        )
 
     def batch_rules(self) -> tuple[Rule, ...]:
-        fsdp, batch = fsdp_min_tokens_per_chip(self.alpha, self.axes), self.job.global_batch_tokens
-        usable, tp = max_chips(batch, fsdp), tp_max_degree(self.alpha_tp, self.d_ff)
-        widest = tp_max_degree(self.alpha_tp, self.d_ff, self.axes)
+        fsdp = fsdp_min_tokens_per_chip(self.alpha * self.sparsity, self.axes)
+        batch = self.job.global_batch_tokens
+        usable, experts = max_chips(batch, fsdp), "·E/k" if self.sparse else ""
         peak = f"C = {self.flops_per_s:.4g} FLOP/s ({self.precision.activations})"
         return (
             Rule(name="critical_intensity", value=self.alpha, unit="FLOPs/byte", source=f"{BOOK}; {NOTE}, 2.1",
@@ -100,11 +108,16 @@ class _Book:
             Rule(name="tokens_per_chip", value=self.tokens, unit="tokens/chip", source=BOOK,
                  verdict=f"{batch} tokens over {self.num_chips} chips", formula="B / N"),
             Rule(name="fsdp_min_tokens_per_chip", value=fsdp, unit="tokens/chip",
-                 verdict=f"FSDP alone is {self.against(fsdp)}", formula=f"alpha / M with M = {self.axes}",
+                 verdict=f"FSDP alone is {self.against(fsdp)}", formula=f"alpha{experts} / M with M = {self.axes}",
                  source=f"{BOOK}, FSDP; {NOTE}, 2.3"),
             Rule(name="fsdp_max_chips", value=usable, unit="chips",
                  verdict=f"FSDP alone keeps {min(usable, self.num_chips):.0f} of {self.num_chips} chips compute-bound",
-                 formula="B·M / alpha", source=f"{BOOK}, FSDP"),
+                 formula=f"B·M / (alpha{experts})" if experts else "B·M / alpha", source=f"{BOOK}, FSDP"),
+        )  # fmt: skip
+
+    def tp_rules(self) -> tuple[Rule, ...]:
+        tp, widest = (tp_max_degree(self.alpha_tp, self.d_ff, axes) for axes in (1, self.axes))
+        return (
             Rule(name="tp_max_degree", value=tp, unit="chips", formula="My·F / alpha with My = 1",
                  verdict=f"TP is compute-bound up to {tp:.3g} ways on one axis, {widest:.3g} on M = {self.axes}",
                  source=f"{BOOK}, tensor parallelism; {NOTE}, 2.4"),
