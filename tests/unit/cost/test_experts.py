@@ -1,0 +1,60 @@
+"""Estimates of models with experts, against sums by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.topology import Switched
+from shardwise.cost.estimate import estimate
+from shardwise.cost.rules import book_rules
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.counts import model_flops_per_token, num_active_params
+from shardwise.model.load import load_model
+
+MODEL = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=4)
+CLUSTER = load_cluster("h100:8")
+JOB = Job(global_batch_tokens=8 * 4096, seq_len=4096)
+
+
+def test_the_all_to_alls_carry_k_rows_for_each_token_four_times() -> None:
+    """There and back, forward and backward: each device keeps 1/8 of its rows and sends the rest through its NVLinks."""
+    found = estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=8, zero_stage=3))
+    assert isinstance(CLUSTER.topology, Switched)
+    nvlink = CLUSTER.topology.tiers[0]
+    rows_bytes = 4096 * 2 * 4096 * 2  # tokens of the device, experts for each, D, bytes of bf16
+    streaming = rows_bytes * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)
+    assert found.time["ep"] == pytest.approx(4 * 4 * streaming, rel=0.1)  # 4 blocks; the latency on top
+    assert found.time["ep"] > 4 * 4 * streaming
+
+
+def test_without_expert_parallelism_nothing_moves_for_the_experts() -> None:
+    found = estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, zero_stage=3))
+    assert found.time["ep"] == 0
+
+
+def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights() -> None:
+    plain, split = (estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=ep, zero_stage=3)) for ep in (1, 8))
+    assert split.memory["parameters"] == pytest.approx(plain.memory["parameters"], rel=1e-3)
+    # ep = 1 gathers all 8 experts of a block, ep = 8 none
+    assert split.memory["gathered"] < 0.25 * plain.memory["gathered"]
+    # the same products on an eighth of the weights: only the traffic of their bytes to the chip differs
+    assert split.time["forward"] == pytest.approx(plain.time["forward"], rel=0.05)
+
+
+def test_flops_count_the_experts_that_a_token_takes() -> None:
+    flops = model_flops_per_token(MODEL, 4096)
+    embedding = MODEL.vocab_size * MODEL.d_model
+    attention = 6 * MODEL.num_layers * 4096 * MODEL.num_heads * MODEL.head_dim  # causal: half of 12·L·T·N·H
+    assert flops == pytest.approx(6 * (num_active_params(MODEL) - embedding) + attention, rel=1e-3)
+
+
+def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -> None:
+    rules = {rule.name: rule for rule in book_rules(MODEL, CLUSTER, dataclasses.replace(JOB, tokens=1e12))}
+    assert rules["fsdp_min_tokens_per_chip"].value == pytest.approx(4 * rules["critical_intensity"].value)
+    assert "tp_max_degree" not in rules
+    seconds = 6 * num_active_params(MODEL) * 1e12 / (8 * CLUSTER.chip.peak("bf16") * 0.40)
+    assert rules["train_days_at_40_mfu"].value == pytest.approx(seconds / 86400)
