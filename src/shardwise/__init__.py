@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
+    from shardwise.cluster.chips import load_chip
     from shardwise.cluster.cluster import Cluster
-    from shardwise.cluster.load import load_chip, load_cluster
+    from shardwise.cluster.load import load_cluster
     from shardwise.cost.estimate import Estimate, estimate
     from shardwise.cost.rules import book_rules
     from shardwise.errors import InputError, NothingFitsError, ShardwiseError
@@ -42,7 +43,7 @@ _HOME = {
     "book_rules": "shardwise.cost.rules",
     "dump_plan": "shardwise.planning.codec",
     "estimate": "shardwise.cost.estimate",
-    "load_chip": "shardwise.cluster.load",
+    "load_chip": "shardwise.cluster.chips",
     "load_cluster": "shardwise.cluster.load",
     "load_model": "shardwise.model.load",
     "load_plan": "shardwise.planning.codec",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardwise.cli import show
-from shardwise.cluster.load import chip_names, load_chip
+from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.errors import InputError
 from shardwise.job import PRECISIONS
 from shardwise.model.load import model_names

@@ -113,7 +113,8 @@ def parse_axes(text: str) -> tuple[int, ...]:
 
 def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     """The network, and the part of each of its levels that the group spans."""
-    from shardwise.cluster.load import load_cluster, topology_of_shape
+    from shardwise.cluster.load import load_cluster
+    from shardwise.cluster.networks import topology_of_shape
     from shardwise.cluster.topology import Cut, Torus
 
     if ":" in on:

@@ -137,13 +137,13 @@ def _models() -> str:
 
 
 def _chip_names() -> tuple[str, ...]:
-    from shardwise.cluster.load import chip_names
+    from shardwise.cluster.chips import chip_names
 
     return chip_names()
 
 
 def _chip(name: str) -> list[Value]:
-    from shardwise.cluster.load import catalogue_entry, load_chip
+    from shardwise.cluster.chips import catalogue_entry, load_chip
 
     entry = catalogue_entry(name)
     return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
@@ -179,7 +179,7 @@ def _network_values(network: Mapping[str, Any], sources: Mapping[str, str], othe
 
 
 def _chips() -> str:
-    from shardwise.cluster.load import load_chip
+    from shardwise.cluster.chips import load_chip
 
     rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host")]
     for name in _chip_names():
@@ -203,7 +203,7 @@ def _cluster_names() -> tuple[str, ...]:
 
 def _known_clusters() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each chip with the shorthands of one host or node and of the largest that has one shape."""
-    from shardwise.cluster.load import catalogue_entry
+    from shardwise.cluster.chips import catalogue_entry
 
     for name in _chip_names():
         entry = catalogue_entry(name)
@@ -232,7 +232,7 @@ def _cluster(text: str) -> list[Value]:
 
 def _network_sources(chip: str) -> Mapping[str, str]:
     """Sources of a catalogue chip's network; what `local:N` assumes of its own."""
-    from shardwise.cluster.load import catalogue_entry
+    from shardwise.cluster.chips import catalogue_entry
 
     if chip == "local":
         half = "half of a process's share of the memory bandwidth: a byte is written once and read once"

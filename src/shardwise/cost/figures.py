@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from shardwise.charts import Axis, Bar, BarChart, HeatMap, Line, LineChart, Marker, Point
 from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import catalogue_entry, load_chip
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import catalogue_entry, load_chip, load_cluster
+from shardwise.cluster.load import load_cluster
 from shardwise.cluster.topology import Switched, Topology, Torus
 from shardwise.cost.estimate import Pricing
 from shardwise.cost.rules import (

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.load import load_chip, load_cluster, topology_of_shape
+from shardwise.cluster.chips import load_chip
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.networks import topology_of_shape
 from shardwise.cluster.topology import Cut, Topology, Torus
 from shardwise.errors import InputError
 from shardwise.layout.placement import Links

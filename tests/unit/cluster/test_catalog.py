@@ -8,7 +8,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.load import catalogue_entry, chip_names, load_chip, load_cluster
+from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
+from shardwise.cluster.load import load_cluster
 from shardwise.cluster.topology import Switched
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job

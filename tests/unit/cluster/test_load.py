@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.cluster import load
-from shardwise.cluster.load import chip_names, load_chip, load_cluster
+from shardwise.cluster import chips
+from shardwise.cluster.chips import chip_names, load_chip
+from shardwise.cluster.load import load_cluster
 from shardwise.cluster.topology import Switched, Torus
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
@@ -168,10 +169,10 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A copy of the catalogue that a file can be added to."""
     folder = tmp_path / "catalog"
     shutil.copytree(ROOT / "src" / "shardwise" / "cluster" / "catalog", folder)
-    monkeypatch.setattr(load, "CATALOGUE", folder)
-    load._catalogue.cache_clear()
+    monkeypatch.setattr(chips, "CATALOGUE", folder)
+    chips._chips.cache_clear()
     yield folder
-    load._catalogue.cache_clear()
+    chips._chips.cache_clear()
 
 
 def test_adding_a_chip_is_one_data_file(catalogue: Path) -> None:

@@ -1,0 +1,88 @@
+"""Chips by name, from the catalogue's tables; adding a chip touches one data file (docs/extending.md)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from shardwise.cluster.chip import OPTIONAL, Chip
+from shardwise.cluster.reader import Entry, TableReader, shown
+from shardwise.dtypes import BYTES_PER_ELEMENT
+from shardwise.errors import InputError, require
+
+CATALOGUE: Traversable = resources.files("shardwise.cluster").joinpath("catalog")
+CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name != "name")
+
+
+@lru_cache(maxsize=1)
+def _chips() -> Mapping[str, Entry]:
+    """Every chip's table, with the names of its sources replaced by the sources."""
+    entries: dict[str, Entry] = {}
+    for file in sorted(CATALOGUE.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            known = tables.pop("sources")
+            for name, table in tables.items():
+                entries[name] = {**table, "sources": {field: known[key] for field, key in table["sources"].items()}}
+    return entries
+
+
+def chip_names() -> tuple[str, ...]:
+    """Names of the chips in the catalogue."""
+    return tuple(_chips())
+
+
+def catalogue_entry(name: str) -> Entry:
+    """A chip's table as the catalogue has it. Raises `InputError` that lists the names."""
+    if name not in _chips():
+        raise InputError(f"chip: found {name!r}; the catalogue has {', '.join(chip_names())}")
+    return _chips()[name]
+
+
+def load_chip(name: str) -> Chip:
+    """A chip of the catalogue by name. Raises `InputError` that lists the names."""
+    entry = catalogue_entry(name)
+    return read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
+
+
+def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> Chip:
+    """A chip from a table of its fields; what is left out is the base's. Raises `InputError` with all problems."""
+    reader = TableReader(where, table, CHIP_KEYS)
+    if not isinstance(name, str):
+        reader.problems.append(f"{where}: name: found {shown(name)}; a text is required")
+    readers: dict[str, Callable[[str], Any]] = {
+        "host_shape": reader.sizes, "matrix_unit": reader.size, "price_date": reader.text,
+        "matmul_fraction": reader.fraction, "memory_fraction": reader.fraction, "runtime_bytes": reader.at_least_0,
+    }  # fmt: skip
+    values: dict[str, Any] = {}
+    for key in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", *OPTIONAL, "matmul_fraction", "memory_fraction"):
+        if key in table or (base is None and key in ("memory_bytes", "memory_bytes_per_s")):
+            values[key] = readers.get(key, reader.quantity)(key)
+    if base is None:
+        values["vendor"] = reader.text("vendor", "")
+    if "peak_flops_per_s" in table or base is None:
+        peaks = _peaks(reader)
+        values["peak_flops_per_s"] = {**base.peak_flops_per_s, **peaks} if base else peaks
+    sources = {key: where.removesuffix(": chip") for key in values if key != "vendor"}
+    sources |= reader.texts("sources")
+    require(reader.problems)
+    try:
+        if base is None:
+            return Chip(name=name, sources=sources, **values)
+        return replace(base, name=name, sources={**base.sources, **sources}, **values)
+    except InputError as error:
+        raise InputError(*(f"{where}: {problem.partition(': ')[2]}" for problem in error.problems)) from None
+
+
+def _peaks(reader: TableReader) -> dict[str, float]:
+    given = reader.table.get("peak_flops_per_s")
+    if not isinstance(given, Mapping):
+        reader.wrong("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
+        return {}
+    peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
+    return {dtype: peaks.quantity(dtype) for dtype in given if dtype in BYTES_PER_ELEMENT}

@@ -1,0 +1,120 @@
+"""Clusters of one's own, from a TOML file (docs/extending.md)."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import catalogue_entry, load_chip, read_chip
+from shardwise.cluster.cluster import MOST_DEVICES, Cluster
+from shardwise.cluster.networks import links_of
+from shardwise.cluster.reader import Entry, TableReader, shown
+from shardwise.cluster.topology import Switched, Tier, Topology, Torus
+from shardwise.errors import InputError, require
+
+WRAP_RULES = ("multiple_of_4", "only_16", "always", "never")
+_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s")
+_TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule")
+
+
+def read_cluster(path: str) -> Cluster:
+    """A cluster of one's own from a TOML file: a chip, and either a torus or tiers. Raises `InputError` with all problems."""
+    file = Path(path)
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cluster: cannot read {path}: {error.strerror}; the path of a .toml file is required"
+        ) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
+        raise InputError(f"cluster: {path} is no TOML: {error}") from None
+    where = file.name
+    reader = TableReader(where, table, ("name", "chip", "torus", "tiers"))
+    chip, base = _chip_of(reader)
+    has = [key for key in ("torus", "tiers") if key in table]
+    if len(has) != 1:
+        found = "both" if has else "neither"
+        reader.problems.append(f"{where}: found {found} of torus and tiers; one of them is required")
+    topology: Topology | None = None
+    if has == ["torus"]:
+        topology = _own_torus(reader, base)
+    elif has == ["tiers"]:
+        topology = _own_tiers(reader)
+    name = reader.text("name", file.stem)
+    require(reader.problems)
+    assert chip is not None
+    assert topology is not None
+    if math.prod(topology.levels) > MOST_DEVICES:
+        raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MOST_DEVICES:,} are planned for")
+    return Cluster(name=name, chip=chip, topology=topology)
+
+
+def _chip_of(reader: TableReader) -> tuple[Chip | None, Entry]:
+    """The chip of a file and the catalogue's table it starts from, if any: `chip = "h100"`, or a table of values."""
+    given = reader.table.get("chip")
+    if isinstance(given, Mapping):
+        given = dict(given)
+        name = given.pop("name", f"{given.get('base', 'chip')} of {reader.where}")
+        base_name = given.pop("base", None)
+    else:
+        name, base_name, given = given, given, {}
+    try:
+        if base_name is not None and not isinstance(base_name, str):
+            raise InputError(f"chip: found {shown(base_name)}; the name of a chip or a [chip] table is required")
+        if base_name is None and not given:
+            raise InputError('chip: nothing found; chip = "NAME" or a [chip] table is required')
+        base = catalogue_entry(base_name) if base_name is not None else {}
+        where = f"{reader.where}: chip"
+        start = load_chip(base_name) if base_name is not None else None
+        return read_chip(name, given, where, start), base
+    except InputError as error:
+        prefix = "" if error.problems[0].startswith(reader.where) else f"{reader.where}: "
+        reader.problems += [prefix + problem for problem in error.problems]
+        return None, {}
+
+
+def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
+    """The torus of a file; bandwidth, latency and wrap rule are the catalogue chip's where they are left out."""
+    given = reader.table["torus"]
+    if not isinstance(given, Mapping):
+        reader.wrong("torus", "a table with shape, bytes_per_s, hop_latency_s and wrap_rule")
+        return None
+    where, before = f"{reader.where}: torus", len(reader.problems)
+    torus = TableReader(where, {**_own_links(base), **given}, _TORUS_KEYS, reader.problems)
+    shape = torus.sizes("shape")
+    values = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
+    rule = torus.table.get("wrap_rule")
+    if rule not in (*WRAP_RULES, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
+        torus.wrong("wrap_rule", f"one of {', '.join(WRAP_RULES)}")
+    if len(shape) > 3:
+        torus.wrong("shape", "a list of at most 3 sizes")
+    if len(reader.problems) > before:
+        return None
+    links = {"bytes_per_s": values[0], "hop_latency_s": values[1], "wrap_rule": rule}
+    return links_of({**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links, shape)
+
+
+def _own_links(base: Entry) -> Entry:
+    return {key: value for key, value in base.get("torus", {}).items() if key in _TORUS_KEYS}
+
+
+def _own_tiers(reader: TableReader) -> Switched | None:
+    """The tiers of a file, from the inside out."""
+    given = reader.table["tiers"]
+    if not isinstance(given, list) or not given or not all(isinstance(tier, Mapping) for tier in given):
+        reader.wrong("tiers", 'a list of tables such as { name = "nvlink", size = 8, bytes_per_s = "450 GB/s" }')
+        return None
+    before, tiers = len(reader.problems), []
+    for number, table in enumerate(given):
+        tier = TableReader(f"{reader.where}: tiers[{number}]", table, _TIER_KEYS, reader.problems)
+        tiers.append(
+            Tier(
+                name=tier.text("name"), size=tier.size("size"), bytes_per_s=tier.quantity("bytes_per_s"),
+                fraction=tier.fraction("fraction"), hop_latency_s=tier.latency("hop_latency_s"),
+                base_latency_s=tier.latency("base_latency_s"),
+            )
+        )  # fmt: skip
+    return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))

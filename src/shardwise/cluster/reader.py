@@ -1,0 +1,106 @@
+"""Reads values out of a table of a file: each problem says what was found and what is required, all at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardwise.cluster.chip import MOST
+from shardwise.cluster.cluster import MOST_DEVICES
+from shardwise.errors import InputError
+from shardwise.units import parse_quantity
+
+Entry = Mapping[str, Any]
+
+
+class TableReader:
+    """Reads the values of one table of a file and collects what is wrong with them.
+
+    What is wrong is read as some other value of its kind; whoever reads looks at `problems` before use.
+    """
+
+    def __init__(self, where: str, table: Entry, keys: Sequence[str], problems: list[str] | None = None) -> None:
+        self.where, self.table = where, table
+        self.problems = [] if problems is None else problems
+        for key in table:
+            if key not in keys:
+                self.problems.append(f"{where}: found {shown(key)}; the keys are {', '.join(keys)}")
+
+    def wrong(self, key: str, required: str) -> None:
+        """Note that a value is not what is required."""
+        found = f"found {shown(self.table[key])}" if key in self.table else "missing"
+        self.problems.append(f"{self.where}: {key}: {found}; {required} is required")
+
+    def quantity(self, key: str) -> float:
+        """A number or a text such as "96 GB", above 0."""
+        return self._number(key, lambda value: 0 < value <= MOST, 'a number above 0, such as 8e10 or "80 GB",')
+
+    def at_least_0(self, key: str) -> float:
+        """A number or a text such as "1.5 GB", or 0."""
+        return self._number(key, lambda value: 0 <= value <= MOST, 'a number of at least 0, such as 1.5e9 or "1.5 GB",')
+
+    def fraction(self, key: str) -> float:
+        """A part of a peak; 1 when it is left out."""
+        return (
+            self._number(key, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+            if key in self.table
+            else 1.0
+        )
+
+    def latency(self, key: str, *, optional: bool = True) -> float:
+        """Seconds; 0 when they are left out, unless they must not be."""
+        if optional and key not in self.table:
+            return 0.0
+        return self._number(key, lambda value: 0 <= value <= 1, "a number of seconds from 0 to 1, such as 2.7e-6,")
+
+    def _number(self, key: str, allowed: Callable[[float], bool], required: str) -> float:
+        try:
+            value = parse_quantity(self.table[key])
+        except (KeyError, InputError, OverflowError, ValueError):  # missing, no number, or one of too many digits
+            value = math.nan
+        if not allowed(value):
+            self.wrong(key, required)
+        return value
+
+    def size(self, key: str) -> int:
+        """A whole number of at least 1."""
+        return (self.sizes(key, (self.table[key],)) if key in self.table else self.sizes(key))[0]
+
+    def sizes(self, key: str, given: Any = None) -> tuple[int, ...]:
+        """A list of whole numbers of at least 1."""
+        alone = given is not None
+        given = given if alone else self.table.get(key)
+        if not isinstance(given, (list, tuple)) or not given or not all(_is_size(size) for size in given):
+            self.wrong(key, f"{'a whole number' if alone else 'a list of whole numbers'} of 1 to {MOST_DEVICES:,}")
+            return (1,)
+        return tuple(given)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text that is not empty."""
+        value = self.table.get(key, default)
+        if not isinstance(value, str) or (not value and value is not default):
+            self.wrong(key, "a text")
+            return ""
+        return value
+
+    def texts(self, key: str) -> dict[str, str]:
+        """A table of texts; empty when it is left out."""
+        value = self.table.get(key, {})
+        if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+            self.wrong(key, "a table of texts")
+            return {}
+        return dict(value)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_DEVICES
+
+
+def shown(value: Any) -> str:
+    """A value in an error: short, on one line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        text = "a number of very many digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
