@@ -113,27 +113,33 @@ def _model_names() -> tuple[str, ...]:
 
 
 def _model(name: str) -> list[Value]:
-    from shardwise.model.counts import num_params
+    from shardwise.model.counts import num_active_params, num_params
     from shardwise.model.load import load_model
 
     model = load_model(name)
     values = asdict(model)
     source = values.pop("source")
     values.pop("name")
-    return [("num_params", num_params(model), "counted from the program"), *((k, v, source) for k, v in values.items())]
+    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    counted = [(name, count, "counted from the program") for name, count in counts.items()]
+    return [*counted, *((k, v, source) for k, v in values.items())]
 
 
 def _models() -> str:
-    from shardwise.model.counts import num_params
+    from shardwise.model.counts import num_active_params, num_params
     from shardwise.model.load import load_model
     from shardwise.units import format_count
 
-    rows: list[Row] = [("model", "parameters", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary")]
+    rows: list[Row] = [
+        ("model", "parameters", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary", "active", "experts")
+    ]
     for name in _model_names():
         model = load_model(name)
         sizes = (model.num_layers, model.d_model, model.d_ff, model.num_heads, model.num_kv_heads, model.vocab_size)
-        rows.append((name, format_count(num_params(model)), *map(str, sizes)))
-    return table(rows, right=range(1, 8))
+        active = format_count(num_active_params(model)) if model.num_experts else "-"
+        experts = f"{model.experts_per_token} of {model.num_experts}" if model.num_experts else "-"
+        rows.append((name, format_count(num_params(model)), *map(str, sizes), active, experts))
+    return table(rows, right=range(1, 10))
 
 
 def _chip_names() -> tuple[str, ...]:

@@ -109,12 +109,17 @@ def _reaching(forward: Program, wanted: Iterable[str]) -> set[str]:
     return found
 
 
+def _hands_over(operation: Operation) -> bool:
+    return isinstance(operation, Map) and operation.function == "handover"
+
+
 Saveable = Callable[[Operation], bool]
 POLICIES: Mapping[str, Saveable] = {
     # keep whatever the backward pass reads
     "none": lambda operation: True,
-    # keep the results of matrix products and of attention, rebuild what is elementwise (S0: "big matmuls only")
-    "selective": lambda operation: isinstance(operation, (Contract, Scan)),
+    # keep the results of matrix products and of attention, rebuild what is elementwise (S0: "big matmuls only");
+    # tokens that went to their experts or came back are kept too, as their AllToAll costs more than their bytes
+    "selective": lambda operation: isinstance(operation, (Contract, Scan)) or _hands_over(operation),
     # keep the block's input alone, run the block again (S0: "block remat")
     "full": lambda operation: False,
 }

@@ -160,7 +160,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     if not len(rows):
         raise NothingFitsError(
             f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
-            "every degree must divide the number of devices"
+            "every degree must divide the number of devices, and ep also fsdp and the experts"
         )
     columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
     for position, name in enumerate(GRID):

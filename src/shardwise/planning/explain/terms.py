@@ -72,7 +72,8 @@ FORMULAS: Mapping[str, Formula] = {
 MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
-    "E": "experts", "M": "hidden width of an expert",
+    "E": "experts", "k": "experts that a token takes", "M": "hidden width of an expert",
+    "S": "hidden width of the shared expert",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
     "p": "pipeline stages", "v": "virtual stages of a stage",
 }  # fmt: skip
