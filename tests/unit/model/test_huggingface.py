@@ -109,6 +109,8 @@ OFFICIAL = {
     "qwen2.5-7b": 7.61e9, "qwen2.5-72b": 72.7e9, "qwen3-8b": 8.2e9, "qwen3-32b": 32.8e9, "gemma-7b": 8.54e9,
     "gemma-2-9b": 9.24e9, "gemma-2-27b": 27.2e9,
     "mixtral-8x7b": 46.7e9, "mixtral-8x22b": 140.6e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235e9,
+    "qwen2.5-0.5b": 0.494e9, "gemma-3-1b": 1.0e9, "gemma-3-12b": 11.77e9, "gemma-3-27b": 27.0e9,
+    "palm-540b": 540.35e9, "mpt-7b": 6.65e9, "mpt-30b": 29.97e9,
 }  # fmt: skip
 
 
