@@ -13,7 +13,7 @@ import json
 import keyword
 import math
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -145,6 +145,17 @@ def tuple_text(names: Iterable[str]) -> str:
     """Names as the text of a tuple, with double quotes."""
     quoted = [json.dumps(name) for name in names]
     return f"({quoted[0]},)" if len(quoted) == 1 else f"({', '.join(quoted)})"
+
+
+def filled(template: str, listing: Listing, array: str, call: Callable[[Moved | Multiplied], str]) -> str:
+    """The template of the product's function with what the listing says; `call` writes a step, `array` is a parameter's type."""
+    return template.format(
+        parameters=", ".join(f"{operand.variable}: {array}" for operand in listing.operands),
+        text=listing.text,
+        operands=", ".join(operand.text for operand in listing.operands),
+        steps="\n".join(f"    {line}" for step in listing.steps for line in statements(step, call(step))),
+        result=listing.result,
+    )
 
 
 def statements(step: Moved | Multiplied, call: str) -> list[str]:

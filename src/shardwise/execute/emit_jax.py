@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from shardwise.execute.emit import Listing, Moved, Multiplied, statements, tuple_text
+from shardwise.execute.emit import Listing, Moved, Multiplied, filled, tuple_text
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes, Spec
 
@@ -95,17 +95,7 @@ def source(listing: Listing) -> str:
     header = _HEADER.format(title=listing.title, mesh=listing.mesh_text, count=listing.mesh.num_devices)
     helpers = [_OWN_PART] if Kind.SLICE in listing.kinds else []
     helpers += [_PART_TO_SEND] if any(step.cuts for step in listing.moved) else []
-    return "\n\n".join([header, *helpers, _product(listing), _main(listing)])
-
-
-def _product(listing: Listing) -> str:
-    return _PRODUCT.format(
-        parameters=", ".join(f"{operand.variable}: jax.Array" for operand in listing.operands),
-        text=listing.text,
-        operands=", ".join(operand.text for operand in listing.operands),
-        steps="\n".join(f"    {line}" for step in listing.steps for line in statements(step, _call(step))),
-        result=listing.result,
-    )
+    return "\n\n".join([header, *helpers, filled(_PRODUCT, listing, "jax.Array", _call), _main(listing)])
 
 
 def _call(step: Moved | Multiplied) -> str:

@@ -6,7 +6,7 @@ members in order, so that the steps of `product` read as those of the notation d
 
 from __future__ import annotations
 
-from shardwise.execute.emit import Listing, Moved, Multiplied, statements, tuple_text
+from shardwise.execute.emit import Listing, Moved, Multiplied, filled, tuple_text
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Spec
 
@@ -182,7 +182,7 @@ def source(listing: Listing) -> str:
         helpers.insert(0, _ORDER)
     if any(step.cuts for step in listing.moved):
         helpers.append(_PART_TO_SEND)
-    return "\n\n".join([_header(listing), *helpers, _product(listing), _main(listing)])
+    return "\n\n".join([_header(listing), *helpers, filled(_PRODUCT, listing, "torch.Tensor", _call), _main(listing)])
 
 
 def _header(listing: Listing) -> str:
@@ -196,16 +196,6 @@ def _header(listing: Listing) -> str:
         sizes="{" + ", ".join(f'"{axis}": {size}' for axis, size in mesh.axes) + "}",
         shape=tuple(size for _, size in mesh.axes),
         groups=", ".join(groups) + ("," if len(groups) == 1 else ""),
-    )
-
-
-def _product(listing: Listing) -> str:
-    return _PRODUCT.format(
-        parameters=", ".join(f"{operand.variable}: torch.Tensor" for operand in listing.operands),
-        text=listing.text,
-        operands=", ".join(operand.text for operand in listing.operands),
-        steps="\n".join(f"    {line}" for step in listing.steps for line in statements(step, _call(step))),
-        result=listing.result,
     )
 
 
