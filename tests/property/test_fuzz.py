@@ -134,21 +134,38 @@ CONFIG = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": True, "attention_bias": False,
 }  # fmt: skip
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+}
+EXPERT_KEYS = {key for config in EXPERTS.values() for key in config} | {"mlp_only_layers", "decoder_sparse_step"}
 CHANGED = st.dictionaries(
     st.one_of(
         st.sampled_from([*CONFIG, "sliding_window", "layer_types", "sliding_window_pattern", "text_config", "n_positions"]), WORDS
     ),
     VALUES, max_size=3,
 )  # fmt: skip
-KINDS = st.sampled_from(["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "starcoder2", "mixtral"])
+KINDS = st.sampled_from(["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "starcoder2", *EXPERTS])
 
 
 @fuzzed(350)
 @given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
 def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
-    config = {key: value for key, value in {**CONFIG, "model_type": kind, **changed}.items() if key not in dropped}
+    whole = {**CONFIG, **EXPERTS.get(kind, {}), "model_type": kind, **changed}
+    config = {key: value for key, value in whole.items() if key not in dropped}
     file = place / "config.json"
     file.write_text(json.dumps(config), encoding="utf-8")
+    check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
+
+
+@fuzzed(150)
+@given(
+    kind=st.sampled_from(list(EXPERTS)),
+    changed=st.dictionaries(st.sampled_from(sorted(EXPERT_KEYS)), VALUES, min_size=1),
+)
+def test_configs_with_experts(place: Path, kind: str, changed: dict[str, Any]) -> None:
+    file = place / "config.json"
+    file.write_text(json.dumps({**CONFIG, **EXPERTS[kind], "model_type": kind, **changed}), encoding="utf-8")
     check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
 
 

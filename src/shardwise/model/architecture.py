@@ -61,7 +61,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Sizes of a dense decoder, in the books' letters: L, D, F, N query heads, K key-value heads, H, V; and its structure.
+    """Sizes of a decoder, in the books' letters: L, D, F, N query heads, K key-value heads, H, V; and its structure.
 
     `max_positions` are the rows of a learned table of positions. `sliding_window` limits how far back a token sees, on all
     layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that many experts of width
@@ -137,8 +137,8 @@ class Architecture:
         """What derivations read."""
         return Structure(
             mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=frozenset(self.bias),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, experts=self.num_experts > 0,
-            shared_experts=self.shared_expert_width > 0,
+            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, experts=bool(self.num_experts),
+            shared_experts=bool(self.shared_expert_width),
         )  # fmt: skip
 
     @property

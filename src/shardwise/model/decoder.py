@@ -1,4 +1,4 @@
-"""The programs of a dense decoder: embedding, block, head with loss, and the whole model.
+"""The programs of a decoder: embedding, block, head with loss, and the whole model.
 
 Dims: B sequences, T positions, D model width, F hidden width, K key-value heads, G query heads for each of them, H head
 width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer

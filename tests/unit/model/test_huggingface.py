@@ -132,6 +132,13 @@ def test_active_parameters_are_what_the_cards_say(name: str, active: float) -> N
     assert num_active_params(load_model(name)) == pytest.approx(active, rel=0.02)
 
 
+@pytest.mark.parametrize("found", ["8", [1], -3, True, 2.5, float("inf"), {}])
+def test_a_number_of_experts_that_is_none_is_refused(found: object) -> None:
+    config = {**LLAMA, "model_type": "mixtral", "num_local_experts": found, "num_experts_per_tok": 2}
+    with pytest.raises(InputError, match="experts"):
+        parse_config(config)
+
+
 def test_a_window_costs_less_attention() -> None:
     model = load_model("gemma-2-9b")
     assert model.average_span(4096) == 0.5
