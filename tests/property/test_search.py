@@ -21,7 +21,7 @@ from shardwise.layout.shardings import TP, ZERO, atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.search.search import search
-from shardwise.search.space import Choices
+from shardwise.search.space import Choices, build_space
 
 SMALL = Architecture(
     name="small",
@@ -269,3 +269,10 @@ def test_choices_that_leave_no_legal_layout_are_refused() -> None:
             load_model("llama-3-8b"), load_cluster("h100:4"), Job(global_batch_tokens=2048, seq_len=1024),
             choices=Choices(micro_batch_seqs=(4,)),
         )  # fmt: skip
+
+
+def test_only_experts_that_the_devices_can_share_are_looked_at() -> None:
+    """A number of experts far beyond the devices costs the search nothing."""
+    many = dataclasses.replace(SMALL, num_experts=10**9, experts_per_token=1)
+    space = build_space(many, JOB, 16, CHOICES)
+    assert set(space.degrees["ep"].tolist()) == {1, 2, 4, 8, 16}

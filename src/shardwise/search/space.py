@@ -146,8 +146,8 @@ def factorisations(number: int, num_parts: int) -> Ints:
 
 def _borrowing(rows: Ints, num_experts: int) -> Ints:
     """Each factorisation with each degree of ep that divides its fsdp and the experts, as one more column."""
-    divisors = [n for n in range(1, num_experts + 1) if num_experts % n == 0] or [1]
     fsdp = rows[:, FACTORED.index("fsdp")]
+    divisors = [n for n in np.unique(fsdp).tolist() if num_experts % n == 0] if num_experts else [1]
     return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
 
 
