@@ -6,6 +6,7 @@ import pytest
 from expressions import LARGEST_ERROR, largest_error, multiplications, received_bytes, solve
 from random_expressions import LARGEST_MESH, random_expressions
 
+from shardwise.execute.run import run_many
 from shardwise.layout.expression import ShardedExpression, derive_by_cases
 from shardwise.sharding.notation import parse_expression
 
@@ -19,6 +20,16 @@ def test_solved_and_derived_programs_give_the_product(made: ShardedExpression) -
     assert largest_error(made, derived) <= LARGEST_ERROR
     if made.goal is not None:
         assert received_bytes(solved.made, solved.program) <= received_bytes(made, derived) * (1 + 1e-9)
+
+
+def test_thirty_give_the_product_on_jax() -> None:
+    """The solved programs, as the source that is written for JAX, on its host devices."""
+    small = [made for made in EXPRESSIONS if made.mesh.num_devices <= 8][:30]
+    assert len(small) == 30
+    solved = [solve(made) for made in small]
+    errors = run_many([(found.made, found.program) for found in solved], "jax")
+    assert len(errors) == 30
+    assert max(errors) <= 1e-5
 
 
 def test_solving_for_flops_first_never_multiplies_more() -> None:
