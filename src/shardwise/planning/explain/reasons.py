@@ -11,7 +11,7 @@ from shardwise.units import format_bytes, format_seconds
 # 72% of the time without calibration and 86% with it. Source: a study of 917 published runs of 18 sources.
 MODEL_ERROR = 0.10
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
-# Source: predictions against the published peaks of allocated memory are within 10%.
+# The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = 0.10
 
 FIELDS = (
