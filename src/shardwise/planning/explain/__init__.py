@@ -1,6 +1,6 @@
 """Why this plan: does it fit, does it reach the batch, what bounds its throughput, what was left out and by how much.
 
-reasons   one layout against another in a sentence, and the model's error
+reasons   one layout against another in a sentence, and the lead it cannot tell apart
 story     the three steps of the playbook's decision procedure, as values
 constants which measured constant moves the step the most
 against   any other layout, term by term

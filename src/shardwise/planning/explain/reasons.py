@@ -57,7 +57,7 @@ def verdict(other: Estimate, best: Estimate) -> str:
         return f"does not fit: {format_bytes(over)} too much of {format_bytes(other.memory_capacity_bytes)}"
     lead = other.step_time_s / best.step_time_s - 1
     if abs(lead) < MODEL_ERROR:
-        return f"undecided: the lead of {abs(lead):.1%} is smaller than the model's error ({MODEL_ERROR:.0%})"
+        return f"undecided: the lead of {abs(lead):.1%} is below {MODEL_ERROR:.0%}, which the model does not tell apart"
     return f"{'slower' if lead > 0 else 'faster'} by {abs(lead):.1%}"
 
 
