@@ -25,6 +25,9 @@ def cased(case: Case, name: str) -> Case:
     fields = dict(STRUCTURES[name])
     own = {key: fields.pop(key) for key in ("mlp",) if key in fields}
     tied = fields.pop("tied_embeddings", False)
+    if "kv_lora_rank" in fields:  # a key for each query head
+        tp = case.tp_kv * case.tp_rep
+        case = dataclasses.replace(case, tp_kv=tp, tp_rep=1, query_heads_per_rank=1)
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 

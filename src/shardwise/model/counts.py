@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import block_program, embedding_program, head_program
+from shardwise.model.decoder import BORROWED, UNITS, unit_counts
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Polynomial, Values, product, total
 
 
-def weight_elements(program: Program) -> Polynomial:
-    """Elements of a program's weights, in symbols."""
-    return total(product(program.dims(name)) for name in program.weights)
+def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
+    """Elements of a program's weights, in symbols, but for some."""
+    return total(product(program.dims(name)) for name in program.weights if name not in without)
 
 
 def num_params(architecture: Architecture) -> int:
     """Trainable parameters; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
-    values = Values(dict(architecture.dims))
-    block, head, embedding = (
-        weight_elements(build(architecture)).evaluate(values)
-        for build in (block_program, head_program, embedding_program)
-    )
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
-    return int(block * architecture.num_layers + head + embedding - shared)
+    counts = unit_counts(architecture).items()
+    return sum(count * _unit_params(architecture, name) for name, count in counts if name != "predict") - shared
+
+
+def num_predict_params(architecture: Architecture) -> int:
+    """What multi-token prediction adds in training; `num_params`, as model cards, leaves it out. DeepSeek-V3 has 11.5e9."""
+    return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
+
+
+def _unit_params(architecture: Architecture, name: str) -> int:
+    """A unit's own weights, without those that it borrows."""
+    own = weight_elements(UNITS[name](architecture), without=BORROWED.get(name, ()))
+    return int(own.evaluate(Values(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
@@ -33,7 +41,7 @@ def num_active_params(architecture: Architecture) -> int:
     idle = architecture.num_experts - architecture.experts_per_token
     matrices = 3 if architecture.structure.gated else 2
     expert = matrices * architecture.d_ff * architecture.d_model
-    return num_params(architecture) - architecture.num_layers * idle * expert
+    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * expert
 
 
 def program_flops(program: Program) -> Polynomial:
@@ -60,7 +68,6 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
     Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
     """
     values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
-    flops = 0.0
-    for build, times in ((block_program, architecture.num_layers), (head_program, 1)):
-        flops += 3.0 * program_flops(build(architecture)).evaluate(values) * times
-    return flops / seq_len
+    counts = unit_counts(architecture).items()
+    forward = sum(n * float(program_flops(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+    return 3.0 * forward / seq_len

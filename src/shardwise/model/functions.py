@@ -30,22 +30,14 @@ PASS = Gradient("identity", ())
 FUNCTIONS: dict[str, Function] = {
     "identity": Function((PASS,), linear=(0,)),
     "add": Function((PASS, PASS)),
-    # RMSNorm: the sum of squares over D, then x / sqrt(sum/D + eps) * weight (Zhang & Sennrich 2019)
+    # RMSNorm: the sum of squares, then x / sqrt(sum/D + eps) * weight (Zhang & Sennrich 2019); over D, over the width of
+    # one head for queries and keys (Henry et al. 2020; Qwen3, Gemma 3), or over a latent (DeepSeek-AI 2024)
     "sum_square": Function((Gradient("sum_square_dx", (0,)),), flops_per_element=2),
     "rms_norm": Function(
         (
             Gradient("rms_norm_dx", (1, 2)),
             Gradient("rms_norm_dsquares", (0, 1, 2)),
             Gradient("rms_norm_dweight", (0, 1)),
-        ),
-        flops_per_element=4,
-    ),
-    # The same over the width H of one head, for queries and keys (Henry et al. 2020; Qwen3, Gemma 3)
-    "head_norm": Function(
-        (
-            Gradient("head_norm_dx", (1, 2)),
-            Gradient("head_norm_dsquares", (0, 1, 2)),
-            Gradient("head_norm_dweight", (0, 1)),
         ),
         flops_per_element=4,
     ),
