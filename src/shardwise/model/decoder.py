@@ -188,7 +188,7 @@ class _Block:
             self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
         )
-        attended = self.builder.add(Scan((q, k, v, positions), outputs))
+        attended = self.builder.add(Scan((q, k, v, positions, positions), outputs))
         out = self.contract(attended, "wo", (*query[2:], "D"), "attention_out", HIDDEN)
         return self.biased(out, "attention_out", "attention_out", "D", HIDDEN)
 

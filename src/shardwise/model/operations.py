@@ -91,7 +91,7 @@ class Contract(Operation):
         """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product)."""
         sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         summed = {size.dim for size in sizes} - set(placed.outputs[0].dims)
-        return product(sorted(sizes, key=repr), 2.0 if summed else 1.0)
+        return product(sizes, 2.0 if summed else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Map(Operation):
     def flops(self, placed: Placed) -> Polynomial:
         sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         known = FUNCTIONS.get(self.function)
-        return product(sorted(sizes, key=repr), known.flops_per_element if known else 1.0)
+        return product(sizes, known.flops_per_element if known else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,8 @@ class Scatter(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Scan(Operation):
-    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions) -> (output, log-sum-exp).
+    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions of the queries, and of the
+    keys) -> (output, log-sum-exp).
 
     Shapes: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T]. Keys and values are
     needed whole along T where q is split (all-gather context parallelism); heads and batch are independent.
@@ -315,11 +316,11 @@ class Scan(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        q, k, v, positions = specs
+        q, k, v, positions, _ = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
-        positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
-        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), positions)
+        own = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
+        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims))
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
         return Placed(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
@@ -334,7 +335,7 @@ class Scan(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScanGradient(Operation):
-    """The gradient of attention, which rebuilds the scores: (q, k, v, positions, output, lse, dy) -> (dq, dk, dv).
+    """The gradient of attention, which rebuilds the scores: (a scan's operands, output, lse, dy) -> (dq, dk, dv).
 
     dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
     """
@@ -349,7 +350,7 @@ class ScanGradient(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        forward = Scan((), (), self.sequence, self.heads).place(specs[:4], dims, fixed)
+        forward = Scan((), (), self.sequence, self.heads).place(specs[:5], dims, fixed)
         q, k, v = forward.inputs[:3]
         out, lse = forward.outputs
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
