@@ -79,5 +79,5 @@ def _tier(entry: Entry, size: int) -> Tier:
     return Tier(
         name=entry["name"], size=size, bytes_per_s=parse_quantity(entry["bytes_per_s"]),
         fraction=entry.get("fraction", 1.0), hop_latency_s=entry.get("hop_latency_s", 0.0),
-        base_latency_s=entry.get("base_latency_s", 0.0),
+        base_latency_s=entry.get("base_latency_s", 0.0), links=entry.get("links", 0),
     )  # fmt: skip

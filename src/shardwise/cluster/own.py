@@ -16,7 +16,7 @@ from shardwise.cluster.topology import Switched, Tier, Topology, Torus
 from shardwise.errors import InputError, require
 
 WRAP_RULES = ("multiple_of_4", "only_16", "always", "never")
-_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s")
+_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule")
 
 
@@ -114,7 +114,9 @@ def _own_tiers(reader: TableReader) -> Switched | None:
             Tier(
                 name=tier.text("name"), size=tier.size("size"), bytes_per_s=tier.quantity("bytes_per_s"),
                 fraction=tier.fraction("fraction"), hop_latency_s=tier.latency("hop_latency_s"),
-                base_latency_s=tier.latency("base_latency_s"),
+                base_latency_s=tier.latency("base_latency_s"), links=tier.size("links") if "links" in table else 0,
             )
         )  # fmt: skip
+        if table.get("links") == tiers[-1].links < tiers[-1].size - 1:
+            tier.wrong("links", f"a link to each of the {tiers[-1].size - 1} others")
     return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))

@@ -152,6 +152,10 @@ def _topology_problems(topology: Topology) -> list[str]:
     if not levels or min(levels) < 1 or math.prod(levels) > MOST_DEVICES:
         problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MOST_DEVICES:,} devices are required")
     for link in links:
+        if isinstance(link, Tier) and link.links and link.links < link.size - 1:
+            problems.append(
+                f"cluster.topology: {link.links} links join {link.size} devices of {link.name}; a link to each other is required"
+            )
         fraction = link.fraction if isinstance(link, Tier) else 1.0
         latencies = [link.hop_latency_s, link.base_latency_s if isinstance(link, Tier) else 0.0]
         if not (1 <= link.bytes_per_s <= MOST and 1e-6 <= fraction <= 1 and all(0 <= late <= 1 for late in latencies)):
