@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.cluster.links import Cut, Link
+from shardwise.cluster.twist import Distances, closed_groups, distances, shifted_by
 from shardwise.symbolic import Value, maximum, where
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
@@ -18,13 +19,15 @@ class Torus:
 
     `bytes_per_s` is one link in one direction. An axis wraps by the vendor's rule: v4 and v5p slices wrap on all axes
     when every axis is a multiple of 4; v5e and v6e axes wrap only at 16. Source: S0, section 2. "always" and "never" are
-    for asking what wraparound is worth.
+    for asking what wraparound is worth. `twisted` (`cluster/twist.py`): going around a short axis also shifts the long
+    ones, so that an AllToAll over the whole slice loads all links alike; the short axes have no rings of their own.
     """
 
     shape: tuple[int, ...]
     bytes_per_s: float
     hop_latency_s: float
     wrap_rule: WrapRule
+    twisted: bool = False
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -40,11 +43,25 @@ class Torus:
         return tuple(all(size % 4 == 0 for size in self.shape) for _ in self.shape)
 
     def rings(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
-        """On which axes a group goes all around: it spans the whole of an axis that wraps."""
-        return tuple(
-            (cut.size * cut.stride == size) & wraps
-            for size, wraps, cut in zip(self.shape, self.wraps, cuts, strict=True)
-        )
+        """On which axes a group goes all around: it spans the whole of an axis that wraps.
+
+        Around a short axis of a twisted torus only together with the whole of the axes that it shifts.
+        """
+        found: list[Value] = []
+        for axis, (size, wraps, cut) in enumerate(zip(self.shape, self.wraps, cuts, strict=True)):
+            ring = (cut.size * cut.stride == size) & wraps
+            for other in shifted_by(self.shape, axis) if self.twisted else ():
+                ring = ring & (cuts[other].size == self.shape[other])
+            found.append(ring)
+        return tuple(found)
+
+    def twists(self, cuts: Sequence[Cut]) -> Iterator[tuple[Value, Distances]]:
+        """Whether a group is one of the twisted tori in this one, and the distances on it, for each of them."""
+        for group in closed_groups(self.shape) if self.twisted else ():
+            whole: Value = True
+            for axis, (size, cut) in enumerate(zip(self.shape, cuts, strict=True)):
+                whole = whole & (cut.size == (size if axis in group else 1))
+            yield whole, distances(tuple(self.shape[axis] for axis in group))
 
     def link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
         """What a group gets that spans `cuts[i]` of axis i.
@@ -67,6 +84,8 @@ class Torus:
             intake = intake + where(cut.size > 1, num_links * self.bytes_per_s / cut.stride, 0.0)
             hops = hops + steps * cut.stride
             num_devices = num_devices * cut.size
+        for whole, found in () if one_way else self.twists(cuts):
+            hops = where(whole, found.diameter, hops)
         gathered = where(rate > 0, 1.0 / maximum(rate, 1e-30), 0.0)
         taken_in = (1.0 - 1.0 / num_devices) / maximum(intake, 1e-30)
         return Link(maximum(gathered, taken_in), hops * self.hop_latency_s, additive=False)
@@ -82,7 +101,7 @@ class Torus:
         """What a permute gets in which each device sends to one device anywhere in the group.
 
         On an axis of n the busiest link carries, of an even mix of distances, n/8 devices' bytes on a ring and n/4 on a line,
-        and at least one device's.
+        and at least one device's; on a twisted torus half of the average hops along an axis.
         """
         pace: Value = 0.0
         hops: Value = 0
@@ -90,6 +109,9 @@ class Torus:
             busiest = maximum(1.0, cut.size / where(ring, 8.0, 4.0)) * cut.stride
             pace = maximum(pace, where(cut.size > 1, busiest, 0.0))
             hops = hops + where(ring, cut.size // 2, cut.size - 1) * cut.stride
+        for whole, found in self.twists(cuts):
+            pace = where(whole, max(1.0, max(found.mean_hops) / 2), pace)
+            hops = where(whole, found.diameter, hops)
         return Link(pace / self.bytes_per_s, hops * self.hop_latency_s, additive=False)
 
     def axis_bytes_per_s(self) -> float:

@@ -72,7 +72,7 @@ def test_every_value_has_a_source(name: str) -> None:
             assert any(word in sources[tier["name"]] for word in ("all_gather", "all_reduce", "reaches"))
     used = (
         set(entry)
-        | {"hop_latency_s"}
+        | {"hop_latency_s", *(key for key in ("twists",) if entry.get("torus", {}).get(key))}
         | {f"{t['name']}{end}" for t in entry.get("tiers", ()) for end in ("", "_latency")}
     )
     assert set(sources) <= used
