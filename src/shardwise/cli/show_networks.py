@@ -62,7 +62,7 @@ def _network_values(network: Mapping[str, Any], sources: Mapping[str, str], othe
 def chips_table() -> str:
     from shardwise.cluster.chips import load_chip
 
-    rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host")]
+    rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
     for name in chip_names():
         chip = load_chip(name)
         peaks = [
@@ -73,9 +73,13 @@ def chips_table() -> str:
         rows.append((
             name, chip.vendor, *peaks, shown("_bytes", chip.memory_bytes), shown("_bytes_per_s", chip.memory_bytes_per_s),
             measured, f"{chip.power_w:g} W" if chip.power_w else "-", str(chip.devices_per_host or "-"),
+            f"{chip.price_usd_per_hour:g}" if chip.price_usd_per_hour else "-",
         ))  # fmt: skip
-    note = "Dense peaks; matmul: what the best shapes reach of the bf16 peak. A dash: no source, or no such format."
-    return table(rows, right=range(2, 9)) + f"\n\n{note}"
+    note = (
+        "Dense peaks; matmul: what the best shapes reach of the bf16 peak; USD/h: of one chip,\n"
+        "of the day that `show chips NAME` gives with its source. A dash: no source, or no such format."
+    )
+    return table(rows, right=range(2, 10)) + f"\n\n{note}"
 
 
 def cluster_names() -> tuple[str, ...]:
