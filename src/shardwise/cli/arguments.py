@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, cluster and job."""
     parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
-    parser.add_argument("cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28")
+    parser.add_argument(
+        "cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it)"
+    )
     parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
     parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
@@ -39,6 +41,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
     from shardwise.cluster.load import load_cluster
+    from shardwise.cluster.networks import with_chip
     from shardwise.model.load import load_model
 
     changes = _changes(arguments.set)
@@ -48,7 +51,7 @@ def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
         lambda: _job(arguments, changes["job"]),
     )
     model = _replace(model, changes["model"], "model")
-    return model, replace(cluster, chip=_replace(cluster.chip, changes["chip"], "chip")), job
+    return model, with_chip(cluster, _replace(cluster.chip, changes["chip"], "chip")), job
 
 
 def _collect(*makers: Callable[[], Any]) -> list[Any]:

@@ -13,8 +13,8 @@ from shardwise.charts import Axis, Bar, BarChart, HeatMap, Line, LineChart, Mark
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.topology import Switched, Topology, Torus
+from shardwise.cluster.load import is_cluster, load_cluster
+from shardwise.cluster.topology import Pods, Topology, Torus
 from shardwise.cost.estimate import Pricing
 from shardwise.cost.rules import (
     Bounds,
@@ -109,7 +109,7 @@ def matmul_roofline(
 
 def chip_and_links(text: str) -> tuple[Chip, Mapping[str, float]]:
     """A chip by name, shorthand or file, and bytes/s of each kind of link: a torus axis both ways, egress to each tier."""
-    if ":" in text or text.strip().lower().endswith(".toml"):
+    if is_cluster(text):
         cluster = load_cluster(text)
         return cluster.chip, _link_rates(cluster.topology)
     name = text.strip().lower()
@@ -122,7 +122,8 @@ def chip_and_links(text: str) -> tuple[Chip, Mapping[str, float]]:
 def _link_rates(topology: Topology) -> Mapping[str, float]:
     if isinstance(topology, Torus):
         return {"torus axis": topology.axis_bytes_per_s()}
-    assert isinstance(topology, Switched)
+    if isinstance(topology, Pods):
+        return {**_link_rates(topology.torus), "between pods": topology.bytes_per_s}
     return {tier.name: tier.bytes_per_s for tier in topology.tiers}
 
 
