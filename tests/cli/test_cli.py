@@ -28,6 +28,7 @@ FLAGS = {
         "--set",
         "--tokens",
     ],
+    "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--on", "--set", "--weights"],
     "roofline": [
         "--causal",
         "--dtype",

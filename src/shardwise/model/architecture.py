@@ -158,6 +158,13 @@ class Architecture:
             "S": self.shared_expert_width or 1,
         }
 
+    @property
+    def num_windowed_layers(self) -> int:
+        """Layers on which a token sees no further back than the window."""
+        if self.sliding_window is None:
+            return 0
+        return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
+
     def average_span(self, seq_len: int) -> float:
         """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention."""
         return sum(share * layers for share, layers in self.attention_spans(seq_len)) / self.num_layers
@@ -171,5 +178,5 @@ class Architecture:
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
         share = self.sliding_window / seq_len
-        num_global = self.num_layers // self.global_every if self.global_every else 0
-        return ((full, num_global), (share - share**2 / 2, self.num_layers - num_global))
+        windowed = self.num_windowed_layers
+        return ((full, self.num_layers - windowed), (share - share**2 / 2, windowed))
