@@ -55,6 +55,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["llama-9", "--context", "8"], "'llama-9'"),
         (["llama-3-8b", "--context", "none"], "--context: found 'none'"),
+        (["llama-3-8b", "--context", "1e300"], "at most 1e+18 is required"),
         (["llama-3-8b", "--context", "8", "--batch", "0"], "--batch: found '0'"),
         (["llama-3-8b", "--context", "8", "--dtype", "bf17"], "'bf17'"),
         (["llama-3-8b", "--context", "8", "--on", "h100"], "h100:512"),

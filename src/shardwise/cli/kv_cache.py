@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
     from shardwise.cost.kv_cache import KvCache
 
+MOST = 10**18  # of tokens and sequences
 SCHEMA = "shardwise.kv-cache/1"
 DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
 cluster beside the weights. Layers with a sliding window keep the window alone."""
@@ -56,6 +57,8 @@ def run(arguments: argparse.Namespace) -> str:
     model = replaced(load_model(arguments.model), changes["model"], "model")
     context = parse_count(arguments.context, what="--context")
     batch = parse_count(arguments.batch, what="--batch")
+    if max(context, batch) > MOST:
+        raise InputError(f"--context and --batch: found {context:.3g} and {batch:.3g}; at most {MOST:.0e} is required")
     cluster = load_cluster(arguments.on) if arguments.on else None
     if cluster:
         cluster = replace(cluster, chip=replaced(cluster.chip, changes["chip"], "chip"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardwise.cost.roofline import KernelRoofline
     from shardwise.model.architecture import Architecture
 
+MOST = 10**18  # of any size: products of six of them stay finite
 EXAMPLE = "B=240,D=8192,F=28672"
 # Letters of the kernels, for the help, which loads nothing; a test compares them with `cost.roofline.FORMS`.
 KERNELS = """kernels and their sizes (in brackets: may be left out)
@@ -178,6 +179,8 @@ def parse_sizes(text: str) -> dict[str, int]:
         sizes[letter] = 1
         try:
             sizes[letter] = parse_count(value, what=f"SIZES: {letter}")
+            if sizes[letter] > MOST:
+                problems.append(f"SIZES: {letter}: found {value!r}; at most {MOST:.0e} is required")
         except InputError as error:
             problems += error.problems
     require(problems)
