@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.load import load_cluster
     from shardwise.cost.estimate import Estimate, estimate
+    from shardwise.cost.operations import Operations
     from shardwise.cost.rules import book_rules
+    from shardwise.cost.run import Run, training_run
     from shardwise.errors import InputError, NothingFitsError, ShardwiseError
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
@@ -38,7 +40,9 @@ _HOME = {
     "Job": "shardwise.job",
     "Layout": "shardwise.layout.layout",
     "NothingFitsError": "shardwise.errors",
+    "Operations": "shardwise.cost.operations",
     "Plan": "shardwise.planning.plan",
+    "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
     "book_rules": "shardwise.cost.rules",
     "dump_plan": "shardwise.planning.codec",
@@ -50,6 +54,7 @@ _HOME = {
     "num_params": "shardwise.model.counts",
     "plan": "shardwise.search.plan",
     "plan_layout": "shardwise.planning.plan",
+    "training_run": "shardwise.cost.run",
 }
 
 __all__ = [
@@ -61,7 +66,9 @@ __all__ = [
     "Job",
     "Layout",
     "NothingFitsError",
+    "Operations",
     "Plan",
+    "Run",
     "ShardwiseError",
     "book_rules",
     "dump_plan",
@@ -73,6 +80,7 @@ __all__ = [
     "num_params",
     "plan",
     "plan_layout",
+    "training_run",
 ]
 
 

@@ -11,7 +11,9 @@ from shardwise.errors import InputError
 from shardwise.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
+    from shardwise.cluster.chip import Chip
     from shardwise.cluster.cluster import Cluster
+    from shardwise.cost.operations import Operations
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
@@ -31,7 +33,8 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="replace a value of model, job or chip, such as model.num_layers=40 or chip.memory_bytes=96GB; may be repeated",
+        help="replace a value of model, job, chip or run, such as model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1; "
+        "may be repeated",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
@@ -48,7 +51,24 @@ def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
         lambda: _job(arguments, changes["job"]),
     )
     model = _replace(model, changes["model"], "model")
-    return model, replace(cluster, chip=_replace(cluster.chip, changes["chip"], "chip")), job
+    return model, replace(cluster, chip=_changed_chip(cluster.chip, changes["chip"])), job
+
+
+def resolve_operations(arguments: argparse.Namespace) -> Operations:
+    """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
+    from shardwise.cost.operations import Operations
+
+    operations: Operations = _replace(Operations(), _changes(arguments.set)["run"], "run")
+    return operations
+
+
+def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
+    """The chip with values of one's own: they have no other source, and a price of one's own not the catalogue's date."""
+    changed: Chip = _replace(chip, changes, "chip")
+    date = chip.price_date if "price_usd_per_hour" not in changes else None
+    date = changed.price_date if "price_date" in changes else date
+    own = {name: "set by hand" for name in changes if name != "sources"}
+    return replace(changed, price_date=date, sources={**chip.sources, **own})
 
 
 def _collect(*makers: Callable[[], Any]) -> list[Any]:
@@ -79,13 +99,13 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
 
 
 def _changes(settings: Iterable[str]) -> dict[str, dict[str, str]]:
-    changes: dict[str, dict[str, str]] = {"model": {}, "job": {}, "chip": {}}
+    changes: dict[str, dict[str, str]] = {"model": {}, "job": {}, "chip": {}, "run": {}}
     for setting in settings:
         key, equals, value = setting.partition("=")
         room, dot, name = key.strip().partition(".")
         if not (equals and dot and room in changes and name):
             raise InputError(
-                f"--set: found {setting!r}; model.NAME=VALUE, job.NAME=VALUE or chip.NAME=VALUE is required"
+                f"--set: found {setting!r}; model.NAME=VALUE, job.NAME=VALUE, chip.NAME=VALUE or run.NAME=VALUE is required"
             )
         changes[room][name] = value.strip()
     return changes
@@ -94,10 +114,13 @@ def _changes(settings: Iterable[str]) -> dict[str, dict[str, str]]:
 def _replace(value: Any, changes: Mapping[str, str], what: str) -> Any:
     """The value with some of its fields replaced by what their texts say."""
     for name, text in changes.items():
-        known = [f.name for f in fields(value)]
+        known = {f.name: str(f.type) for f in fields(value)}
         if name not in known:
             raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
-        value = replace(value, **{name: convert(text, getattr(value, name), f"--set {what}.{name}")})
+        like = getattr(value, name)
+        if like is None and known[name].startswith("str"):
+            like = ""
+        value = replace(value, **{name: convert(text, like, f"--set {what}.{name}")})
     return value
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from shardwise.cli.arguments import add_job_arguments, parse_layout_text, resolve
+from shardwise.cli.arguments import add_job_arguments, parse_layout_text, resolve, resolve_operations
 
 
 def configure(verbs: Any) -> None:
@@ -28,5 +28,6 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.planning.plan import plan_layout
 
     model, cluster, job = resolve(arguments)
-    found = plan_layout(model, cluster, job, parse_layout_text(arguments.layout, model, job))
+    layout = parse_layout_text(arguments.layout, model, job)
+    found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
     return json.dumps(plan_payload(found), indent=2) if arguments.json else plan_report(found)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, convert, resolve
+from shardwise.cli.arguments import add_job_arguments, convert, resolve, resolve_operations
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.search.plan import plan
 
     choices = narrowed_choices(arguments.pin, arguments.max)
-    found = plan(*resolve(arguments), choices=choices)
+    found = plan(*resolve(arguments), choices=choices, operations=resolve_operations(arguments))
     if arguments.out:
         dump_plan(found, arguments.out)
     return json.dumps(plan_payload(found), indent=2) if arguments.json else plan_report(found)

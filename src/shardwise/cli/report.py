@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from shardwise.cli.run_report import run_lines
 from shardwise.cost.estimate import Estimate
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
@@ -16,8 +17,8 @@ BAR = 28
 
 
 def plan_report(plan: Plan) -> str:
-    """The report: job, layout, time, memory, runners-up, the books' rules, the search."""
-    sections = [_headline(plan), _layout(plan), _time(plan.estimate), _memory(plan.estimate)]
+    """The report: job, the whole run, layout, time, memory, runners-up, the books' rules, the search."""
+    sections = [_headline(plan), _run(plan), _layout(plan), _time(plan.estimate), _memory(plan.estimate)]
     sections += [_alternatives(plan), _rules(plan), _search(plan)]
     return "\n\n".join(section for section in sections if section)
 
@@ -33,9 +34,11 @@ def _headline(plan: Plan) -> str:
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} "
         f"({'fits' if estimate.fits else 'DOES NOT FIT'}, {estimate.margin:.0%} free)",
     ]
-    if estimate.train_days is not None and job.tokens:
-        lines.append(f"  {format_count(job.tokens)} tokens take {estimate.train_days:.1f} days without interruptions")
     return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+
+
+def _run(plan: Plan) -> str:
+    return "\n  ".join(["the whole run", *run_lines(plan.run)]) if plan.run else ""
 
 
 def _layout(plan: Plan) -> str:
