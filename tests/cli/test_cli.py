@@ -32,6 +32,8 @@ FLAGS = {
     "show": ["--help", "--json"],
     "plan": [
         "--batch-tokens",
+        "--budget",
+        "--deadline",
         "--help",
         "--json",
         "--max",

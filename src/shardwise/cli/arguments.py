@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError
@@ -19,10 +20,14 @@ if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Model, cluster and job."""
+def add_job_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Model, cluster (or several) and job."""
     parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
-    parser.add_argument("cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28")
+    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28"
+    if several:
+        parser.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
+    else:
+        parser.add_argument("cluster", help=what)
     parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
     parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
@@ -41,17 +46,25 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
+    model, (cluster,), job = resolve_several(arguments, [arguments.cluster])
+    return model, cluster, job
+
+
+def resolve_several(
+    arguments: argparse.Namespace, clusters: Iterable[str]
+) -> tuple[Architecture, tuple[Cluster, ...], Job]:
+    """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
     from shardwise.cluster.load import load_cluster
     from shardwise.model.load import load_model
 
     changes = _changes(arguments.set)
-    model, cluster, job = _collect(
+    model, job, *found = collect(
         lambda: load_model(arguments.model),
-        lambda: load_cluster(arguments.cluster),
         lambda: _job(arguments, changes["job"]),
+        *(partial(load_cluster, text) for text in clusters),
     )
     model = _replace(model, changes["model"], "model")
-    return model, replace(cluster, chip=_changed_chip(cluster.chip, changes["chip"])), job
+    return model, tuple(replace(one, chip=_changed_chip(one.chip, changes["chip"])) for one in found), job
 
 
 def resolve_operations(arguments: argparse.Namespace) -> Operations:
@@ -71,7 +84,7 @@ def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
     return replace(changed, price_date=date, sources={**chip.sources, **own})
 
 
-def _collect(*makers: Callable[[], Any]) -> list[Any]:
+def collect(*makers: Callable[[], Any]) -> list[Any]:
     """Run all makers and raise all their problems at once."""
     made: list[Any] = []
     problems: list[str] = []
@@ -88,7 +101,7 @@ def _collect(*makers: Callable[[], Any]) -> list[Any]:
 def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     from shardwise.job import Job
 
-    batch, seq_len, tokens = _collect(
+    batch, seq_len, tokens = collect(
         lambda: parse_count(arguments.batch_tokens, what="--batch-tokens"),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
         lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,

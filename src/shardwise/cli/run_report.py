@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
+from shardwise.planning.compare import Limits
 from shardwise.units import format_bytes, format_count, format_energy, format_seconds, format_usd
 
 
@@ -23,6 +25,15 @@ def run_lines(run: Run) -> Iterator[str]:
         )
     yield f"{format_count(run.chip_hours)} chip-hours, {_dollars(run)}"
     yield _energy(run)
+
+
+def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:
+    """What a run that meets its limits leaves of them."""
+    if run is not None and limits.deadline_s is not None:
+        deadline = limits.deadline_s / SECONDS_PER_DAY
+        yield f"meets the deadline of {deadline:.1f} days with {deadline - run.days:.1f} to spare"
+    if run is not None and run.usd is not None and limits.budget_usd is not None:
+        yield f"within the budget of {format_usd(limits.budget_usd)} with {format_usd(limits.budget_usd - run.usd)} to spare"
 
 
 def _goodput(run: Run) -> str:
