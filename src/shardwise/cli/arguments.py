@@ -20,16 +20,23 @@ if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture
 
 
-def add_job_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Model, cluster (or several) and job."""
+def add_job_arguments(
+    parser: argparse.ArgumentParser, *, several: bool = False, sizes: tuple[str, str] = ("", "")
+) -> None:
+    """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
     parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
     what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28"
     if several:
         parser.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
     else:
         parser.add_argument("cluster", help=what)
-    parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
-    parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
+    batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
+    parser.add_argument(
+        "--batch-tokens", required=not batch, metavar="N", help=f"tokens of one global batch, such as 4Mi{batch}"
+    )
+    parser.add_argument(
+        "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
+    )
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
     parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision recipe (default: bf16)")
     parser.add_argument(
@@ -102,11 +109,17 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     from shardwise.job import Job
 
     batch, seq_len, tokens = collect(
-        lambda: parse_count(arguments.batch_tokens, what="--batch-tokens"),
+        lambda: (
+            parse_count(arguments.batch_tokens, what="--batch-tokens") if arguments.batch_tokens is not None else None
+        ),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
         lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
     )
-    given = {"global_batch_tokens": batch, "seq_len": seq_len, "tokens": tokens}
+    # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
+    seq_len = (
+        parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
+    )
+    given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
     job: Job = _replace(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
     return job
 
