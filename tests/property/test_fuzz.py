@@ -132,6 +132,21 @@ def test_pins(pins: list[str], maxima: list[str]) -> None:
     check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={most}" for most in maxima)])
 
 
+DEADLINES = st.sampled_from(["30d", "1h", "2w", "45min", "1e300d", "1e-300s", "0d", "-1d", "5m", "d", ""])
+BUDGETS = st.sampled_from(["2M", "500k", "$1", "1e308", "1e-300", "7 USD", "0", "-2M", "2 EUR", "", "USD"])
+
+
+@fuzzed(40)
+@given(
+    deadline=st.one_of(st.none(), DEADLINES, WORDS), budget=st.one_of(st.none(), BUDGETS, WORDS),
+    tokens=st.sampled_from([["--tokens=1T"], ["--tokens=1T"], []]),
+)  # fmt: skip
+def test_limits(deadline: str | None, budget: str | None, tokens: list[str]) -> None:
+    asked = [] if deadline is None else [f"--deadline={deadline}"]
+    asked += [] if budget is None else [f"--budget={budget}", "--set=chip.price_usd_per_hour=2"]
+    check(["plan", *ESTIMATE[1:], *tokens, *asked])
+
+
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": True, "attention_bias": False,

@@ -65,7 +65,7 @@ def _alternatives(
         if _shape(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
             seen.add(_shape(other.layout))
             picked.append(other)
-    if found.pareto and found.pareto[0].layout != found.best[0].layout:
+    if found.pareto and found.pareto[0].layout not in (one.layout for one in (found.best[0], *picked)):
         picked.append(found.pareto[0])
     for other in picked:
         priced = estimate(architecture, cluster, job, other.layout)
