@@ -43,6 +43,12 @@ EXPERT_PARALLEL = {
     "ep_fsdp": Case(ep=2, fsdp=2, zero_stage=2, **SIZES),
     "ep_tp_sp": Case(ep=2, tp_kv=2, zero_stage=3, sequence_parallel=True, **SIZES),
     "ep_cp": Case(ep=2, cp=2, zero_stage=3, **SIZES),
+    "whole": Case(tp_kv=2, whole_experts=True, zero_stage=0, **SIZES),
+    "whole_sp": Case(tp_kv=2, whole_experts=True, sequence_parallel=True, **SIZES),
+    "whole_ep": Case(ep=2, tp_kv=2, whole_experts=True, sequence_parallel=True, zero_stage=3, **SIZES),
+    "whole_all": Case(
+        dp=2, ep=2, cp=2, tp_kv=2, whole_experts=True, zero_stage=1, sequence_parallel=True, cp_variant="ring", **SIZES
+    ),
     "ep_all": Case(dp=2, fsdp=2, ep=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=3, sequence_parallel=True, **SIZES),
 }
 

@@ -18,6 +18,7 @@ from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, RECOMPUTES
 from shardwise.layout.legality import RULES
+from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 
 Ints = NDArray[np.int64]
@@ -68,10 +69,13 @@ class Choices(Limits):
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
 
-    @property
-    def modes(self) -> tuple[tuple[str, int], ...]:
-        """Ways to run the same degrees; the fastest is taken for each, the first of equals."""
-        return tuple(itertools.product(self.cp_variant, self.async_tp))
+    def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
+        """Ways to run the same degrees; the fastest is taken for each, the first of equals.
+
+        Where ep is limited it is the ep that is asked for, so experts are split by tp and not by a larger ep.
+        """
+        whole = (False, True) if architecture.num_experts and "ep" not in {**self.pins, **self.maxima} else (False,)
+        return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
@@ -182,6 +186,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
     # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
     columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
     legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
     index = np.nonzero(legal)
