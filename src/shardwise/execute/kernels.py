@@ -1,6 +1,7 @@
 """What each operation computes on one device's arrays, in NumPy.
 
-Arrays of a map come aligned: every operand has the union of the operands' dims, of size 1 where it lacks one.
+Arrays of a map come aligned: every operand has the union of the operands' dims, of size 1 where it lacks one. `width` is
+the size of the dims that a norm is taken over.
 """
 
 from __future__ import annotations
@@ -13,44 +14,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Sizes = Mapping[str, int]
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
+CLAMP, CLAMPED_SLOPE = (
+    7.0,
+    1.702,
+)  # of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 # AdamW's first step with the moments given; any values serve, the sharded and the unsharded run share them.
 LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 
 
-def _inverse_rms(squares: Array, sizes: Sizes, dim: str = "D") -> Array:
-    return 1.0 / np.sqrt(squares / sizes[dim] + NORM_EPSILON)
+def _inverse_rms(squares: Array, width: int) -> Array:
+    return 1.0 / np.sqrt(squares / width + NORM_EPSILON)
 
 
-def _rms_slope(squares: Array, sizes: Sizes, dim: str = "D") -> Array:
+def _rms_slope(squares: Array, width: int) -> Array:
     """How the inverse root mean square changes with the sum of squares."""
-    slope: Array = (-0.5 / sizes[dim]) * _inverse_rms(squares, sizes, dim) ** 3
+    slope: Array = (-0.5 / width) * _inverse_rms(squares, width) ** 3
     return slope
 
 
-def _centre(x: Array, total: Array, squares: Array, sizes: Sizes) -> tuple[Array, Array]:
-    """x without its mean over D, and the inverse standard deviation."""
-    mean = total / sizes["D"]
-    return x - mean, 1.0 / np.sqrt(squares / sizes["D"] - mean**2 + NORM_EPSILON)
+def _centre(x: Array, total: Array, squares: Array, width: int) -> tuple[Array, Array]:
+    """x without its mean, and the inverse standard deviation."""
+    mean = total / width
+    return x - mean, 1.0 / np.sqrt(squares / width - mean**2 + NORM_EPSILON)
 
 
-def _layer_norm(x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
-    centred, inverse = _centre(x, total, squares, sizes)
+def _layer_norm(x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
     return centred * inverse * weight
 
 
-def _layer_norm_dsum(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
-    centred, inverse = _centre(x, total, squares, sizes)
-    slope: Array = (-inverse + centred * (total / sizes["D"]) * inverse**3) / sizes["D"]
+def _layer_norm_dsum(dy: Array, x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
+    slope: Array = (-inverse + centred * (total / width) * inverse**3) / width
     return dy * weight * slope
 
 
-def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weight: Array, sizes: Sizes) -> Array:
-    centred, inverse = _centre(x, total, squares, sizes)
-    slope: Array = centred * (-0.5 / sizes["D"]) * inverse**3
+def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
+    slope: Array = centred * (-0.5 / width) * inverse**3
     return dy * weight * slope
 
 
@@ -69,6 +73,18 @@ def _sigmoid(x: Array) -> Array:
 def _silu_slope(x: Array) -> Array:
     s = _sigmoid(x)
     return s * (1.0 + x * (1.0 - s))
+
+
+def _clamped_gate(gate: Array) -> Array:
+    low = np.minimum(gate, CLAMP)
+    return low * _sigmoid(CLAMPED_SLOPE * low)
+
+
+def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
+    s = _sigmoid(CLAMPED_SLOPE * np.minimum(gate, CLAMP))
+    slope = s * (1.0 + CLAMPED_SLOPE * gate * (1.0 - s))
+    grown: Array = dy * (np.clip(up, -CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+    return grown
 
 
 _C = math.sqrt(2.0 / math.pi)
@@ -94,54 +110,57 @@ def _adamw(master: Array, first: Array, second: Array) -> Array:
 
 
 MAPS: Mapping[str, Callable[..., Array]] = {
-    "identity": lambda x, sizes: x,
-    "negate": lambda x, sizes: -x,
-    "scale": lambda x, factor, sizes: x * factor,
-    "scaled_sum": lambda x, factor, sizes: x * factor,
-    "sum_square": lambda x, sizes: x**2,
-    "sum_square_dx": lambda dy, x, sizes: 2 * x * dy,
-    "rms_norm": lambda x, squares, weight, sizes: x * _inverse_rms(squares, sizes) * weight,
-    "rms_norm_dx": lambda dy, squares, weight, sizes: dy * _inverse_rms(squares, sizes) * weight,
-    "rms_norm_dsquares": lambda dy, x, squares, weight, sizes: dy * x * weight * _rms_slope(squares, sizes),
-    "rms_norm_dweight": lambda dy, x, squares, sizes: dy * x * _inverse_rms(squares, sizes),
-    "head_norm": lambda x, squares, weight, sizes: x * _inverse_rms(squares, sizes, "H") * weight,
-    "head_norm_dx": lambda dy, squares, weight, sizes: dy * _inverse_rms(squares, sizes, "H") * weight,
-    "head_norm_dsquares": lambda dy, x, squares, weight, sizes: dy * x * weight * _rms_slope(squares, sizes, "H"),
-    "head_norm_dweight": lambda dy, x, squares, sizes: dy * x * _inverse_rms(squares, sizes, "H"),
-    "sum": lambda x, sizes: x,
-    "sum_to": lambda dy, sizes: dy,
+    "identity": lambda x, width: x,
+    "negate": lambda x, width: -x,
+    "scale": lambda x, factor, width: x * factor,
+    "scaled_sum": lambda x, factor, width: x * factor,
+    "sum_square": lambda x, width: x**2,
+    "sum_square_dx": lambda dy, x, width: 2 * x * dy,
+    "rms_norm": lambda x, squares, weight, width: x * _inverse_rms(squares, width) * weight,
+    "rms_norm_dx": lambda dy, squares, weight, width: dy * _inverse_rms(squares, width) * weight,
+    "rms_norm_dsquares": lambda dy, x, squares, weight, width: dy * x * weight * _rms_slope(squares, width),
+    "rms_norm_dweight": lambda dy, x, squares, width: dy * x * _inverse_rms(squares, width),
+    "sum": lambda x, width: x,
+    "sum_to": lambda dy, width: dy,
     "layer_norm": _layer_norm,
-    "layer_norm_dx": lambda dy, total, squares, weight, sizes: dy * weight * _centre(total, total, squares, sizes)[1],
+    "layer_norm_dx": lambda dy, total, squares, weight, width: dy * weight * _centre(total, total, squares, width)[1],
     "layer_norm_dsum": _layer_norm_dsum,
     "layer_norm_dsquares": _layer_norm_dsquares,
-    "layer_norm_dweight": lambda dy, x, total, squares, sizes: dy * np.multiply(*_centre(x, total, squares, sizes)),
-    "add_vector": lambda x, vector, sizes: x + vector,
-    "dispatch": lambda x, gates, sizes: x * (gates > 0),
-    "dispatch_dx": lambda dy, gates, sizes: dy * (gates > 0),
-    "handover": lambda x, sizes: x,
-    "combine": lambda gates, x, sizes: gates * x,
-    "combine_dgates": lambda dy, x, sizes: dy * x,
-    "combine_dx": lambda dy, gates, sizes: dy * gates,
-    "rotary": lambda x, positions, sizes: _rotate(x, positions, 1.0),
-    "rotary_back": lambda x, positions, sizes: _rotate(x, positions, -1.0),
-    "swiglu": lambda gate, up, sizes: gate * _sigmoid(gate) * up,
-    "swiglu_dgate": lambda dy, gate, up, sizes: dy * up * _silu_slope(gate),
-    "swiglu_dup": lambda dy, gate, sizes: dy * gate * _sigmoid(gate),
-    "geglu": lambda gate, up, sizes: _gelu(gate) * up,
-    "geglu_dgate": lambda dy, gate, up, sizes: dy * up * _gelu_slope(gate),
-    "geglu_dup": lambda dy, gate, sizes: dy * _gelu(gate),
-    "gelu": lambda x, sizes: _gelu(x),
-    "gelu_dx": lambda dy, x, sizes: dy * _gelu_slope(x),
-    "relu": lambda x, sizes: np.maximum(x, 0.0),
-    "relu_dx": lambda dy, x, sizes: dy * (x > 0),
-    "maximum": lambda logits, sizes: logits,
-    "sum_exp": lambda logits, largest, sizes: np.exp(logits - largest),
-    "sum_exp_dx": lambda dy, logits, largest, sizes: dy * np.exp(logits - largest),
-    "token_loss": lambda total, largest, target, sizes: np.log(total) + largest - target,
-    "token_loss_dsum": lambda dy, total, sizes: dy / total,
-    "adamw_first": lambda first, grad, sizes: BETA_1 * first + (1 - BETA_1) * grad,
-    "adamw_second": lambda second, grad, sizes: BETA_2 * second + (1 - BETA_2) * grad**2,
-    "adamw_master": lambda master, first, second, sizes: _adamw(master, first, second),
+    "layer_norm_dweight": lambda dy, x, total, squares, width: dy * np.multiply(*_centre(x, total, squares, width)),
+    "add_vector": lambda x, vector, width: x + vector,
+    "dispatch": lambda x, gates, width: x * (gates > 0),
+    "dispatch_dx": lambda dy, gates, width: dy * (gates > 0),
+    "handover": lambda x, width: x,
+    "combine": lambda gates, x, width: gates * x,
+    "combine_dgates": lambda dy, x, width: dy * x,
+    "combine_dx": lambda dy, gates, width: dy * gates,
+    "sigmoid_gate": lambda x, logit, width: x * _sigmoid(logit),
+    "sigmoid_gate_dx": lambda dy, logit, width: dy * _sigmoid(logit),
+    "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit) * _sigmoid(-logit),
+    "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
+    "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
+    "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
+    "swiglu": lambda gate, up, width: gate * _sigmoid(gate) * up,
+    "swiglu_dgate": lambda dy, gate, up, width: dy * up * _silu_slope(gate),
+    "swiglu_dup": lambda dy, gate, width: dy * gate * _sigmoid(gate),
+    "geglu": lambda gate, up, width: _gelu(gate) * up,
+    "geglu_dgate": lambda dy, gate, up, width: dy * up * _gelu_slope(gate),
+    "geglu_dup": lambda dy, gate, width: dy * _gelu(gate),
+    "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -CLAMP, CLAMP) + 1.0),
+    "clamped_swiglu_dgate": _clamped_swiglu_dgate,
+    "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= CLAMP),
+    "gelu": lambda x, width: _gelu(x),
+    "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
+    "relu": lambda x, width: np.maximum(x, 0.0),
+    "relu_dx": lambda dy, x, width: dy * (x > 0),
+    "maximum": lambda logits, width: logits,
+    "sum_exp": lambda logits, largest, width: np.exp(logits - largest),
+    "sum_exp_dx": lambda dy, logits, largest, width: dy * np.exp(logits - largest),
+    "token_loss": lambda total, largest, target, width: np.log(total) + largest - target,
+    "token_loss_dsum": lambda dy, total, width: dy / total,
+    "adamw_first": lambda first, grad, width: BETA_1 * first + (1 - BETA_1) * grad,
+    "adamw_second": lambda second, grad, width: BETA_2 * second + (1 - BETA_2) * grad**2,
+    "adamw_master": lambda master, first, second, width: _adamw(master, first, second),
 }
 
 
@@ -170,13 +189,15 @@ def _scores(q: Array, k: Array, positions: Array) -> Array:
     return np.where(_mask(positions, k.shape[1]), scores, -np.inf)
 
 
-def attention(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array, Array]:
-    """Causal attention: output [B,T,K,G,H] and log-sum-exp [B,T,K,G]."""
+def attention(q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> tuple[Array, Array]:
+    """Causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G], in which a sink's logit [K,G] counts as a key's."""
     scores = _scores(q, k, positions)
     largest = scores.max(axis=-1, keepdims=True)
     lse = largest[..., 0] + np.log(np.exp(scores - largest).sum(axis=-1))
+    if sinks is not None:
+        lse = np.logaddexp(lse, sinks[:, :, None])
     weights = np.exp(scores - lse[..., None])
-    return np.einsum("bkgts,bskh->btkgh", weights, v), np.einsum("bkgt->btkg", lse)
+    return np.einsum("bkgts,bsku->btkgu", weights, v), np.einsum("bkgt->btkg", lse)
 
 
 def attention_gradient(
@@ -184,8 +205,8 @@ def attention_gradient(
 ) -> tuple[Array, Array, Array]:
     """dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
     weights = np.exp(_scores(q, k, positions) - np.einsum("btkg->bkgt", lse)[..., None])
-    dv = np.einsum("bkgts,btkgh->bskh", weights, dy)
-    dweights = np.einsum("btkgh,bskh->bkgts", dy, v)
-    row = np.einsum("btkgh,btkgh->bkgt", dy, out)[..., None]
+    dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
+    dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
+    row = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]
     dscores = weights * (dweights - row) / math.sqrt(q.shape[-1])
     return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv

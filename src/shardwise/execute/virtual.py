@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +15,11 @@ from shardwise.layout.derive import Communicate, Compute, Step
 from shardwise.model.operations import (
     Accumulate,
     Contract,
+    Join,
     Lookup,
     Map,
     Operation,
+    Part,
     Route,
     RouteGradient,
     Scan,
@@ -220,6 +223,10 @@ class _Kernel:
             return (np.add.reduce(np.stack(arrays)),)
         if isinstance(operation, Map):
             return (self.map(operation, arrays),)
+        if isinstance(operation, Join):
+            return (self.join(operation, arrays),)
+        if isinstance(operation, Part):
+            return (self.part(operation, *arrays),)
         if isinstance(operation, Lookup):
             return (self.lookup(operation, *arrays),)
         if isinstance(operation, Scatter):
@@ -244,7 +251,7 @@ class _Kernel:
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]
         union = list(dict.fromkeys([*out.dims, *(d for s in self.placed.inputs for d in s.dims)]))
-        union.sort(key="EBTVFMKGHD".find)
+        union.sort(key="EBTVFMSKGHIRUCQJPD".index)
         aligned = []
         for spec, array in zip(self.placed.inputs, arrays, strict=True):
             order = [d for d in union if d in spec.dims]
@@ -254,7 +261,7 @@ class _Kernel:
         result = (
             sum(aligned[1:], aligned[0])
             if function == "add"
-            else kernels.MAPS[function](*aligned, sizes=self.devices.sizes)
+            else kernels.MAPS[function](*aligned, width=math.prod(self.devices.sizes[d] for d in operation.over))
         )
         summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
         if summed:
@@ -263,6 +270,32 @@ class _Kernel:
         local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
         result = np.broadcast_to(result, [local[d] for d in kept])
         return np.array(np.transpose(result, [kept.index(d) for d in out.dims]))
+
+    def join(self, operation: Join, arrays: list[Array]) -> Array:
+        """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
+        out = self.placed.outputs[0]
+        local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+        (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
+        repeated = []
+        for spec, own, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):
+            dims = [own if i == joined else d for i, d in enumerate(out.dims)]
+            shape = [array.shape[spec.dims.index(d)] if d in spec.dims else 1 for d in dims]
+            order = [spec.dims.index(d) for d in dims if d in spec.dims]
+            whole = [shape[i] if i == joined else local[d] for i, d in enumerate(out.dims)]
+            repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), whole))
+        return np.concatenate(repeated, axis=joined)
+
+    def part(self, operation: Part, dy: Array) -> Array:
+        spec, like = self.placed.inputs[0], self.placed.outputs[0]
+        sizes = [self.devices.sizes[dim] for dim in operation.parts]
+        start = sum(sizes[: operation.position])
+        joined = spec.dims.index(operation.joined)
+        own = operation.parts[operation.position]
+        taken = dy[(slice(None),) * joined + (slice(start, start + sizes[operation.position]),)]
+        dims = [own if d == operation.joined else d for d in spec.dims]
+        summed = taken.sum(axis=tuple(i for i, d in enumerate(dims) if d not in like.dims))
+        kept = [d for d in dims if d in like.dims]
+        return np.array(np.transpose(summed, [kept.index(d) for d in like.dims]))
 
     def rows(self, table: Spec, dim: str, index: Array, size: int) -> tuple[Array, Array]:
         """Row numbers within this device's part of the table, and which of them it has."""

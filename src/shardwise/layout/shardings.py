@@ -68,9 +68,10 @@ def expert_spec(family: Family, dims: tuple[str, ...]) -> Spec:
 
 
 def weight_use(dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding where it is used. Experts' matrices are split by expert; the router keeps all its rows."""
+    """A weight's sharding where it is used. What leads with E is an expert's own and is split by expert; the router, whose
+    columns or only dim are the experts, stays whole."""
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
-    return Spec.of(dims, {**split, "E": EXPERT} if "E" in dims and "M" in dims else split)
+    return Spec.of(dims, {**split, "E": EXPERT} if dims[0] == "E" and len(dims) > 1 else split)
 
 
 def weight_shard(family: Family, dims: tuple[str, ...]) -> Spec:

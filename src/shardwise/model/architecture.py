@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, require
 
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu"]
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
-GATED = ("swiglu", "geglu")
+NormWidth = Literal["head", "projection"]
+GATED = ("swiglu", "geglu", "clamped_swiglu")
+BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
 MOST = 10**9  # of any size: far above any model, and products of sizes stay finite
 
 
@@ -18,8 +20,11 @@ MOST = 10**9  # of any size: far above any model, and products of sizes stay fin
 class Structure:
     """What a decoder block is made of, without its sizes: all that a derivation reads of an architecture.
 
-    `bias` sets: which projections have one ("qkv", "attention_out", "mlp"). `qk_norm` normalises each query and key head,
-    `post_norms` normalise what attention and MLP add to the residual stream, `parallel` blocks feed both from one norm.
+    `bias` sets: which projections have one (of `BIASED`). `qk_norm` normalises queries and keys, over each head or over the
+    whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025).
+    `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `embedding_norm`
+    what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each (`separate_norms`).
+    `shared_gate` weights the shared expert by a sigmoid of each token.
     """
 
     mlp: MlpKind = "swiglu"
@@ -28,20 +33,28 @@ class Structure:
     positions: PositionKind = "rotary"
     bias: frozenset[str] = frozenset()
     qk_norm: bool = False
+    qk_norm_over: NormWidth = "head"
+    sinks: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    embedding_norm: bool = False
     parallel: bool = False
+    separate_norms: bool = False
+    shared_gate: bool = False
     experts: bool = False
     shared_experts: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {"mlp": get_args(MlpKind), "norm": get_args(NormKind), "positions": get_args(PositionKind)}
+        allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
         problems = [
-            f"model: {name} is {getattr(self, name)!r}; one of {', '.join(values)} is required"
-            for name, values in allowed.items()
-            if getattr(self, name) not in values
+            f"model: {name} is {getattr(self, name)!r}; one of {', '.join(get_args(kind))} is required"
+            for name, kind in allowed.items()
+            if getattr(self, name) not in get_args(kind)
         ]
-        unknown = sorted(set(self.bias) - {"qkv", "attention_out", "mlp"})
-        problems += [f"model: bias names {name!r}; qkv, attention_out or mlp is required" for name in unknown]
+        unknown = sorted(set(self.bias) - set(BIASED))
+        problems += [f"model: bias names {name!r}; one of {', '.join(BIASED)} is required" for name in unknown]
+        if self.shared_gate and not self.shared_experts:
+            problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
         require(problems)
 
     @property
@@ -52,8 +65,7 @@ class Structure:
         """An architecture of this structure whose sizes do not count: derivations do not read them."""
         return Architecture(
             name="sizeless", num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1,
-            mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=tuple(sorted(self.bias)),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, max_positions=1,
+            **_alike(self), bias=tuple(sorted(self.bias)), max_positions=1,
             num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
             shared_expert_width=1 if self.shared_experts else 0,
         )  # fmt: skip
@@ -82,8 +94,14 @@ class Architecture:
     positions: PositionKind = "rotary"
     bias: tuple[str, ...] = ()
     qk_norm: bool = False
+    qk_norm_over: NormWidth = "head"
+    sinks: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    embedding_norm: bool = False
     parallel: bool = False
+    separate_norms: bool = False
+    shared_gate: bool = False
     max_positions: int | None = None
     sliding_window: int | None = None
     global_every: int = 0
@@ -136,8 +154,7 @@ class Architecture:
     def structure(self) -> Structure:
         """What derivations read."""
         return Structure(
-            mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=frozenset(self.bias),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, experts=bool(self.num_experts),
+            **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width),
         )  # fmt: skip
 
@@ -173,3 +190,11 @@ class Architecture:
         share = self.sliding_window / seq_len
         num_global = self.num_layers // self.global_every if self.global_every else 0
         return ((full, num_global), (share - share**2 / 2, self.num_layers - num_global))
+
+
+ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias"})
+
+
+def _alike(value: Structure | Architecture) -> dict[str, Any]:
+    """The fields that a structure and an architecture have in common, but for the kind of set that `bias` is."""
+    return {name: getattr(value, name) for name in ALIKE}

@@ -61,9 +61,10 @@ def _map(
     name: str,
     dims: Iterable[str],
     role: Role = Role.ACTIVATION,
+    over: tuple[str, ...] = ("D",),
 ) -> str:
     reduction = "max" if function == "maximum" else "sum"
-    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction))
+    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction, over))
 
 
 def _contract(
@@ -72,7 +73,7 @@ def _contract(
     return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))
 
 
-def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str) -> str:
+def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION) -> str:
     """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
     operands = [x]
     if architecture.norm == "layer":
@@ -81,21 +82,21 @@ def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str
     function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
     weight = builder.weight(f"{name}.weight", "D")
     if not architecture.norm_bias:
-        return _map(builder, function, [*operands, weight], f"{name}.out", HIDDEN)
+        return _map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
     scaled = _map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    return _map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN)
+    return _map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN, role)
 
 
 def _embedding(builder: ProgramBuilder, architecture: Architecture) -> str:
     table = builder.weight("embedding", ("V", "D"))
     ids = builder.input("ids", TOKENS, Role.CONSTANT)
-    embedded = builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
-    if architecture.positions != "learned":
-        return embedded
-    places = builder.weight("position_embedding", ("P", "D"))
-    positions = builder.input("positions", "T", Role.CONSTANT)
-    rows = builder.add(Lookup((places, positions), (builder.tensor("places", ("T", "D"), Role.ACTIVATION),), "P"))
-    return _map(builder, "add_vector", [embedded, rows], "placed", HIDDEN, Role.RESIDUAL)
+    x = builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
+    if architecture.positions == "learned":
+        places = builder.weight("position_embedding", ("P", "D"))
+        positions = builder.input("positions", "T", Role.CONSTANT)
+        rows = builder.add(Lookup((places, positions), (builder.tensor("places", ("T", "D"), Role.ACTIVATION),), "P"))
+        x = _map(builder, "add_vector", [x, rows], "placed", HIDDEN, Role.RESIDUAL)
+    return _norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 
 
 class _Block:
@@ -105,13 +106,14 @@ class _Block:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
 
     def build(self, x: str) -> str:
-        y = self.norm(x, "attention_norm")
+        y = self.before(x, "attention_norm")
         attended = self.after(self.attention(y), "attention_post_norm")
         if self.architecture.parallel:
-            both = self.map("add", [attended, self.feed_forward(y)], "both", HIDDEN)
+            z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
+            both = self.map("add", [attended, self.feed_forward(z)], "both", HIDDEN)
             return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
         middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
-        mlp = self.after(self.feed_forward(self.norm(middle, "mlp_norm")), "mlp_post_norm")
+        mlp = self.after(self.feed_forward(self.before(middle, "mlp_norm")), "mlp_post_norm")
         return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
     def attention(self, y: str) -> str:
@@ -124,9 +126,11 @@ class _Block:
             self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
         )
-        attended = self.builder.add(Scan((q, k, v, positions), outputs))
-        out = self.contract(attended, "wo", ("K", "G", "H", "D"), "attention_out", HIDDEN)
-        return self.biased(out, "attention_out", "attention_out", "D", HIDDEN)
+        attended = self.builder.add(Scan((q, k, v, positions, *self.sinks()), outputs))
+        return self.leaving(attended, "wo", ("K", "G", "H", "D"), "attention_out", "attention_out")
+
+    def sinks(self) -> tuple[str, ...]:
+        return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
@@ -135,7 +139,12 @@ class _Block:
             gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
         act = self.map(self.architecture.mlp, inputs, "act", hidden)
-        return self.biased(self.contract(act, "w_down", ("F", "D"), "mlp_out", HIDDEN), "mlp", "mlp_out", "D", HIDDEN)
+        return self.leaving(act, "w_down", ("F", "D"), "mlp", "mlp_out")
+
+    def leaving(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
+        """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
+        role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
+        return self.biased(self.contract(x, weight, weight_dims, name, HIDDEN, role), which, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
@@ -148,31 +157,40 @@ class _Block:
 
     def experts(self, y: str) -> str:
         """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
-        logits = self.contract(y, "router", ("E", "D"), "router_logits", (*TOKENS, "E"))
+        choices, rows, wide = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
+        logits = self.contract(y, "router", ("D", "E"), "router_logits", choices)
+        logits = self.biased(logits, "router", "router_logits", "E", choices)
         gates = self.builder.add(
-            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", (*TOKENS, "E"), Role.ACTIVATION),))
+            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", choices, Role.ACTIVATION),))
         )
-        rows, wide = ("E", *HIDDEN), ("E", *TOKENS, "M")
         sent = self.map("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
         sent = self.map("handover", [sent], RECEIVED, rows, Role.ROUTED)
-        inputs = [self.contract(sent, "experts_up", ("E", "M", "D"), "experts_up_out", wide, Role.ROUTED)]
+        inputs = [self.expert(sent, "up", wide)]
         if self.architecture.structure.gated:
-            inputs.insert(
-                0, self.contract(sent, "experts_gate", ("E", "M", "D"), "experts_gate_out", wide, Role.ROUTED)
-            )
+            inputs.insert(0, self.expert(sent, "gate", wide))
         act = self.map(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
-        out = self.contract(act, "experts_down", ("E", "M", "D"), "experts_out", rows, Role.ROUTED)
-        back = self.map("handover", [out], RETURNED, rows, Role.ROUTED)
+        back = self.map("handover", [self.expert(act, "down", rows)], RETURNED, rows, Role.ROUTED)
         return self.map("combine", [gates, back], "combined", HIDDEN)
 
+    def expert(self, x: str, which: str, dims: tuple[str, ...]) -> str:
+        """A product of every expert, and its bias; sums that a bias is added to are whole where the experts are."""
+        partial = "experts" in self.architecture.bias and dims[-1] == "D"
+        name = f"experts_{which}_{RECEIVED}" if partial else f"experts_{which}_out"
+        out = self.contract(x, f"experts_{which}", ("E", "M", "D"), name, dims, Role.ROUTED)
+        return self.biased(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
+
     def shared(self, y: str) -> str:
-        """An expert that every token takes."""
+        """An expert that every token takes, all of it or as much as its gate says."""
         hidden = (*TOKENS, "S")
         inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
         if self.architecture.structure.gated:
             inputs.insert(0, self.contract(y, "shared_gate", ("S", "D"), "shared_gate_out", hidden))
         act = self.map(self.architecture.mlp, inputs, "shared_act", hidden)
-        return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
+        if not self.architecture.shared_gate:
+            return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
+        logit = self.contract(y, "shared_expert_gate", "D", "shared_logit", TOKENS)
+        out = self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN, Role.RESIDUAL)
+        return self.map("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
 
     def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Queries, keys or values, flat heads before anything is done to them."""
@@ -183,9 +201,11 @@ class _Block:
     def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
-        squares = self.map("sum_square", [x], f"{name}_squares", dims[:-1], Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", "H")
-        return self.map("head_norm", [x, squares, weight], f"{name}_normed", dims)
+        over = ("H",) if self.architecture.qk_norm_over == "head" else dims[2:]
+        rows = tuple(dim for dim in dims if dim not in over)
+        squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over)
+        return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
     def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if self.architecture.positions != "rotary":
@@ -193,12 +213,17 @@ class _Block:
         positions = self.builder.input("positions", "T", Role.CONSTANT)
         return self.map("rotary", [x, positions], name, dims)
 
-    def biased(self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...]) -> str:
+    def biased(
+        self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...], role: Role = Role.ACTIVATION
+    ) -> str:
         """`x` plus its bias, where the structure has one."""
         if which not in self.architecture.bias:
             return x
         vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
-        return self.map("add_vector", [x, vector], f"{name}_biased", dims)
+        return self.map("add_vector", [x, vector], f"{name}_biased", dims, role)
+
+    def before(self, x: str, name: str) -> str:
+        return self.norm(x, name) if self.architecture.pre_norms else x
 
     def after(self, x: str, name: str) -> str:
         return self.norm(x, name) if self.architecture.post_norms else x
@@ -207,9 +232,10 @@ class _Block:
         return _norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
 
     def map(
-        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
-    ) -> str:
-        return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role)
+        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
+        over: tuple[str, ...] = ("D",),
+    ) -> str:  # fmt: skip
+        return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role, over)
 
     def contract(
         self,

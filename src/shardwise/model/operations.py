@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardwise.model.functions import FUNCTIONS, LINEAR_IN_FIRST
 from shardwise.sharding.einsum import contract
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import Local, Polynomial, product
+from shardwise.symbolic import Local, Polynomial, product, total
 
 Dims = tuple[str, ...]
 
@@ -96,10 +96,14 @@ class Contract(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Map(Operation):
-    """`result = function(*inputs)` elementwise over the union of their dims, reduced over the dims the result lacks."""
+    """`result = function(*inputs)` elementwise over the union of their dims, reduced over the dims the result lacks.
+
+    `over` are the dims that a norm is taken over: their size is all that the function knows of them.
+    """
 
     function: str = "identity"
     reduction: str = "sum"
+    over: Dims = ("D",)
 
     @property
     def kind(self) -> str:
@@ -143,7 +147,7 @@ class Map(Operation):
         for name, gradient in zip(self.inputs, FUNCTIONS[self.function].gradients, strict=True):
             if gradient is not None:
                 operands = tuple(self.inputs[i] for i in gradient.operands)
-                found.append((name, Map((dy, *operands), ("?",), gradient.function)))
+                found.append((name, Map((dy, *operands), ("?",), gradient.function, over=self.over)))
         return found
 
     def flops(self, placed: Placed) -> Polynomial:
@@ -176,6 +180,64 @@ class Accumulate(Operation):
 
     def flops(self, placed: Placed) -> Polynomial:
         return placed.outputs[0].local_elements() * float(len(placed.inputs) - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Operation):
+    """The operands one after the other along a dim of the result's own; `parts` are their own dims, in order.
+
+    An operand that lacks another dim of the result is repeated along it (a key's rotary part is one for all heads).
+    """
+
+    parts: Dims = ()
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        fullest = max(specs, key=lambda spec: len(spec.dims))
+        rows = {d: fullest.axes_of(d) for d in fullest.dims if d not in self.parts}
+        aligned = tuple(Spec.of(s.dims, {d: a for d, a in rows.items() if d in s.dims}) for s in specs)
+        return Placed(aligned, (Spec.of(dims[self.outputs[0]], rows),))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        (whole,) = self.outputs
+        joined = next(d for d in dims[whole] if all(d not in dims[name] for name in self.inputs))
+        return [
+            (name, Part((cotangents[whole], name), ("?",), self.parts, joined, position))
+            for position, name in enumerate(self.inputs)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Operation):
+    """The transpose of a join: one operand's part along `joined`, summed over the dims that the operand lacks.
+
+    The second input gives the shape only.
+    """
+
+    parts: Dims
+    joined: str
+    position: int
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.inputs[:-1]
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        dy, like = specs
+        summed = {a for d in dy.dims if d not in (*like.dims, self.joined) for a in dy.axes_of(d)}
+        rows = {d: dy.axes_of(d) for d in like.dims if d in dy.dims}
+        return Placed((dy, like), (Spec.of(like.dims, rows, summed | set(dy.partial)),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +300,10 @@ class Scatter(Operation):
 class Scan(Operation):
     """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions) -> (output, log-sum-exp).
 
-    Shapes: q[B,T,K,G,H], k and v[B,T,K,H], positions[T]. Keys and values are needed whole along T where q is split
-    (all-gather context parallelism); heads and batch are independent. Source: Dao et al. 2022; S1, "ring attention".
+    Shapes: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T]. Keys and values are
+    needed whole along T where q is split (all-gather context parallelism); heads and batch are independent.
+    A fifth input, sinks[K,G], adds a logit to each head's softmax that no value goes with (OpenAI 2025, gpt-oss).
+    Source: Dao et al. 2022; S1, "ring attention".
     """
 
     sequence: str = "T"
@@ -252,20 +316,25 @@ class Scan(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        q, k, v, positions = specs
+        q, k, v, positions, *sinks = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
-        keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims}
+        keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
         positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
-        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), positions)
-        return Placed(used, (q, Spec.of(q.dims[:-1], {d: q.axes_of(d) for d in q.dims[:-1]})))
+        heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
+        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), positions, *heads)
+        rows = {d: q.axes_of(d) for d in q.dims[:-1]}
+        return Placed(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
-        whole = ScanGradient((*self.inputs, out, lse, cotangents[out]), ("?0", "?1", "?2"), self.sequence, self.heads)
-        return [(name, whole) for name in self.inputs[:3]]
+        read = (*self.inputs[:4], out, lse, cotangents[out])
+        whole = ScanGradient(read, ("?0", "?1", "?2"), self.sequence, self.heads)
+        # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
+        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[4:]]
+        return [*((name, whole) for name in self.inputs[:3]), *sinks]
 
     def flops(self, placed: Placed) -> Polynomial:
-        return _attention_flops(placed.inputs[0], placed.inputs[1], self.sequence, products=2)
+        return _attention_flops(placed, self.sequence, over_keys=1, over_values=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,20 +355,23 @@ class ScanGradient(Operation):
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
         forward = Scan((), (), self.sequence, self.heads).place(specs[:4], dims, fixed)
-        q, k = forward.inputs[:2]
+        q, k, v = forward.inputs[:3]
+        out, lse = forward.outputs
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
-        dk = k.with_partial(summed)
-        return Placed((*forward.inputs, q, forward.outputs[1], q), (q, dk, dk))
+        return Placed((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
 
     def flops(self, placed: Placed) -> Polynomial:
-        return _attention_flops(placed.inputs[0], placed.inputs[1], self.sequence, products=5)
+        """Scores again, and from them dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
+        return _attention_flops(placed, self.sequence, over_keys=3, over_values=2)
 
 
-def _attention_flops(q: Spec, k: Spec, sequence: str, *, products: int) -> Polynomial:
+def _attention_flops(placed: Placed, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
     """2 FLOPs per element of each product over the part of the scores that is not masked: the symbol `span` is its share,
     a half for causal attention (the diagonal's half is dropped), less with a sliding window."""
-    sizes = [Local(d, q.axes_of(d)) for d in q.dims] + [Local(sequence, k.axes_of(sequence))]
-    return product([*sizes, "span"], 2.0 * products)
+    q, k, v = placed.inputs[:3]
+    scores = [Local(d, q.axes_of(d)) for d in q.dims[:-1]] + [Local(sequence, k.axes_of(sequence))]
+    widths = ((q.dims[-1], over_keys), (v.dims[-1], over_values))
+    return total(product([*scores, Local(width, ()), "span"], 2.0 * products) for width, products in widths)
 
 
 @dataclass(frozen=True, slots=True)
