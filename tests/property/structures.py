@@ -6,6 +6,8 @@ from typing import Any
 
 Structure = tuple[tuple[str, Any], ...]
 
+LATENT: Structure = (("kv_lora_rank", 8), ("rope_head_dim", 2), ("v_head_dim", 3), ("head_dim", 5))
+
 STRUCTURES: dict[str, Structure] = {
     "qk_norm": (("qk_norm", True),),
     "qkv_bias": (("bias", ("qkv",)),),
@@ -19,6 +21,16 @@ STRUCTURES: dict[str, Structure] = {
     "no_positions": (("positions", "none"),),
     "experts": (("num_experts", 4), ("experts_per_token", 2)),
     "experts_and_a_shared_one": (("num_experts", 4), ("experts_per_token", 1), ("shared_expert_width", 4), ("mlp", "gelu")),
+    "latent_attention": (*LATENT, ("q_lora_rank", 8)),
+    "latent_keys_alone": LATENT,
+    "leading_dense_layers": (
+        ("num_experts", 4), ("experts_per_token", 2), ("num_layers", 2), ("num_dense_layers", 1), ("dense_d_ff", 8),
+    ),
+    "multi_token_prediction": (("num_predict_layers", 2),),
+    "deepseek_v3": (
+        *LATENT, ("q_lora_rank", 8), ("num_experts", 4), ("experts_per_token", 2), ("shared_expert_width", 4),
+        ("num_layers", 2), ("num_dense_layers", 1), ("dense_d_ff", 8), ("num_predict_layers", 1),
+    ),
     "norms_and_bias": (("qk_norm", True), ("post_norms", True), ("bias", ("qkv",))),
     "projection_norm": (("qk_norm", True), ("qk_norm_over", "projection")),
     "post_norms_only": (("qk_norm", True), ("qk_norm_over", "projection"), ("pre_norms", False), ("post_norms", True)),

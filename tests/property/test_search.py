@@ -33,6 +33,12 @@ SMALL = Architecture(
     head_dim=64,
     vocab_size=32000,
 )
+# Latent attention, leading dense layers on more than one stage, a shared expert, multi-token prediction
+DEEP = dataclasses.replace(
+    SMALL, name="deep", num_layers=9, num_kv_heads=12, head_dim=96, rope_head_dim=32, v_head_dim=64, kv_lora_rank=128,
+    q_lora_rank=256, d_ff=512, num_experts=16, experts_per_token=2, shared_expert_width=512, num_dense_layers=3,
+    dense_d_ff=2048, num_predict_layers=1,
+)  # fmt: skip
 JOB = Job(global_batch_tokens=24 * 1024, seq_len=1024)
 CHOICES = Choices(micro_batch_seqs=(1, 2, 3, 5), num_virtual_stages=(1, 2, 3))
 CLUSTERS = ("h100:16", "tpu-v5e:4x4", "h100:24")
@@ -127,6 +133,7 @@ def test_counts_equal_a_recount(cluster_name: str) -> None:
 ROWS = [
     ("small", "h100:16", JOB),
     ("small", "tpu-v5e:4x4", JOB),
+    ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024)),
     ("llama-3-70b", "h100:512", Job(global_batch_tokens=4 * 2**20, seq_len=8192)),
     ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("qwen3-30b-a3b", "tpu-v5p:4x4x4", Job(global_batch_tokens=2**20, seq_len=4096)),
@@ -140,7 +147,7 @@ ROWS = [
 )
 def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
     """Vectorised tables and the plain evaluation of one layout agree on random rows of all kinds."""
-    architecture = SMALL if model == "small" else load_model(model)
+    architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
     rows = search(architecture, cluster, job, sample=220, seed=len(overlap)).sampled

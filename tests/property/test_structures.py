@@ -27,6 +27,9 @@ def cased(case: Case, name: str) -> Case:
     tied = fields.pop("tied_embeddings", False)
     if fields.get("sinks"):  # ZeRO shards their dim G, which the layout then has to divide
         own["query_heads_per_rank"] = case.fsdp * case.ep * case.cp
+    if "kv_lora_rank" in fields:  # a key for each query head
+        tp = case.tp_kv * case.tp_rep
+        case = dataclasses.replace(case, tp_kv=tp, tp_rep=1, query_heads_per_rank=1)
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 

@@ -71,19 +71,19 @@ class Case:
     def architecture(self) -> Architecture:
         tp = self.tp_kv * self.tp_rep
         num_kv_heads = self.kv_heads_per_rank * self.tp_kv
-        return Architecture(
-            name="small",
-            num_layers=self.num_layers,
-            d_model=self.width * self.fsdp * self.ep * self.cp,
-            d_ff=self.hidden * tp,
-            num_heads=num_kv_heads * self.query_heads_per_rank * self.tp_rep,
-            num_kv_heads=num_kv_heads,
-            head_dim=2 * self.half_head_dim,
-            vocab_size=self.vocab * tp,
-            mlp=self.mlp,  # type: ignore[arg-type]
-            tied_embeddings=self.tied,
-            **dict(self.structure),
-        )
+        fields: dict[str, Any] = {
+            "name": "small",
+            "num_layers": self.num_layers,
+            "d_model": self.width * self.fsdp * self.ep * self.cp,
+            "d_ff": self.hidden * tp,
+            "num_heads": num_kv_heads * self.query_heads_per_rank * self.tp_rep,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": 2 * self.half_head_dim,
+            "vocab_size": self.vocab * tp,
+            "mlp": self.mlp,
+            "tied_embeddings": self.tied,
+        }
+        return Architecture(**{**fields, **dict(self.structure)})
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -101,17 +101,17 @@ class Case:
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             state[f"{name}.first"] = rng.normal(size=shape)
             state[f"{name}.second"] = rng.random(size=shape)
+        return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
+
+    def batch(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """One micro-batch: for the model and for each module of multi-token prediction."""
         tokens = (sizes["B"], sizes["T"])
-        batches = [
-            {
-                "ids": self.ids(rng, tokens, sizes["V"]),
-                "targets": rng.integers(sizes["V"], size=tokens),
-                "positions": np.arange(sizes["T"]),
-                "loss_scale": np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches)),
-            }
-            for _ in range(self.num_micro_batches)
-        ]
-        return state, batches
+        found: dict[str, Any] = {"positions": np.arange(sizes["T"])}
+        for prefix in ("", *(f"predict{i}." for i in range(self.architecture.num_predict_layers))):
+            found[f"{prefix}ids"] = self.ids(rng, tokens, sizes["V"])
+            found[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
+            found[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
+        return found
 
     def ids(self, rng: np.random.Generator, shape: tuple[int, int], vocab: int) -> Any:
         """Random tokens, the first two of a sequence different.
@@ -215,8 +215,10 @@ class _Chain:
     def __init__(self, case: Case, change: Change) -> None:
         assert not case.tied, "tied weights are one tensor of two units"
         self.case = case
+        self.num_dense = case.architecture.num_dense_layers
         units = {name: change(unit) for name, unit in derive(case.architecture, case.family).items()}
-        names = [("embedding", ""), *(("block", f"{i}.") for i in range(case.num_layers)), ("head", "")]
+        layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
+        names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
         self.links = [
             (units[name], prefix, StrictDevices(case.mesh, case.sizes, unit=units[name])) for name, prefix in names
         ]

@@ -49,7 +49,7 @@ def _layout(plan: Plan) -> str:
         f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
     ]
     if layout.pp > 1:
-        layers = layers_per_stage(plan.model.num_layers, layout.pp, layout.num_virtual_stages)
+        layers = layers_per_stage(plan.model, layout.pp, layout.num_virtual_stages)
         lines.append(
             f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {_runs(layers)}"
         )

@@ -8,22 +8,20 @@ from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.overlap import exposed_by_axis
-from shardwise.cost.step import Counts, StageCost, stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import Counts, Model, StageCost, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
-from shardwise.layout.derivation import UNITS
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
 from shardwise.layout.placement import Links, cut_levels, default_placement
 from shardwise.layout.shardings import Family, atomic_degrees
-from shardwise.layout.stages import layers_per_stage
+from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token
+from shardwise.model.decoder import unit_counts
 from shardwise.schedule.closed_form import bubble_ratio, in_flight, in_flight_afab
 from shardwise.terms import TIME_TERMS
-
-STATE_UNITS = ("block", "embedding", "head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,9 @@ class Pricing:
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
-        self.layers = layers_per_stage(architecture.num_layers, layout.pp, layout.num_virtual_stages)
+        self.layers = layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+        self.dense = dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+        self.units = tuple(unit_counts(architecture))
         self.afab = layout.schedule == "afab"
         self.family = Family(layout.zero_stage, layout.sequence_parallel, layout.recompute)
         self.values = unit_values(architecture, job.seq_len, self.degrees)
@@ -92,13 +92,13 @@ class Pricing:
         topology = self.cluster.topology
         placement = self.layout.placement or default_placement(topology)
         links = Links(topology, cut_levels(topology, placement, self.degrees))
-        activation = {unit: self.pricer.activation(unit, self.family, self.values, links) for unit in UNITS}
-        return activation, {unit: self.pricer.state(unit, self.family, self.values, links) for unit in STATE_UNITS}
+        activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
+        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in self.units}
 
     def hardware_ratio(self) -> float:
         """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
         done = needed = 0.0
-        for unit, times in (("block", self.architecture.num_layers), ("head", 1)):
+        for unit, times in unit_counts(self.architecture).items():
             flops = self.pricer.flops(unit, self.family, self.values)
             done += times * sum(flops.values())
             needed += times * 3.0 * flops["forward"]
@@ -106,11 +106,11 @@ class Pricing:
 
     def counts(self, stage: int) -> Counts:
         return stage_counts(
-            self.layers[stage],
+            {"dense_block": self.dense[stage], "block": self.layers[stage] - self.dense[stage]},
+            Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers),
             first=stage == 0,
             last=stage == self.layout.pp - 1,
             num_virtual_stages=self.layout.num_virtual_stages,
-            tied=self.architecture.tied_embeddings,
         )
 
     def memory(

@@ -13,30 +13,56 @@ from shardwise.symbolic import Value, maximum
 
 
 class Counts(NamedTuple):
-    """What a stage holds: blocks, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
+    """What a stage holds: layers by kind, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
 
-    A tied embedding is one tensor with two uses: `copies` is 0 where the head's copy serves (one stage holds both), and
-    `exchanges` is 1 where the two copies' gradients are exchanged (first and last stage of a pipeline).
+    `predict` are modules of multi-token prediction, on the last stage. `copies` are those of the embedding's weight: 0
+    where the head's serves (tied, and one stage holds both); `exchanges` is 1 where the gradients of two copies are
+    exchanged (first and last stage of a pipeline).
     """
 
-    blocks: Value
+    layers: Mapping[str, Value]
     embedding: int
     head: int
+    predict: int
     carries: Value
     copies: int
     exchanges: int
 
+    @property
+    def units(self) -> dict[str, Value]:
+        """How often the stage has each unit that computes."""
+        return {**self.layers, "embedding": self.embedding, "head": self.head, "predict": self.predict}
 
-def stage_counts(blocks: Value, *, first: bool, last: bool, num_virtual_stages: Value, tied: bool) -> Counts:
-    """The counts of a stage that is the first, the last, both (no pipeline) or neither."""
+    @property
+    def held(self) -> dict[str, Value]:
+        """How often the stage holds each unit's weights."""
+        return {**self.units, "embedding": self.copies}
+
+
+class Model(NamedTuple):
+    """What of a model the stages depend on."""
+
+    tied: bool
+    num_predict_layers: int
+
+
+def stage_counts(
+    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, num_virtual_stages: Value
+) -> Counts:
+    """The counts of a stage that is the first, the last, both (no pipeline) or neither.
+
+    A tied embedding is one tensor with two uses, and so is one that multi-token prediction borrows.
+    """
     alone = first and last
+    again = last and model.num_predict_layers > 0
     return Counts(
-        blocks,
+        layers,
         embedding=int(first),
         head=int(last),
+        predict=model.num_predict_layers if last else 0,
         carries=0 if alone else num_virtual_stages,
-        copies=int(first and not (tied and alone)),
-        exchanges=int(tied and first != last),
+        copies=int((first and not (model.tied and alone)) or (again and not alone and not model.tied)),
+        exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
     )
 
 
@@ -55,9 +81,9 @@ class StageCost(NamedTuple):
 
 def stage_cost(counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]) -> StageCost:
     """Add up a stage's units."""
-    times = {"block": counts.blocks, "embedding": counts.embedding, "head": counts.head}
+    times = counts.units
     act = partial(_add_up, activation, {**times, "carry": counts.carries})
-    held = partial(_add_up, state, {**times, "embedding": counts.copies})
+    held = partial(_add_up, state, counts.held)
     fsdp_f, fsdp_b = _add_up(state, times, "gather_forward_s"), held("gather_backward_s")
     axes = ("tp", "cp", "ep", "pp")
     forward = {axis: act(f"{axis}_forward_s") for axis in axes} | {"fsdp": fsdp_f}
@@ -81,13 +107,17 @@ def _add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str,
     """A field over all units, each as often as the stage has it; units that it never has are not looked at."""
     total: Value = None
     for unit, count in times.items():
-        if isinstance(count, int) and count == 0:
+        if _never(count):
             continue
         value = getattr(costs[unit], field)
         if not (isinstance(value, float) and value == 0.0):
             value = value if isinstance(count, int) and count == 1 else value * count
             total = value if total is None else total + value
     return 0.0 if total is None else total
+
+
+def _never(count: Value) -> bool:
+    return isinstance(count, int) and count == 0
 
 
 class StepTime(NamedTuple):
@@ -120,19 +150,37 @@ def stage_memory(
     Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. ZeRO's
     gathered weights and unscattered gradients are those of two neighbouring units (the next one is prefetched).
     """
-    held = partial(_add_up, state, {"block": counts.blocks, "embedding": counts.copies, "head": counts.head})
-    block, head = activation["block"], activation["head"]
-    edge = maximum(state["embedding"].transient_bytes * counts.embedding, state["head"].transient_bytes * counts.head)
-    inner = state["block"].transient_bytes * (counts.blocks > 0)
+    held = partial(_add_up, state, counts.held)
+    ends = {"head": counts.head, "predict": counts.predict}
+    several = {**counts.layers, "predict": counts.predict}
+    kept = {unit: 0 if _never(count) else in_flight * count for unit, count in several.items()} | {"head": counts.head}
     return {
         "parameters": held("parameters_bytes"),
         "gradients": held("gradients_bytes"),
         "master": held("master_bytes"),
         "optimizer": held("optimizer_bytes"),
-        "activations": in_flight * counts.blocks * block.saved_bytes + counts.head * head.saved_bytes,
-        "workspace": block.workspace_bytes * (counts.blocks > 0),
-        "gathered": inner + maximum(inner * (counts.blocks > 1), edge),
-        "logits": head.logits_bytes * counts.head,
-        "buffers": maximum(block.buffer_bytes, head.buffer_bytes * counts.head),
+        "activations": _add_up(activation, kept, "saved_bytes"),
+        "workspace": _largest(activation, several, "workspace_bytes"),
+        "gathered": _gathered(counts, state),
+        "logits": _add_up(activation, ends, "logits_bytes"),
+        "buffers": _largest(activation, {**counts.layers, **ends}, "buffer_bytes"),
         "runtime": runtime,
     }
+
+
+def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
+    """The largest of a field among the units that the stage has."""
+    return maximum(
+        0.0, *(getattr(costs[unit], field) * (count > 0) for unit, count in times.items() if not _never(count))
+    )
+
+
+def _gathered(counts: Counts, state: Mapping[str, StateCost]) -> Value:
+    """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another."""
+    layers = [(state[unit].transient_bytes, count) for unit, count in counts.layers.items() if not _never(count)]
+    edges = _largest(
+        state, {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}, "transient_bytes"
+    )
+    most = maximum(0.0, *(size * (count > 0) for size, count in layers))
+    pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
+    return maximum(most + edges, *pairs)

@@ -1,4 +1,4 @@
-"""The three derived programs of each unit of a decoder (embedding, block, head, carry), sharded for one family.
+"""The three derived programs of each unit of a decoder (embedding, block, head, ...), sharded for one family.
 
 Forward, then backward with the recomputed slice in front of it, then update: each is an ordinary program put through
 `shard_program`. What is read off them: communication, FLOPs, bytes touched, bytes saved.
@@ -6,7 +6,7 @@ Forward, then backward with the recomputed slice in front of it, then update: ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -23,23 +23,19 @@ from shardwise.layout.shardings import (
 )
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
-from shardwise.model.decoder import block_program, carry_program, embedding_program, head_program
+from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
 from shardwise.model.operations import Operation
 from shardwise.model.program import Program, Role
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
-UNITS: Mapping[str, Callable[[Architecture], Program]] = {
-    "embedding": embedding_program,
-    "block": block_program,
-    "head": head_program,
-    "carry": carry_program,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie."""
+    """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
+
+    `gradients` names those of its own weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
+    """
 
     name: str
     forward: ShardedProgram
@@ -52,8 +48,8 @@ class Unit:
 
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
-        """Names and dims of the unit's weights."""
-        return {name: self.forward.program.dims(name) for name in self.forward.program.weights}
+        """Names and dims of the unit's own weights."""
+        return {name: self.forward.program.dims(name) for name in self.gradients}
 
     def phases(self) -> Mapping[str, tuple[Step, ...]]:
         """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
@@ -80,9 +76,10 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     again = split_saved(forward.program, program.inputs, policy)
     saved = {tensor: forward.specs[tensor] for tensor in again.saved}
     rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
-    gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
+    weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
+    gradients = {w: g for w, g in weights.items() if w not in BORROWED.get(name, ())}
     final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
-    final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in gradients}
+    final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
     operations = (*again.operations, *program.operations)
     sharded = shard_program(
         program, rest, use=using(forward.program), final=final, operations=operations, primal=forward.specs,
@@ -119,7 +116,7 @@ def _shard_update(
 
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
-    """All units of a dense decoder for one family. The sizes do not matter, so models of one shape share the result."""
+    """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
     structure = architecture.structure
     return _derive(structure, replace(family, experts=structure.experts))
 
@@ -128,6 +125,6 @@ def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
 def _derive(structure: Structure, family: Family) -> Mapping[str, Unit]:
     shape = structure.sizeless()
     return {
-        name: derive_unit(name, build(shape), family, recompute=family.recompute if name == "block" else "none")
-        for name, build in UNITS.items()
+        name: derive_unit(name, UNITS[name](shape), family, recompute=family.recompute if name in LAYERS else "none")
+        for name in (*unit_counts(shape), "carry")
     }

@@ -32,18 +32,26 @@ def _tp_kv_divides(architecture: Architecture, tp: Value) -> Value:
 
 def _possible_tp(architecture: Architecture) -> str:
     """Degrees of tp that divide heads and hidden width."""
-    heads, d_ff = architecture.num_heads, architecture.d_ff
+    heads = architecture.num_heads
     possible = (
         n
         for n in range(1, heads + 1)
-        if _tp_kv_divides(architecture, n) and d_ff % n == 0 and architecture.shared_expert_width % n == 0
+        if _tp_kv_divides(architecture, n) and all(width % n == 0 for width in _hidden_widths(architecture))
     )
     return ", ".join(map(str, possible))
 
 
-def _beside(architecture: Architecture) -> str:
-    """The shared expert's width, where there is one."""
-    return f" or the shared expert's {architecture.shared_expert_width}" if architecture.shared_expert_width else ""
+def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
+    """Hidden widths that tp splits: of the MLP or of an expert, of the shared expert, of the leading dense layers."""
+    widths = (architecture.d_ff, architecture.shared_expert_width, architecture.dense_d_ff)
+    return tuple(width for width in widths if width)
+
+
+def _divides_widths(architecture: Architecture, tp: Value) -> Value:
+    legal: Value = True
+    for width in _hidden_widths(architecture):
+        legal = legal & (width % tp == 0)
+    return legal
 
 
 def _possible_ep(architecture: Architecture, fsdp: int) -> str:
@@ -78,9 +86,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "d_ff_by_tp",
-        lambda a, j, n, d: (a.d_ff % d["tp"] == 0) & (a.shared_expert_width % d["tp"] == 0),
+        lambda a, j, n, d: _divides_widths(a, d["tp"]),
         lambda a, j, n, d: (
-            f"tp = {d['tp']} does not divide the hidden width F = {a.d_ff}{_beside(a)}; tp may be one of {_possible_tp(a)}"
+            f"tp = {d['tp']} does not divide the hidden width F = {' or '.join(map(str, _hidden_widths(a)))}; "
+            f"tp may be one of {_possible_tp(a)}"
         ),
     ),
     Rule(

@@ -1,25 +1,50 @@
-"""How many blocks each pipeline stage holds.
+"""How many layers each pipeline stage holds.
 
-The embedding and the head count as a block each, and virtual stages differ by at most one (126 blocks on 16 stages are
-7 + 14 times 8 + 7). What is left over goes to the interior stages first.
+The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
+virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
+interior stages first.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from shardwise.model.architecture import Architecture
+
+
+def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """Layers on each of `pp` stages, each with its virtual stages i, i + pp, i + 2 pp, ... added up."""
+    layers = _virtual_stages(architecture, pp * num_virtual_stages)
+    return tuple(sum(layers[stage::pp]) for stage in range(pp))
+
+
+def dense_layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """How many of them are leading dense layers, whose MLP has no experts."""
+    dense, left = [], architecture.num_dense_layers
+    for layers in _virtual_stages(architecture, pp * num_virtual_stages):
+        dense.append(min(layers, left))
+        left -= dense[-1]
+    return tuple(sum(dense[stage::pp]) for stage in range(pp))
+
+
+def _virtual_stages(architecture: Architecture, count: int) -> tuple[int, ...]:
+    """Layers of each virtual stage. The ends make room as long as that leaves no stage without a layer."""
+    last = 1 + 2 * architecture.num_predict_layers
+    for at_start, at_end in ((1, last), (1, 1), (0, 0)):
+        layers = _evenly(architecture.num_layers, count, at_start, at_end)
+        if min(layers) >= 1:
+            break
+    return layers
+
 
 @lru_cache(maxsize=4096)
-def layers_per_stage(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Blocks on each of `pp` stages, each with its virtual stages i, i + pp, i + 2 pp, ... added up."""
-    count = pp * num_virtual_stages
-    ends = 2 if count > 1 and (num_layers + 2) // count >= 2 else 0
-    base, extra = divmod(num_layers + ends, count)
-    order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
-    blocks = [base] * count
-    for stage in order[:extra]:
-        blocks[stage] += 1
-    if ends:
-        blocks[0] -= 1
-        blocks[-1] -= 1
-    return tuple(sum(blocks[stage::pp]) for stage in range(pp))
+def _evenly(num_layers: int, count: int, at_start: int, at_end: int) -> tuple[int, ...]:
+    if count == 1:
+        return (num_layers,)
+    base, extra = divmod(num_layers + at_start + at_end, count)
+    layers = [base] * count
+    for stage in [*range(1, count - 1), 0, count - 1][:extra]:
+        layers[stage] += 1
+    layers[0] -= at_start
+    layers[-1] -= at_end
+    return tuple(layers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, require
@@ -13,6 +14,10 @@ PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "projection"]
 GATED = ("swiglu", "geglu", "clamped_swiglu")
 BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
+OPTIONAL = (  # sizes that are 0 where a model lacks what they measure
+    "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
+    "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers",
+)  # fmt: skip
 MOST = 10**9  # of any size: far above any model, and products of sizes stay finite
 
 
@@ -25,6 +30,8 @@ class Structure:
     `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `embedding_norm`
     what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each (`separate_norms`).
     `shared_gate` weights the shared expert by a sigmoid of each token.
+    `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
+    `dense_layers` lead a stack of experts, `predict` layers follow it and predict further tokens.
     """
 
     mlp: MlpKind = "swiglu"
@@ -43,6 +50,10 @@ class Structure:
     shared_gate: bool = False
     experts: bool = False
     shared_experts: bool = False
+    latent: bool = False
+    latent_queries: bool = False
+    dense_layers: bool = False
+    predict: bool = False
 
     def __post_init__(self) -> None:
         allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
@@ -64,10 +75,12 @@ class Structure:
     def sizeless(self) -> Architecture:
         """An architecture of this structure whose sizes do not count: derivations do not read them."""
         return Architecture(
-            name="sizeless", num_layers=1, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=1,
+            name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
             **_alike(self), bias=tuple(sorted(self.bias)), max_positions=1,
             num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
-            shared_expert_width=1 if self.shared_experts else 0,
+            shared_expert_width=int(self.shared_experts), kv_lora_rank=int(self.latent), rope_head_dim=int(self.latent),
+            v_head_dim=int(self.latent), q_lora_rank=int(self.latent_queries), num_dense_layers=int(self.dense_layers),
+            dense_d_ff=int(self.dense_layers), num_predict_layers=int(self.predict),
         )  # fmt: skip
 
 
@@ -77,7 +90,12 @@ class Architecture:
 
     `max_positions` are the rows of a learned table of positions. `sliding_window` limits how far back a token sees, on all
     layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that many experts of width
-    `d_ff`, of which each token takes `experts_per_token`, beside a shared one of `shared_expert_width` (0: none).
+    `d_ff`, of which each token takes `experts_per_token`, beside a shared one of `shared_expert_width` (0: none); the
+    first `num_dense_layers` have a plain MLP of width `dense_d_ff` instead.
+    Multi-head latent attention (DeepSeek-AI 2024) has a `kv_lora_rank`: keys and values come from a latent of that width;
+    of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
+    from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
+    one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
     """
 
     name: str
@@ -108,6 +126,13 @@ class Architecture:
     num_experts: int = 0
     experts_per_token: int = 0
     shared_expert_width: int = 0
+    num_dense_layers: int = 0
+    dense_d_ff: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    rope_head_dim: int = 0
+    v_head_dim: int = 0
+    num_predict_layers: int = 0
     tied_embeddings: bool = False
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
@@ -135,18 +160,36 @@ class Architecture:
             )
         if self.positions == "learned" and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
+        problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._mixed_problems())]
         try:
             self.structure.__post_init__()
         except InputError as error:
             problems += [problem.replace("model:", f"model {self.name}:", 1) for problem in error.problems]
         require(problems)
 
+    def _mixed_problems(self) -> Iterator[str]:
+        """Latent attention and leading dense layers whose sizes do not go together."""
+        if self.num_dense_layers and not (self.num_experts and self.dense_d_ff):
+            yield "num_dense_layers lead a model with experts and have a width: num_experts and dense_d_ff are required"
+        if self.num_dense_layers >= self.num_layers:
+            yield f"num_dense_layers = {self.num_dense_layers} of num_layers = {self.num_layers}; fewer are required"
+        latent = (self.kv_lora_rank, self.rope_head_dim, self.v_head_dim)
+        if any((*latent, self.q_lora_rank)) and not all(latent):
+            yield "latent attention has kv_lora_rank, rope_head_dim and v_head_dim; all three are required"
+        elif self.kv_lora_rank and not (self.num_heads == self.num_kv_heads and self.rope_head_dim < self.head_dim):
+            yield (
+                f"latent attention makes a key for each of num_heads = {self.num_heads} heads, of which rope_head_dim = "
+                f"{self.rope_head_dim} is a part; num_kv_heads = {self.num_heads} and a larger head_dim are required"
+            )
+        elif self.kv_lora_rank and self.qk_norm:
+            yield "latent attention with qk_norm is not known here; qk_norm = false is required"
+        if self.embedding_norm and self.num_predict_layers:
+            yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
+
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
         names += [name for name in ("max_positions", "sliding_window") if getattr(self, name) is not None]
-        names += [
-            name for name in ("num_experts", "experts_per_token", "shared_expert_width") if getattr(self, name) != 0
-        ]
+        names += [name for name in OPTIONAL if getattr(self, name) != 0]
         names += ["experts_per_token"] if self.num_experts else []
         return {name: getattr(self, name) for name in names}
 
@@ -155,7 +198,18 @@ class Architecture:
         """What derivations read."""
         return Structure(
             **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
-            shared_experts=bool(self.shared_expert_width),
+            shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
+            latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
+            predict=bool(self.num_predict_layers),
+        )  # fmt: skip
+
+    def dense(self) -> Architecture:
+        """The same model with the plain MLP of its leading dense layers in all of them."""
+        if not self.num_dense_layers:
+            return self
+        return replace(
+            self, d_ff=self.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0, num_dense_layers=0,
+            dense_d_ff=0, shared_gate=False,
         )  # fmt: skip
 
     @property
@@ -163,7 +217,7 @@ class Architecture:
         """Sizes of the named dims of the program that do not depend on the job."""
         return {
             "D": self.d_model,
-            "F": self.d_ff,
+            "F": self.dense_d_ff or self.d_ff,
             "K": self.num_kv_heads,
             "G": self.num_heads // self.num_kv_heads,
             "H": self.head_dim,
@@ -173,6 +227,12 @@ class Architecture:
             "k": self.experts_per_token or 1,
             "M": self.d_ff,
             "S": self.shared_expert_width or 1,
+            "Q": self.q_lora_rank or 1,
+            "C": self.kv_lora_rank or 1,
+            "I": self.head_dim - self.rope_head_dim,
+            "R": self.rope_head_dim or 1,
+            "U": self.v_head_dim or self.head_dim,
+            "J": 2 * self.d_model,
         }
 
     def average_span(self, seq_len: int) -> float:

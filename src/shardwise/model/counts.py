@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import block_program, embedding_program, head_program
+from shardwise.model.decoder import BORROWED, UNITS, unit_counts
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Polynomial, Values, product, total
 
 
-def weight_elements(program: Program) -> Polynomial:
-    """Elements of a program's weights, in symbols."""
-    return total(product(program.dims(name)) for name in program.weights)
+def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
+    """Elements of a program's weights, in symbols, but for some."""
+    return total(product(program.dims(name)) for name in program.weights if name not in without)
 
 
 def num_params(architecture: Architecture) -> int:
     """Trainable parameters; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
-    values = Values(dict(architecture.dims))
-    block, head, embedding = (
-        weight_elements(build(architecture)).evaluate(values)
-        for build in (block_program, head_program, embedding_program)
-    )
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
-    return int(block * architecture.num_layers + head + embedding - shared)
+    counts = unit_counts(architecture).items()
+    return sum(count * _unit_params(architecture, name) for name, count in counts if name != "predict") - shared
+
+
+def num_predict_params(architecture: Architecture) -> int:
+    """What multi-token prediction adds in training; `num_params`, as model cards, leaves it out. DeepSeek-V3 has 11.5e9."""
+    return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
+
+
+def _unit_params(architecture: Architecture, name: str) -> int:
+    """A unit's own weights, without those that it borrows."""
+    own = weight_elements(UNITS[name](architecture), without=BORROWED.get(name, ()))
+    return int(own.evaluate(Values(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
     """Parameters that a token meets: all but the experts that it does not take. Mixtral 8x7B has 12.9 of 46.7 billion."""
-    block = block_program(architecture)
+    block = UNITS["block"](architecture)
     experts = total(product(block.dims(name)) for name in _experts_weights(block)).evaluate(Values(architecture.dims))
     idle = architecture.num_experts - architecture.experts_per_token
     each = int(experts) // (architecture.num_experts or 1)
-    return num_params(architecture) - architecture.num_layers * idle * each
+    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * each
 
 
 def _experts_weights(program: Program) -> set[str]:
@@ -76,7 +83,6 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
     Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
     """
     values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
-    flops = 0.0
-    for build, times in ((block_program, architecture.num_layers), (head_program, 1)):
-        flops += 3.0 * program_flops(build(architecture)).evaluate(values) * times
-    return flops / seq_len
+    counts = unit_counts(architecture).items()
+    forward = sum(n * float(program_flops(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+    return 3.0 * forward / seq_len

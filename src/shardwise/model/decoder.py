@@ -2,15 +2,16 @@
 
 Dims: B sequences, T positions, D model width, F hidden width, K key-value heads, G query heads for each of them, H head
 width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer
-key-value heads than `tp` is only another sharding.
+key-value heads than `tp` is only another sharding. Latent attention: Q and C widths of the queries' and the keys' latent,
+I and R the plain and the rotary part of H, U width of a value. J is two hidden states, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.operations import Carry, Contract, Lookup, Map, Route, Scan
+from shardwise.model.operations import Carry, Contract, Join, Lookup, Map, Route, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
@@ -21,7 +22,7 @@ RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, a
 def embedding_program(architecture: Architecture) -> Program:
     """Token ids to the first block's input."""
     builder = ProgramBuilder()
-    return builder.build([_embedding(builder, architecture)])
+    return builder.build([_embedding(builder, architecture, "")])
 
 
 def block_program(architecture: Architecture) -> Program:
@@ -35,7 +36,22 @@ def head_program(architecture: Architecture) -> Program:
     """The last block's output to the loss, averaged over the tokens of the whole step."""
     builder = ProgramBuilder()
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_head(builder, architecture, x, tied=False)])
+    return builder.build([_head(builder, architecture, x, "", tied=False)])
+
+
+def dense_block_program(architecture: Architecture) -> Program:
+    """One of the leading dense layers."""
+    return block_program(architecture.dense())
+
+
+def predict_program(architecture: Architecture) -> Program:
+    """A module that predicts one token further: the last hidden state with the next token's embedding, a block, the head.
+
+    Embedding and head are the model's own. Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
+    """
+    builder = ProgramBuilder()
+    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    return builder.build([_predict(builder, architecture, x, "")])
 
 
 def carry_program(architecture: Architecture) -> Program:
@@ -46,12 +62,47 @@ def carry_program(architecture: Architecture) -> Program:
 
 
 def whole_program(architecture: Architecture) -> Program:
-    """Token ids to the loss through all blocks; a tied head reads the embedding's weight."""
+    """Token ids to the loss through all layers; a tied head reads the embedding's weight.
+
+    The losses of multi-token prediction are added to it, each scaled by an input of its own.
+    """
     builder = ProgramBuilder()
-    x = _embedding(builder, architecture)
+    x = _embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
-        x = _Block(builder, architecture, f"{layer}.").build(x)
-    return builder.build([_head(builder, architecture, x, tied=architecture.tied_embeddings)])
+        shape = architecture.dense() if layer < architecture.num_dense_layers else architecture
+        x = _Block(builder, shape, f"{layer}.").build(x)
+    loss = _head(builder, architecture, x, "", tied=architecture.tied_embeddings)
+    for module in range(architecture.num_predict_layers):
+        further = _predict(builder, architecture, x, f"predict{module}.")
+        loss = _map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
+    return builder.build([loss])
+
+
+# The units that a model is made of; `unit_counts` says how many of each.
+UNITS: Mapping[str, Callable[[Architecture], Program]] = {
+    "embedding": embedding_program,
+    "dense_block": dense_block_program,
+    "block": block_program,
+    "predict": predict_program,
+    "head": head_program,
+    "carry": carry_program,
+}
+LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
+# Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
+BORROWED: Mapping[str, tuple[str, ...]] = {"predict": ("embedding", "head", "position_embedding")}
+
+
+def unit_counts(architecture: Architecture) -> dict[str, int]:
+    """How often the whole model has each unit; units that it never has are left out."""
+    dense, predict = architecture.num_dense_layers, architecture.num_predict_layers
+    counts = {
+        "embedding": 1,
+        "dense_block": dense,
+        "block": architecture.num_layers - dense,
+        "predict": predict,
+        "head": 1,
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def _map(
@@ -87,16 +138,29 @@ def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str
     return _map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN, role)
 
 
-def _embedding(builder: ProgramBuilder, architecture: Architecture) -> str:
+def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
     table = builder.weight("embedding", ("V", "D"))
-    ids = builder.input("ids", TOKENS, Role.CONSTANT)
-    x = builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
+    ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
+    x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
     if architecture.positions == "learned":
         places = builder.weight("position_embedding", ("P", "D"))
         positions = builder.input("positions", "T", Role.CONSTANT)
-        rows = builder.add(Lookup((places, positions), (builder.tensor("places", ("T", "D"), Role.ACTIVATION),), "P"))
-        x = _map(builder, "add_vector", [x, rows], "placed", HIDDEN, Role.RESIDUAL)
+        found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
+        rows = builder.add(Lookup((places, positions), (found,), "P"))
+        x = _map(builder, "add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
     return _norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
+
+
+def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
+    """The last hidden state beside the embedding of the next token, a block, and the loss over the token after it."""
+    hidden = _norm(builder, architecture, x, f"{prefix}hidden_norm")
+    embedded = _norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
+    pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
+    builder.add(Join((hidden, embedded), (pair,), ("D", "D")))
+    projection = builder.weight(f"{prefix}pair_projection", ("D", "J"))
+    y = _contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
+    y = _Block(builder, architecture, f"{prefix}block.").build(y)
+    return _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings)
 
 
 class _Block:
@@ -117,20 +181,58 @@ class _Block:
         return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
     def attention(self, y: str) -> str:
-        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
-        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
-        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
-        v = self.project(y, "v", key)
+        latent = self.architecture.structure.latent
+        q, k, v = (self.latent_queries(y), *self.latent_keys(y)) if latent else self.queries_and_keys(y)
         positions = self.builder.input("positions", "T", Role.CONSTANT)
+        query = (*TOKENS, "K", "G", "U" if latent else "H")
         outputs = (
             self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
         )
         attended = self.builder.add(Scan((q, k, v, positions, *self.sinks()), outputs))
-        return self.leaving(attended, "wo", ("K", "G", "H", "D"), "attention_out", "attention_out")
+        return self.leaving(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
+
+    def queries_and_keys(self, y: str) -> tuple[str, str, str]:
+        """Queries, keys and values, each from the hidden state."""
+        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
+        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
+        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
+        return q, k, self.project(y, "v", key)
+
+    def latent_queries(self, y: str) -> str:
+        """Queries of latent attention: a plain part and a rotary part of each head, from a latent where there is one."""
+        source, width = y, "D"
+        if self.architecture.structure.latent_queries:
+            down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
+            source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        heads = (*TOKENS, "K", "G")
+        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*heads, "I"))
+        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*heads, "R"))
+        return self.join((plain, self.placed(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
+
+    def latent_keys(self, y: str) -> tuple[str, str]:
+        """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
+        down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
+        latent = self.latent_norm(down, "kv_latent_norm", "C")
+        flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
+        plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
+        k = self.join((plain, self.placed(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
+        return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
+
+    def latent_norm(self, x: str, name: str, width: str) -> str:
+        dims = (*TOKENS, width)
+        squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", width)
+        return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
+
+    def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
+        """The plain and the rotary part of heads, one after the other."""
+        return self.builder.add(
+            Join(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
+        )
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
@@ -250,14 +352,19 @@ class _Block:
         return _contract(self.builder, x, matrix, f"{self.prefix}{name}", dims, role)
 
 
-def _head(builder: ProgramBuilder, architecture: Architecture, x: str, *, tied: bool) -> str:
-    y = _norm(builder, architecture, x, "final_norm")
+def _head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
+    y = _norm(builder, architecture, x, f"{prefix}final_norm")
     weight = builder.weight("embedding" if tied else "head", ("V", "D"))
-    targets = builder.input("targets", TOKENS, Role.CONSTANT)
-    logits = _contract(builder, y, weight, "logits", (*TOKENS, "V"), Role.LOGITS)
-    largest = _map(builder, "maximum", [logits], "largest", TOKENS, Role.STATISTIC)
-    total = _map(builder, "sum_exp", [logits, largest], "sum_exp", TOKENS, Role.STATISTIC)
-    target = builder.add(Lookup((logits, targets), (builder.tensor("target_logit", TOKENS, Role.STATISTIC),)))
-    losses = _map(builder, "token_loss", [total, largest, target], "token_loss", TOKENS, Role.STATISTIC)
-    scale = builder.input("loss_scale", (), Role.CONSTANT)
-    return _map(builder, "scaled_sum", [losses, scale], "loss", (), Role.STATISTIC)
+    targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
+
+    def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
+        return _map(builder, function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
+
+    logits = _contract(builder, y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
+    largest = statistic("maximum", [logits], "largest")
+    total = statistic("sum_exp", [logits, largest], "sum_exp")
+    target_logit = builder.tensor(f"{prefix}target_logit", TOKENS, Role.STATISTIC)
+    target = builder.add(Lookup((logits, targets), (target_logit,)))
+    losses = statistic("token_loss", [total, largest, target], "token_loss")
+    scale = builder.input(f"{prefix}loss_scale", (), Role.CONSTANT)
+    return statistic("scaled_sum", [losses, scale], "loss", ())

@@ -78,7 +78,7 @@ def layout_payload(layout: Layout, plan: Plan) -> Payload:
         **asdict(replace(layout, placement=placement)),
         "num_micro_batches": num_micro_batches(plan.job, degrees),
         "max_seqs_per_replica": seqs_per_replica(plan.job, degrees),
-        "layers_per_stage": list(layers_per_stage(plan.model.num_layers, layout.pp, layout.num_virtual_stages)),
+        "layers_per_stage": list(layers_per_stage(plan.model, layout.pp, layout.num_virtual_stages)),
         "placement": {
             **asdict(placement),
             "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()},
@@ -189,7 +189,7 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
     }
     if layout.pp * layout.num_virtual_stages <= model.num_layers:  # otherwise the rules say what is wrong
-        follows["layers_per_stage"] = list(layers_per_stage(model.num_layers, layout.pp, layout.num_virtual_stages))
+        follows["layers_per_stage"] = list(layers_per_stage(model, layout.pp, layout.num_virtual_stages))
     wrong = [
         f"layout: {key} is {given[key]!r}, but {value!r} follows from the rest; leave it out or change the degrees"
         for key, value in follows.items()

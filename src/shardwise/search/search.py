@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.step import stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import Model, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -81,7 +81,7 @@ class _Search:
         self.cluster, self.job, self.space = cluster, job, space
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
-        self.tied = architecture.tied_embeddings
+        self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
         self.front = front
         self.sampled: list[Row] = []
@@ -136,16 +136,15 @@ class _Search:
         bubble = bubble_ratio(degrees["pp"], m, v)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))
-        for index, name, first, last in _STAGES[single]:
-            blocks = tables.blocks[name].take(stage_row)
-            counts = stage_counts(blocks, first=first, last=last, num_virtual_stages=v, tied=self.tied)
+        for stage, layers in tables.layers.items():
+            if single and stage != 0:
+                continue
+            last = single or stage == -1
+            here = {kind: n.take(stage_row) if isinstance(n, np.ndarray) else n for kind, n in layers.items()}
+            counts = stage_counts(here, self.model, first=stage == 0, last=last, num_virtual_stages=v)
             cost = stage_cost(counts, activation, state)
             np.maximum(slowest, step_time(cost, m, bubble, self.job.overlap).total_s, out=slowest)
-            flying = (
-                in_flight(degrees["pp"], m, v, index)
-                if index >= 0
-                else in_flight(degrees["pp"], m, v, degrees["pp"] - 1)
-            )
+            flying = in_flight(degrees["pp"], m, v, stage if stage >= 0 else degrees["pp"] - 1)
             memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
             np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
@@ -179,10 +178,3 @@ class _Search:
             values, self.space.num_candidates, self.front.num_rows, self.front.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip
-
-
-# Stages that can be the slowest or the fullest: number (-1: the last), table of blocks, is it the first, the last.
-_STAGES = {
-    True: ((0, "first", True, True),),
-    False: ((0, "first", True, False), (1, "second", False, False), (-1, "last", False, True)),
-}

@@ -15,16 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.estimate import STATE_UNITS
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
-from shardwise.layout.derivation import UNITS
 from shardwise.layout.shardings import EXPERT, TP, Family, atomic_degrees
-from shardwise.layout.stages import layers_per_stage
+from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import unit_counts
 from shardwise.search.placed import Placed
 from shardwise.search.space import Space
-from shardwise.symbolic import Values
+from shardwise.symbolic import Value, Values
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -86,7 +85,9 @@ class Tables:
     activation: Mapping[tuple[int, int], Mapping[str, ActivationCost]]  # (sp, recompute) -> unit -> columns
     block_row: Ints
     state: Mapping[tuple[int, int], Mapping[str, StateCost]]  # (sp, zero) -> unit -> columns over the placed rows
-    blocks: Mapping[str, Ints]  # blocks of the first, second and last stage, over (pp, virtual) numbers
+    layers: Mapping[
+        int, Mapping[str, Value]
+    ]  # by stage that can be the worst: layers by kind, over (pp, virtual) numbers
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
 
 
@@ -101,8 +102,8 @@ def build_tables(
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
     activation, block_row = build.block_tables()
-    blocks, stage_row = build.stages()
-    return Tables(activation, block_row, build.state_tables(), blocks, stage_row)
+    layers, stage_row = build.stages()
+    return Tables(activation, block_row, build.state_tables(), layers, stage_row)
 
 
 class _Builder:
@@ -115,6 +116,7 @@ class _Builder:
         self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
         columns = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, columns)
+        self.units = tuple(unit_counts(architecture))
 
     def block_tables(self) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], Ints]:
         links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
@@ -131,7 +133,8 @@ class _Builder:
             for recompute, policy in enumerate(self.space.choices.recompute):
                 family = Family(3, bool(self.space.choices.sequence_parallel[sp]), policy)
                 activation[sp, recompute] = {
-                    u: lean_activation(self.pricer.activation(u, family, values, some), self.job.overlap) for u in UNITS
+                    u: lean_activation(self.pricer.activation(u, family, values, some), self.job.overlap)
+                    for u in (*self.units, "carry")
                 }
         return activation, row
 
@@ -148,20 +151,31 @@ class _Builder:
             choices = self.space.choices
             family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
             tables[sp, zero] = {
-                u: lean_state(self.pricer.state(u, family, values, links), self.job.overlap) for u in STATE_UNITS
+                u: lean_state(self.pricer.state(u, family, values, links), self.job.overlap) for u in self.units
             }
         return tables
 
-    def stages(self) -> tuple[dict[str, Ints], Ints]:
-        """Blocks of the stages that can be the worst: the first (with the embedding), the second, the last (with the head)."""
+    def stages(self) -> tuple[dict[int, dict[str, Value]], Ints]:
+        """Layers by kind of the stages that can be the worst: those with dense layers, the one after, and the last."""
         pps, number = np.unique(self.space.degrees["pp"], return_inverse=True)
         virtual = self.space.choices.num_virtual_stages
-        held = {"first": [], "second": [], "last": []}  # type: dict[str, list[int]]
+        worst = (*range(max(self.architecture.num_dense_layers, 1) + 1), -1)
+        held: dict[int, list[tuple[int, int]]] = {stage: [] for stage in worst}
         for pp in pps.tolist():
             for count in virtual:
-                legal = pp * count <= self.architecture.num_layers
-                layers = layers_per_stage(self.architecture.num_layers, pp, count) if legal else (0,)
-                for name, stage in (("first", 0), ("second", min(1, len(layers) - 1)), ("last", -1)):
-                    held[name].append(layers[stage])
+                for stage, layers in zip(worst, self.layers(pp, count, worst), strict=True):
+                    held[stage].append(layers)
         row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
-        return {name: np.array(blocks, dtype=np.int64) for name, blocks in held.items()}, row
+        return {stage: self.by_kind(np.array(layers, dtype=np.int64)) for stage, layers in held.items()}, row
+
+    def layers(self, pp: int, num_virtual_stages: int, stages: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(all, dense) layers of some stages; of the last interior one where there are fewer."""
+        if pp * num_virtual_stages > self.architecture.num_layers:  # not legal
+            return [(0, 0)] * len(stages)
+        every = layers_per_stage(self.architecture, pp, num_virtual_stages)
+        dense = dense_layers_per_stage(self.architecture, pp, num_virtual_stages)
+        return [(every[min(stage, pp - 1)], dense[min(stage, pp - 1)]) for stage in stages]
+
+    def by_kind(self, layers: Ints) -> dict[str, Value]:
+        dense = layers[:, 1] if self.architecture.num_dense_layers else 0
+        return {"dense_block": dense, "block": layers[:, 0] - dense}

@@ -6,12 +6,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardwise.layout.stages import layers_per_stage
+from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
+from shardwise.model.architecture import Architecture
+
+
+def model(num_layers: int, **fields: int) -> Architecture:
+    """A small model of so many layers."""
+    return Architecture(
+        name="m", num_layers=num_layers, d_model=8, d_ff=8, num_heads=2, num_kv_heads=2, head_dim=4, vocab_size=8,
+        **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def test_llama_3_405b_on_16_stages() -> None:
     """S0: 126 blocks with the embedding and the head counted as one each: 7, 14 times 8, 7."""
-    assert layers_per_stage(126, 16, 1) == (7, *[8] * 14, 7)
+    assert layers_per_stage(model(126), 16, 1) == (7, *[8] * 14, 7)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +35,13 @@ def test_llama_3_405b_on_16_stages() -> None:
     ],
 )
 def test_known_stages(num_layers: int, pp: int, virtual: int, expected: tuple[int, ...]) -> None:
-    assert layers_per_stage(num_layers, pp, virtual) == expected
+    assert layers_per_stage(model(num_layers), pp, virtual) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 32), st.integers(1, 8))
 def test_every_block_is_held_once(num_layers: int, pp: int, virtual: int) -> None:
     assume(pp * virtual <= num_layers)
-    held = layers_per_stage(num_layers, pp, virtual)
+    held = layers_per_stage(model(num_layers), pp, virtual)
     assert len(held) == pp
     assert sum(held) == num_layers
     assert min(held) >= 1
@@ -41,7 +50,7 @@ def test_every_block_is_held_once(num_layers: int, pp: int, virtual: int) -> Non
 @given(st.integers(2, 200), st.integers(2, 32))
 def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp: int) -> None:
     assume(num_layers + 2 >= 2 * pp)
-    first, *inner, last = layers_per_stage(num_layers, pp, 1)
+    first, *inner, last = layers_per_stage(model(num_layers), pp, 1)
     loads = [first + 1, *inner, last + 1]
     assert max(loads) - min(loads) <= 1
 
@@ -50,5 +59,33 @@ def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp:
 def test_no_interior_stage_holds_more_than_the_second(num_layers: int, pp: int, virtual: int) -> None:
     """The search prices the first, the second and the last stage only."""
     assume(pp * virtual <= num_layers)
-    held = layers_per_stage(num_layers, pp, virtual)
+    held = layers_per_stage(model(num_layers), pp, virtual)
     assert max(held[1:-1]) == held[1]
+
+
+EXPERTS = {"num_experts": 2, "experts_per_token": 1, "dense_d_ff": 8}
+
+
+def test_deepseek_v3_on_16_stages() -> None:
+    """61 layers; the last stage also has the head and the module of multi-token prediction, which count as three."""
+    shape = model(61, num_dense_layers=3, num_predict_layers=1, **EXPERTS)
+    assert layers_per_stage(shape, 16, 1) == (3, 5, *[4] * 13, 1)
+    assert dense_layers_per_stage(shape, 16, 1) == (3, *[0] * 15)
+
+
+def test_dense_layers_are_the_first_of_the_model() -> None:
+    """Four virtual stages of two layers: the first three layers lie on virtual stages 0 and 1."""
+    shape = model(6, num_dense_layers=3, **EXPERTS)
+    assert layers_per_stage(shape, 2, 2) == (3, 3)
+    assert dense_layers_per_stage(shape, 2, 2) == (1, 2)
+
+
+@given(st.integers(1, 100), st.integers(1, 32), st.integers(1, 8), st.integers(1, 8))
+def test_the_stage_after_the_dense_layers_has_none(num_layers: int, pp: int, virtual: int, dense: int) -> None:
+    """The search prices the stages up to that one, and the last; interior ones after it hold no more layers."""
+    assume(pp * virtual <= num_layers and dense + 1 < pp and dense < num_layers)
+    shape = model(num_layers, num_dense_layers=dense, **EXPERTS)
+    held, first = layers_per_stage(shape, pp, virtual), dense_layers_per_stage(shape, pp, virtual)
+    assert sum(first) == dense
+    assert not any(first[dense:])
+    assert max(held[dense:-1]) == held[dense]

@@ -9,7 +9,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import model_flops_per_token, num_params
+from shardwise.model.counts import model_flops_per_token, num_active_params, num_params, num_predict_params
 from shardwise.model.load import load_model, model_names
 
 PARAMS = {
@@ -77,3 +77,34 @@ def test_every_model_has_a_source_and_is_near_its_nominal_size(name: str) -> Non
     assert len(model.source) > 10
     if model.nominal_num_params is not None:
         assert num_params(model) == pytest.approx(model.nominal_num_params, rel=0.25)
+
+
+# DeepSeek-AI 2025, DeepSeek-V3 Technical Report, section 4.2
+DEEPSEEK_V3 = Architecture(
+    name="deepseek-v3", num_layers=61, d_model=7168, d_ff=2048, num_heads=128, num_kv_heads=128, head_dim=192,
+    rope_head_dim=64, v_head_dim=128, kv_lora_rank=512, q_lora_rank=1536, vocab_size=129280, num_experts=256,
+    experts_per_token=8, shared_expert_width=2048, num_dense_layers=3, dense_d_ff=18432, num_predict_layers=1,
+)  # fmt: skip
+
+
+def test_deepseek_v3_by_hand() -> None:
+    """671 billion parameters of which a token meets 37; its module of multi-token prediction is 11.6 billion more."""
+    d, heads = 7168, 128
+    attention = (
+        (d + 1) * 1536 + 1536 * heads * 192 + d * 64 + (d + 1) * 512 + 512 * heads * (128 + 128) + heads * 128 * d
+    )
+    expert, router = 3 * d * 2048, 256 * d
+    moe = attention + 2 * d + 257 * expert + router
+    dense = attention + 2 * d + 3 * d * 18432
+    ends = 2 * 129280 * d + d
+    assert num_params(DEEPSEEK_V3) == 58 * moe + 3 * dense + ends
+    assert num_active_params(DEEPSEEK_V3) == num_params(DEEPSEEK_V3) - 58 * 248 * expert
+    assert num_predict_params(DEEPSEEK_V3) == moe + 2 * d * d + 3 * d
+    assert round(num_params(DEEPSEEK_V3) / 1e9) == 671
+    assert int(num_active_params(DEEPSEEK_V3) / 1e9) == 37
+
+
+def test_latent_attention_takes_flops_by_the_widths_of_its_heads() -> None:
+    """Scores over 192 wide keys, results over 128 wide values, half of the square, three times for training."""
+    short, long = (model_flops_per_token(DEEPSEEK_V3, n) for n in (1024, 2048))
+    assert long - short == pytest.approx(3 * 62 * 128 * (192 + 128) * 1024)
