@@ -104,15 +104,21 @@ def biases(*, default: bool = False, **flags: str | bool) -> Reader:
     return read
 
 
-def times(factor: int, width: Reader, *keys: str) -> Reader:
-    """The value under a key, or where the config has none a multiple of another."""
+def times(factor: Reader, size: Reader, *keys: str) -> Reader:
+    """The value under a key, or where the config has none the product of two others."""
 
     def read(config: Config) -> Any:
-        found = config.first(*keys)
-        other = width(config)
-        return found if found is not None else factor * other if isinstance(other, int) else other
+        found, left, right = config.first(*keys), factor(config), size(config)
+        if found is not None:
+            return found
+        return left * right if isinstance(left, int) and isinstance(right, int) else (left, right)
 
     return read
+
+
+def four(config: Config) -> int:
+    """The usual width of an ungated MLP, in widths of the model."""
+    return 4
 
 
 def choice(values: Mapping[str, str], *keys: str) -> Reader:
@@ -207,6 +213,40 @@ def experts(key: str, *, width: str = "intermediate_size") -> dict[str, Reader]:
     }  # fmt: skip
 
 
+def optional(key: str) -> Reader:
+    """A size that is 0 where the config says null. A config without the key does not say, and families differ then."""
+
+    def read(config: Config) -> Any:
+        if key not in config:
+            raise MissingKey(key)
+        return config[key] or 0
+
+    return read
+
+
+def leading_dense(key: str) -> dict[str, Reader]:
+    """Layers with a plain MLP before those with experts, and how wide it is; shared experts as one of their joint width."""
+    narrow = number("moe_intermediate_size")
+    return {
+        "num_dense_layers": optional(key),
+        "dense_d_ff": lambda config: SIZES["d_ff"](config) if config.first(key) else 0,
+        "shared_expert_width": times(narrow, optional("n_shared_experts")),
+        "num_predict_layers": lambda config: config.first("num_nextn_predict_layers", "num_mtp_layers") or 0,
+        **experts("n_routed_experts", width="moe_intermediate_size"),
+    }
+
+
+LATENT: Mapping[str, Reader] = {
+    "head_dim": lambda config: _sum(number("qk_nope_head_dim")(config), number("qk_rope_head_dim")(config)),
+    "num_kv_heads": number(*HEADS), "q_lora_rank": optional("q_lora_rank"), "kv_lora_rank": number("kv_lora_rank"),
+    "rope_head_dim": number("qk_rope_head_dim"), "v_head_dim": number("v_head_dim"),
+}  # fmt: skip
+
+
+def _sum(left: Any, right: Any) -> Any:
+    return left + right if isinstance(left, int) and isinstance(right, int) else (left, right)
+
+
 def _opt_width(config: Config) -> Any:
     width, projected = WIDTH(config), config.first("word_embed_proj_dim")
     if projected not in (None, width):
@@ -249,6 +289,10 @@ def _mpt_width(config: Config) -> Any:
     return WIDTH(config)
 
 
+DEEPSEEK = FamilyRule(
+    read={**leading_dense("first_k_dense_replace"), **LATENT},
+    only={"attention_bias": (False,), "mlp_bias": (False,), "moe_layer_freq": (1,)},
+)
 FAMILIES: dict[str, FamilyRule] = {
     "llama": FamilyRule(read={"bias": LLAMA}),
     "mistral": FamilyRule(read=WINDOWED),
@@ -283,7 +327,7 @@ FAMILIES: dict[str, FamilyRule] = {
     "cohere2": FamilyRule(fixed={"norm": "layer", "parallel": True}, read={"bias": ATTENTION, **windows(4)}, tied=True),
     "gpt2": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "learned", "bias": QKV_OUT_MLP},
-        read={"max_positions": lambda config: config.get("n_positions", 1024), "d_ff": times(4, WIDTH, "n_inner")},
+        read={"max_positions": lambda config: config.get("n_positions", 1024), "d_ff": times(four, WIDTH, "n_inner")},
         tied=True,
     ),
     "gpt_neox": FamilyRule(
@@ -311,7 +355,7 @@ FAMILIES: dict[str, FamilyRule] = {
             "mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "none", "embedding_norm": True,
             "bias": QKV_OUT_MLP,
         },
-        read={"d_ff": times(4, WIDTH, "n_inner")},
+        read={"d_ff": times(four, WIDTH, "n_inner")},
         only={"apply_residual_connection_post_layernorm": (False,)},
         tied=True,
     ),
@@ -319,14 +363,14 @@ FAMILIES: dict[str, FamilyRule] = {
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
         read={
             "num_kv_heads": _falcon_kv_heads, "parallel": _falcon_parallel, "separate_norms": _falcon_norms,
-            "d_ff": times(4, WIDTH, "ffn_hidden_size"), "bias": biases(qkv="bias", attention_out="bias", mlp="bias"),
+            "d_ff": times(four, WIDTH, "ffn_hidden_size"), "bias": biases(qkv="bias", attention_out="bias", mlp="bias"),
             "positions": lambda config: "none" if either("alibi", False)(config) else "rotary",
         },
         tied=True,
     ),
     "mpt": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "positions": "none"},
-        read={"d_model": _mpt_width, "d_ff": times(4, WIDTH)},
+        read={"d_model": _mpt_width, "d_ff": times(four, WIDTH)},
         only={"no_bias": (True,), "expansion_ratio": (4,)},
         tied=True,
     ),
@@ -348,6 +392,16 @@ FAMILIES: dict[str, FamilyRule] = {
         read={"bias": ATTENTION, **experts("num_experts", width="moe_intermediate_size")},
         only={**EXPERTS_EVERYWHERE, **FULL, "use_qk_norm": (True,)},
     ),
+    "glm4_moe": FamilyRule(
+        read={
+            "bias": biases(qkv="attention_bias"), "qk_norm": either("use_qk_norm", False),
+            **leading_dense("first_k_dense_replace"),
+        },
+        only={"moe_layer_freq": (1,)},
+    ),
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
     "gpt_oss": FamilyRule(
         fixed={"mlp": "clamped_swiglu", "sinks": True},
         read={
