@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, convert, resolve
+from shardwise.cli.arguments import add_job_arguments, convert, policies, resolve
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def configure(verbs: Any) -> None:
     add_job_arguments(parser)
     parser.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
-        help="search only layouts with this, such as tp=8, recompute=full or sequence_parallel=true; may be repeated",
+        help="search only layouts with this, such as tp=8, sequence_parallel=true or recompute="
+        f"{'|'.join(policies())}; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--max", action="append", default=[], metavar="KEY=VALUE",

@@ -7,10 +7,9 @@ from typing import Literal
 
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
+from shardwise.model.recompute import POLICIES
 
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "afab", "1f1b", "interleaved"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
@@ -20,7 +19,8 @@ class Layout:
     """Degrees of the axes, and the choices that go with them.
 
     `dp` replicates, `fsdp` (with `cp`) is the axis over which ZeRO shards; `sequence_parallel` splits the activations
-    between the matrix products over `tp` along the sequence. `placement` says which links each axis runs over.
+    between the matrix products over `tp` along the sequence. `recompute` is a policy of `model/recompute.py`.
+    `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -34,7 +34,7 @@ class Layout:
     sequence_parallel: bool = False
     cp_variant: Literal["all_gather"] = "all_gather"
     micro_batch_seqs: int = 1
-    recompute: Recompute = "none"
+    recompute: str = "none"
     schedule: Schedule = "none"
     placement: Placement | None = None
 
@@ -49,7 +49,7 @@ class Layout:
         ]
         choices = {
             "zero_stage": (0, 1, 2, 3),
-            "recompute": RECOMPUTES,
+            "recompute": tuple(POLICIES),
             "schedule": SCHEDULES,
             "cp_variant": ("all_gather",),
         }

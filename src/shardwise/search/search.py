@@ -158,7 +158,7 @@ class _Search:
             **degrees, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[space.sequence_parallel[candidate]]),
             micro_batch_seqs=choices.micro_batch_seqs[space.micro_batch[candidate]],
-            recompute=choices.recompute[recompute],  # type: ignore[arg-type]
+            recompute=choices.recompute[recompute],
             schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
-from shardwise.layout.layout import RECOMPUTES
 from shardwise.layout.legality import RULES
 from shardwise.model.architecture import Architecture
+from shardwise.model.recompute import POLICIES
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -58,7 +58,7 @@ class Choices(Limits):
     micro_batch_seqs: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     num_virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     zero_stage: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[str, ...] = RECOMPUTES
+    recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
@@ -99,7 +99,7 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 def _required(name: str, value: Any) -> str:
     """What is required of a value where it is not that; empty where it is fine."""
     if name == "recompute":
-        return "" if value in RECOMPUTES else f"one of {', '.join(RECOMPUTES)}"
+        return "" if value in tuple(POLICIES) else f"one of {', '.join(POLICIES)}"
     if name == "sequence_parallel":
         return "" if value in (0, 1) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool)
