@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def run(arguments: argparse.Namespace) -> str:
         return json.dumps(
             {"schema": SCHEMA, "kind": arguments.kind, "entries": [_payload(n, values_of(n)) for n in shown]}, indent=2
         )
-    return _entry(arguments.name, values_of(arguments.name)) if arguments.name else summary()
+    if not arguments.name:
+        return summary()
+    values = values_of(arguments.name)
+    return _model_entry(arguments.name, values) if arguments.kind == "models" else _entry(arguments.name, values)
 
 
 def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
@@ -67,6 +70,15 @@ def _entry(name: str, values: Sequence[Value]) -> str:
         for key, value, source in values
     ]
     return "\n".join([name, table(rows)])
+
+
+def _model_entry(name: str, values: Sequence[Value]) -> str:
+    """A model without the fields that are as in a plain block: most models have few that are not."""
+    from shardwise.model.architecture import Architecture
+
+    plain = {field.name: field.default for field in fields(Architecture)}
+    told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
+    return f"{_entry(name, told)}\n  the other fields are as in a plain block; --json prints them"
 
 
 def table(rows: Sequence[Row], *, right: Sequence[int] = ()) -> str:
@@ -84,7 +96,7 @@ def table(rows: Sequence[Row], *, right: Sequence[int] = ()) -> str:
 
 def _shown(key: str, value: Any) -> str:
     """A value in the unit that its name says."""
-    from shardwise.units import format_quantity, format_seconds
+    from shardwise.units import format_count, format_quantity, format_seconds
 
     if value is None or value == () or value == []:
         return "none"
@@ -96,6 +108,8 @@ def _shown(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if key.endswith("num_params") and isinstance(value, float):
+        return format_count(value)
     if key.endswith("_w"):
         return f"{value:g} W"
     for part, unit in UNITS.items():
@@ -131,14 +145,14 @@ def _models() -> str:
     from shardwise.units import format_count
 
     rows: list[Row] = [
-        ("model", "parameters", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary", "active", "experts")
+        ("model", "parameters", "active", "experts", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary")
     ]
     for name in _model_names():
         model = load_model(name)
         sizes = (model.num_layers, model.d_model, model.d_ff, model.num_heads, model.num_kv_heads, model.vocab_size)
         active = format_count(num_active_params(model)) if model.num_experts else "-"
         experts = f"{model.experts_per_token} of {model.num_experts}" if model.num_experts else "-"
-        rows.append((name, format_count(num_params(model)), *map(str, sizes), active, experts))
+        rows.append((name, format_count(num_params(model)), active, experts, *map(str, sizes)))
     return table(rows, right=range(1, 10))
 
 
