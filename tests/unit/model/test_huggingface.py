@@ -83,6 +83,121 @@ def test_what_is_refused(config: dict[str, Any], words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+EXPERTS = {**LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN = {**EXPERTS, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}
+LATENT = {
+    **LLAMA, "model_type": "deepseek_v3", "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 10, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "ffn_dim": 96, "vocab_size": 100,
+    "max_position_embeddings": 32, "activation_function": "relu",
+}  # fmt: skip
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 100,
+}
+MPT = {
+    "model_type": "mpt",
+    "d_model": 64,
+    "n_layers": 3,
+    "n_heads": 8,
+    "vocab_size": 100,
+    "attn_config": {"alibi": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (QWEN, {"d_ff": 32, "shared_expert_width": 64, "shared_gate": True, "bias": ("qkv",), "experts_per_token": 2}),
+        ({**QWEN, "qkv_bias": False}, {"bias": ()}),
+        ({**LLAMA, "model_type": "olmo2"}, {"pre_norms": False, "post_norms": True, "qk_norm_over": "projection"}),
+        (
+            {**LLAMA, "model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+            {
+                "sinks": True, "mlp": "clamped_swiglu", "bias": ("qkv", "attention_out", "router", "experts"),
+                "sliding_window": 16, "global_every": 2,
+            },
+        ),
+        (
+            LATENT,
+            {
+                "head_dim": 16, "rope_head_dim": 4, "v_head_dim": 10, "kv_lora_rank": 16, "q_lora_rank": 0, "d_ff": 32,
+                "num_dense_layers": 1, "dense_d_ff": 96, "shared_expert_width": 64, "num_predict_layers": 1,
+            },
+        ),
+        (OPT, {"d_ff": 96, "max_positions": 34, "mlp": "relu", "bias": ("qkv", "attention_out", "mlp")}),
+        (FALCON, {"num_kv_heads": 1, "d_ff": 256, "parallel": True, "separate_norms": False, "positions": "rotary"}),
+        ({**FALCON, "multi_query": False, "alibi": True}, {"num_kv_heads": 8, "positions": "none"}),
+        ({**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}, {"num_kv_heads": 2, "separate_norms": True}),
+        ({**FALCON, "parallel_attn": False}, {"parallel": False, "separate_norms": False}),
+        (MPT, {"d_ff": 256, "positions": "none", "norm_bias": False, "bias": ()}),
+        (
+            {"model_type": "bloom", "n_embed": 64, "n_layer": 3, "num_attention_heads": 8, "vocab_size": 100},
+            {"d_model": 64, "d_ff": 256, "embedding_norm": True, "positions": "none"},
+        ),
+        ({**LLAMA, "model_type": "gpt_neox"}, {"parallel": True, "separate_norms": True}),
+    ],
+)  # fmt: skip
+def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> None:
+    model = parse_config(config)
+    assert {name: getattr(model, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**QWEN, "decoder_sparse_step": 2}, ["a qwen2_moe with decoder_sparse_step = 2 (known: 1)"]),
+        ({**QWEN, "mlp_only_layers": [0, 1]}, ["mlp_only_layers = [0, 1] (known: [])"]),
+        ({**QWEN, "use_sliding_window": True}, ["use_sliding_window = True (known: False)"]),
+        ({**EXPERTS, "model_type": "qwen2_moe"}, ["the config lacks shared_expert_intermediate_size"]),
+        ({**EXPERTS, "model_type": "qwen3_moe", "n_shared_experts": 1}, ["n_shared_experts = 1"]),
+        ({**EXPERTS, "model_type": "mixtral"}, ["the config lacks num_local_experts"]),
+        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 2}, ["0; at least 1"]),
+        ({**LLAMA, "model_type": "mistral", "kv_lora_rank": 16}, ["kv_lora_rank = 16"]),
+        ({**LLAMA, "layer_types": ["linear_attention"] * 3}, ["layer_types = ['linear_attention'"]),
+        (
+            {**LLAMA, "model_type": "gemma2", "sliding_window": 8, "layer_types": ["sliding_attention", "chunked"] * 2},
+            ["global_every cannot be read", "full_attention and sliding_attention for each layer"],
+        ),
+        (
+            {
+                **LLAMA, "model_type": "gemma2", "num_hidden_layers": 4, "sliding_window": 8,
+                "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+            },
+            ["3 full layers of 4"],
+        ),
+        ({**LATENT, "moe_layer_freq": 2}, ["moe_layer_freq = 2 (known: 1)"]),
+        ({**LATENT, "attention_bias": True}, ["attention_bias = True (known: False)"]),
+        ({**LATENT, "index_topk": 2048}, ["index_topk = 2048"]),
+        ({k: v for k, v in LATENT.items() if k != "q_lora_rank"}, ["the config lacks q_lora_rank"]),
+        ({**LATENT, "first_k_dense_replace": 3}, ["num_dense_layers = 3 of num_layers = 3"]),
+        ({**OPT, "word_embed_proj_dim": 32}, ["word_embed_proj_dim is 32"]),
+        ({**OPT, "do_layer_norm_before": False}, ["do_layer_norm_before = False (known: True)"]),
+        ({**OPT, "activation_function": "silu"}, ["activation_function is 'silu'; one of relu, gelu is known here"]),
+        ({**OPT, "enable_bias": "yes"}, ["enable_bias is 'yes'; true or false is required"]),
+        ({**FALCON, "new_decoder_architecture": True, "parallel_attn": False}, ["parallel_attn false is not known"]),
+        ({**MPT, "attn_config": {"alibi": False}}, ["alibi = False"]),
+        ({**MPT, "attn_config": {"alibi": True, "kv_n_heads": 2}}, ["kv_n_heads = 2"]),
+        ({**MPT, "attn_config": {}}, ["attn_config has no alibi"]),
+        ({**MPT, "no_bias": False}, ["no_bias = False (known: True)"]),
+        ({**LATENT, "model_type": "deepseek_v32", "index_topk": 1}, ["'deepseek_v32' (its config sets", "index_topk"]),
+        ({**LLAMA, "model_type": ["llama"]}, ["model_type is ['llama']"]),
+        ({"model_type": "falcon"}, ["lacks num_hidden_layers or n_layer or n_layers, hidden_size or", "vocab_size"]),
+    ],
+)  # fmt: skip
+def test_what_a_family_does_not_know(config: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_files_and_folders(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
