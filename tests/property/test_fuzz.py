@@ -136,6 +136,18 @@ CONFIG = {
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": True, "attention_bias": False,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+FINE = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+LATENT = {
+    **FINE,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+}
 OWN: dict[str, dict[str, Any]] = {  # what a family's config needs beside the sizes that all have
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -156,10 +168,14 @@ OWN: dict[str, dict[str, Any]] = {  # what a family's config needs beside the si
         "num_ln_in_parallel_attn": 2,
     },
     "mpt": {"attn_config": {"alibi": True}, "no_bias": True, "expansion_ratio": 4},
+    "glm4_moe": {**FINE, "use_qk_norm": True},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "kimi_k2": LATENT,
     "gpt_neox": {"use_parallel_residual": True},
 }
 OWN_KEYS = {key for config in OWN.values() for key in config} | {
-    "mlp_only_layers", "decoder_sparse_step", "multi_query", "alibi", "n_shared_experts", "kv_lora_rank",
+    "mlp_only_layers", "decoder_sparse_step", "multi_query", "alibi",
 }  # fmt: skip
 CHANGED = st.dictionaries(
     st.one_of(

@@ -13,7 +13,8 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.families import FAMILIES, WEIGHTY, Config, read_fields, unknown_parts
+from shardwise.model.families import FAMILIES, WEIGHTY, read_fields, unknown_parts
+from shardwise.model.readers import Config
 
 
 def load_config(path: str | Path) -> Architecture:
