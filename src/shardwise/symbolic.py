@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 Value = Any  # an int, a float, or a NumPy array of them
@@ -34,12 +35,16 @@ class Values(dict[Symbol, Value]):
     def __missing__(self, symbol: Symbol) -> Value:
         if not isinstance(symbol, Local):
             raise KeyError(symbol)
-        degree: Value = 1
-        for axis in symbol.axes:
-            degree = degree * self[axis]
-        value = -(-self[symbol.dim] // degree)
+        value = -(-self[symbol.dim] // self.degree(symbol.axes))
         self[symbol] = value
         return value
+
+    def degree(self, axes: Iterable[str]) -> Value:
+        """Devices of a group along some axes."""
+        degree: Value = 1
+        for axis in axes:
+            degree = degree * self[axis]
+        return degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,7 @@ class Monomial:
     factors: tuple[tuple[Symbol, int], ...] = ()
 
     def __mul__(self, other: Monomial) -> Monomial:
-        exponents: dict[Symbol, int] = {}
-        for symbol, exponent in (*self.factors, *other.factors):
-            exponents[symbol] = exponents.get(symbol, 0) + exponent
-        factors = tuple(sorted(((s, e) for s, e in exponents.items() if e), key=lambda factor: repr(factor[0])))
-        return Monomial(self.coefficient * other.coefficient, factors)
+        return Monomial(self.coefficient * other.coefficient, _factors((*self.factors, *other.factors)))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
         result: Value = self.coefficient
@@ -70,6 +71,19 @@ class Monomial:
         return "·".join(parts)
 
 
+def _factors(parts: Iterable[tuple[Symbol, int]]) -> tuple[tuple[Symbol, int], ...]:
+    """Factors in one order, each symbol once."""
+    exponents: dict[Symbol, int] = {}
+    for symbol, exponent in parts:
+        exponents[symbol] = exponents.get(symbol, 0) + exponent
+    return tuple(sorted(((s, e) for s, e in exponents.items() if e), key=_order))
+
+
+@lru_cache(maxsize=4096)
+def _order(factor: tuple[Symbol, int]) -> str:
+    return repr(factor[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Polynomial:
     """A sum of monomials; like terms are merged."""
@@ -77,10 +91,7 @@ class Polynomial:
     monomials: tuple[Monomial, ...] = ()
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        merged: dict[tuple[tuple[Symbol, int], ...], float] = {}
-        for monomial in (*self.monomials, *other.monomials):
-            merged[monomial.factors] = merged.get(monomial.factors, 0.0) + monomial.coefficient
-        return Polynomial(tuple(Monomial(c, f) for f, c in merged.items() if c))
+        return total((self, other))
 
     def __mul__(self, other: Polynomial | float) -> Polynomial:
         if isinstance(other, Polynomial):
@@ -111,18 +122,16 @@ def constant(value: float) -> Polynomial:
 
 def product(symbols: Iterable[Symbol], coefficient: float = 1.0) -> Polynomial:
     """The product of the symbols times a coefficient."""
-    result = Monomial(coefficient)
-    for symbol in symbols:
-        result = result * Monomial(1.0, ((symbol, 1),))
-    return Polynomial((result,))
+    return Polynomial((Monomial(coefficient, _factors((symbol, 1) for symbol in symbols)),))
 
 
 def total(polynomials: Iterable[Polynomial]) -> Polynomial:
     """The sum of polynomials."""
-    result = ZERO
+    merged: dict[tuple[tuple[Symbol, int], ...], float] = {}
     for polynomial in polynomials:
-        result = result + polynomial
-    return result
+        for monomial in polynomial.monomials:
+            merged[monomial.factors] = merged.get(monomial.factors, 0.0) + monomial.coefficient
+    return Polynomial(tuple(Monomial(c, f) for f, c in merged.items() if c))
 
 
 def maximum(first: Value, *others: Value) -> Value:

@@ -47,6 +47,13 @@ LAYOUTS = {
     "hybrid_zero1": Case(dp=2, fsdp=2, zero_stage=1),
     "hybrid_zero2": Case(dp=2, fsdp=2, zero_stage=2),
     "hybrid_zero3": Case(dp=2, fsdp=2, zero_stage=3),
+    "ring": Case(cp=3, cp_variant="ring", zero_stage=1),
+    "ring_sp": Case(cp=2, tp_kv=2, tp_rep=2, sequence_parallel=True, cp_variant="ring", zero_stage=3),
+    "ring_recomputed": Case(cp=4, fsdp=2, cp_variant="ring", zero_stage=3, recompute="full", positions=3),
+    "ulysses": Case(cp=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=1),
+    "ulysses_sp": Case(
+        cp=2, tp_kv=2, kv_heads_per_rank=2, sequence_parallel=True, cp_variant="ulysses", zero_stage=3, recompute="full"
+    ),
     "tp2": Case(tp_kv=2),
     "tp2_sp": Case(tp_kv=2, sequence_parallel=True),
     "tp4": Case(tp_kv=4),
@@ -133,6 +140,7 @@ def cases(draw: st.DrawFn) -> Case:
         zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
         sequence_parallel=draw(st.booleans()),
         recompute=draw(st.sampled_from(RECOMPUTES)),
+        cp_variant=draw(st.sampled_from(["all_gather", "ring"])),
         num_micro_batches=draw(st.integers(1, 3)),
         mlp=draw(st.sampled_from(MLPS)),
         tied=draw(st.booleans()),
@@ -146,6 +154,30 @@ def cases(draw: st.DrawFn) -> Case:
         seqs=draw(small),
         positions=draw(st.integers(2, 3)),
         seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("cp", [2, 3, 4])
+def test_a_zigzag_ring_equals_attention_over_the_sequence_in_order(cp: int, recompute: str) -> None:
+    """Each rank has a piece from either end. The loss and all gradients are those of the sequence as it was."""
+    case = Case(cp=cp, cp_variant="ring", zero_stage=3, positions=4, num_micro_batches=2, recompute=recompute)
+    zigzag = chained(dataclasses.replace(case, zigzag=True))
+    worst, name = worst_error(case, zigzag)
+    assert worst <= TOLERANCE, f"{name}: relative error {worst:.2e}"
+    assert zigzag.moved == chained(case).moved == zigzag.derived
+
+
+def test_a_ring_moves_what_the_gathers_and_scatters_would_have_moved() -> None:
+    """As permutes: nothing else about the derivation changes."""
+    ring, gathered = (
+        chained(Case(cp=4, zero_stage=1, cp_variant=v)).moved["micro_batch"] for v in ("ring", "all_gather")
+    )
+    by_cp = {kind: count for (kind, axes), count in gathered.items() if axes == ("cp",)}
+    around = ring[Kind.PERMUTE, ("cp",)]
+    assert around > 0
+    assert around + sum(n for (kind, axes), n in ring.items() if axes == ("cp",) and kind is not Kind.PERMUTE) == sum(
+        by_cp.values()
     )
 
 

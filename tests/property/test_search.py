@@ -208,7 +208,10 @@ def brute_force(cluster_name: str, overlap: Overlap) -> tuple[tuple[float, float
     return tuple(found)
 
 
-FEW = Choices(micro_batch_seqs=(1, 3), num_virtual_stages=(1, 2), zero_stage=(0, 1, 3), recompute=("none", "full"))
+FEW = Choices(
+    micro_batch_seqs=(1, 3), num_virtual_stages=(1, 2), zero_stage=(0, 1, 3), recompute=("none", "full"),
+    cp_variant=("all_gather",),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -243,6 +246,32 @@ def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
     assert len(found) > 500
     best = search(SMALL, cluster, JOB, choices=few).best[0]
     assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
+
+
+@pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
+def test_no_other_mode_is_faster(cluster_name: str) -> None:
+    """Of the variants of context parallelism, with and without asynchronous tensor parallelism, each row has the fastest."""
+    cluster = load_cluster(cluster_name)
+    choices = dataclasses.replace(CHOICES, async_tp=(0, 1))
+    rows = search(SMALL, cluster, JOB, choices=choices, sample=150, seed=3).sampled
+    assert {row.layout.cp_variant for row in rows} >= {"all_gather", "zigzag"}
+    assert any(row.layout.async_tp for row in rows)
+    for row in rows:
+        for cp_variant, async_tp in itertools.product(CHOICES.cp_variant, (False, True)):
+            other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
+            if not violations(SMALL, JOB, cluster.num_devices, other):
+                assert estimate(SMALL, cluster, JOB, other).step_time_s >= row.step_time_s * (1 - 1e-9), other
+
+
+def test_a_ring_takes_sequences_that_a_zigzag_does_not() -> None:
+    """63 positions are 9 for each of 7 ranks, but not 14 pieces."""
+    job = Job(global_batch_tokens=63 * 8, seq_len=63)
+    rows = search(
+        SMALL, load_cluster("h100:7"), job, choices=CHOICES.narrowed({"cp": 7, "cp_variant": "ring"}, {})
+    ).best
+    assert rows
+    with pytest.raises(NothingFitsError, match="sequence_by_cp"):
+        search(SMALL, load_cluster("h100:7"), job, choices=CHOICES.narrowed({"cp": 7}, {}))
 
 
 def test_the_front_is_a_front() -> None:

@@ -39,6 +39,25 @@ def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
 
+CONTEXT_PARALLEL = {
+    "ring": Case(cp=2, cp_variant="ring", zero_stage=1, **SIZES),
+    "ring_all": Case(fsdp=2, cp=2, tp_kv=2, tp_rep=2, cp_variant="ring", zero_stage=3, sequence_parallel=True, **SIZES),
+    "ulysses": Case(cp=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=1, **SIZES),
+    "ulysses_zero_2": Case(fsdp=2, cp=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=2, **SIZES),
+    "ulysses_all": Case(
+        fsdp=2, cp=2, tp_kv=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=3, sequence_parallel=True, **SIZES
+    ),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("layout", CONTEXT_PARALLEL)
+@pytest.mark.parametrize("name", ["sinks", "gpt_oss", "projection_norm"])
+def test_context_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
+    """What attention has beside queries, keys and values is there wherever its heads are."""
+    check_layout(dataclasses.replace(cased(CONTEXT_PARALLEL[layout], name), recompute=recompute))
+
+
 EXPERT_PARALLEL = {
     "ep": Case(ep=2, zero_stage=3, **SIZES),
     "ep_4": Case(ep=4, zero_stage=1, **SIZES),

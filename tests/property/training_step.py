@@ -43,6 +43,8 @@ class Case:
     tp_rep: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
+    cp_variant: str = "all_gather"
+    zigzag: bool = False  # the positions in the order in which each rank along cp has a piece from either end
     recompute: str = "none"
     num_micro_batches: int = 2
     mlp: str = "swiglu"
@@ -61,7 +63,10 @@ class Case:
 
     @property
     def family(self) -> Family:
-        return Family(self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts)
+        return Family(
+            self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts,
+            cp_variant=self.cp_variant,
+        )  # fmt: skip
 
     @property
     def mesh(self) -> Mesh:
@@ -111,7 +116,14 @@ class Case:
             found[f"{prefix}ids"] = self.ids(rng, tokens, sizes["V"])
             found[f"{prefix}targets"] = rng.integers(sizes["V"], size=tokens)
             found[f"{prefix}loss_scale"] = np.array(1.0 / (tokens[0] * tokens[1] * self.num_micro_batches))
-        return found
+        return {name: array[..., self.order(sizes["T"])] if array.ndim else array for name, array in found.items()}
+
+    def order(self, length: int) -> Any:
+        """Positions of the sequence as the ranks along cp have them."""
+        if not self.zigzag:
+            return np.arange(length)
+        pieces = np.arange(length).reshape(2 * self.cp, -1)
+        return np.concatenate([pieces[[rank, 2 * self.cp - 1 - rank]].ravel() for rank in range(self.cp)])
 
     def ids(self, rng: np.random.Generator, shape: tuple[int, int], vocab: int) -> Any:
         """Random tokens, the first two of a sequence different.
@@ -141,8 +153,8 @@ class StrictDevices(VirtualDevices):
     a weight that was gathered in the forward pass has to be gathered again, and what was not saved has to be rebuilt.
     """
 
-    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], *, unit: Unit) -> None:
-        super().__init__(mesh, sizes)
+    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, unit: Unit) -> None:
+        super().__init__(mesh, sizes, unit.family)
         forward = unit.forward
         (output,) = forward.program.outputs
         weights = {(name, forward.specs[name]) for name in unit.weights}

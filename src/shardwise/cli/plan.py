@@ -57,9 +57,9 @@ def narrowed_choices(pins: Iterable[str], maxima: Iterable[str]) -> Choices | No
 
 def _settings(flag: str, texts: Iterable[str]) -> dict[str, Any]:
     """What each text asks for; a key that is not known keeps its text, and `Choices.narrowed` names the keys there are."""
-    from shardwise.search.space import NUMERIC
+    from shardwise.search.space import FLAGS, NUMERIC
 
-    like: dict[str, Any] = dict.fromkeys(NUMERIC, 1) | {"sequence_parallel": True}
+    like: dict[str, Any] = dict.fromkeys(NUMERIC, 1) | dict.fromkeys(FLAGS, True)
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))

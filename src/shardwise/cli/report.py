@@ -48,6 +48,10 @@ def _layout(plan: Plan) -> str:
         f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
         f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
     ]
+    if layout.cp > 1:
+        lines.append(f"  context parallelism by {layout.cp_variant}")
+    if layout.async_tp:
+        lines.append("  tensor parallelism in pieces beside the products")
     if layout.pp > 1:
         layers = layers_per_stage(plan.model, layout.pp, layout.num_virtual_stages)
         lines.append(

@@ -15,7 +15,7 @@ from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
 from shardwise.layout.placement import Links, cut_levels, default_placement
-from shardwise.layout.shardings import Family, atomic_degrees
+from shardwise.layout.shardings import atomic_degrees, family_of
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token
@@ -72,8 +72,8 @@ class Pricing:
         self.dense = dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
         self.units = tuple(unit_counts(architecture))
         self.afab = layout.schedule == "afab"
-        self.family = Family(layout.zero_stage, layout.sequence_parallel, layout.recompute)
-        self.values = unit_values(architecture, job.seq_len, self.degrees)
+        self.family = family_of(layout)
+        self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
         self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
 
     def run(self) -> Estimate:
@@ -98,8 +98,9 @@ class Pricing:
     def hardware_ratio(self) -> float:
         """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
         done = needed = 0.0
+        values = unit_values(self.architecture, self.job.seq_len, self.degrees)  # all devices, not the last of a ring
         for unit, times in unit_counts(self.architecture).items():
-            flops = self.pricer.flops(unit, self.family, self.values)
+            flops = self.pricer.flops(unit, self.family, values)
             done += times * sum(flops.values())
             needed += times * 3.0 * flops["forward"]
         return done / needed

@@ -6,7 +6,7 @@ Every number comes out of evaluating the derived expressions at the sizes and de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cost.communication import collective_s
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
-from shardwise.layout.derivation import Unit, derive
+from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
@@ -70,9 +70,17 @@ class StateCost(NamedTuple):
     transient_bytes: Value
 
 
-def unit_values(architecture: Architecture, seq_len: int, degrees: Mapping[str, Value]) -> Values:
-    """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device."""
-    values = Values({**architecture.dims, "T": seq_len, "span": architecture.average_span(seq_len), **degrees})
+def unit_values(
+    architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather"
+) -> Values:
+    """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device.
+
+    In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
+    """
+    last = degrees["cp"] if cp_variant == "ring" else 1
+    values = Values(
+        {**architecture.dims, "T": seq_len, "span": architecture.average_span(seq_len, last_of=last), **degrees}
+    )
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
@@ -105,7 +113,7 @@ class _Parts(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str) -> _Parts:
-    unit = derive(structure.sizeless(), family)[name]
+    unit = derived_unit(structure, family, name)
     return _Parts(unit, kernels(unit), realise(unit))
 
 
@@ -129,7 +137,9 @@ class UnitPricer:
         family = self.of_structure(family)
         parts = self.parts(family, name)
         compute = {p: self.compute_s(parts.kernels, p, values) for p in ("forward", "backward", "recompute")}
-        comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights)
+        comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights and not one.beside)
+        for key, seconds_left in self.pipelined_s(parts, values, links):
+            comm[key] = comm.get(key, 0.0) + seconds_left
 
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
@@ -165,14 +175,31 @@ class UnitPricer:
         )  # fmt: skip
 
     def compute_s(self, found: tuple[Kernel, ...], phase: str, values: Values) -> Value:
-        """Each kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
+        """Seconds of a phase's kernels."""
+        return sum((self.kernel_s(kernel, values) for kernel in found if kernel.phase == phase), start=0.0)
+
+    def kernel_s(self, kernel: Kernel, values: Values) -> Value:
+        """A kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
         rate = self.chip.matmul_flops_per_s(self.precision.activations)
-        total: Value = 0.0
-        for kernel in found:
-            if kernel.phase == phase:
-                memory = self.kernel_bytes(kernel, values) / self.chip.sustained_bytes_per_s()
-                total = total + (maximum(kernel.flops.evaluate(values) / rate, memory) if kernel.flops else memory)
-        return total
+        memory = self.kernel_bytes(kernel, values) / self.chip.sustained_bytes_per_s()
+        return maximum(kernel.flops.evaluate(values) / rate, memory) if kernel.flops else memory
+
+    def pipelined_s(self, parts: _Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
+        """What shows of the collectives that run in pieces beside computations, by phase and axis.
+
+        With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
+        nothing: (n-1)/n of the computation is there to hide behind. Collectives beside the same computations share it.
+        """
+        together: dict[tuple[str, tuple[str, ...]], list[Realised]] = {}
+        for one in parts.collectives:
+            if one.beside:
+                together.setdefault((one.phase, one.beside), []).append(one)
+        for (phase, beside), moved in together.items():
+            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.results).isdisjoint(beside)]
+            pieces = values.degree(moved[0].axes)
+            compute = sum((self.kernel_s(kernel, values) for kernel in kernels), start=0.0) * (1.0 - 1.0 / pieces)
+            traffic = sum((self.collective_s(one, values, links) for one in moved), start=0.0)
+            yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
         """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
@@ -193,10 +220,13 @@ class UnitPricer:
         total: dict[tuple[str, str], Value] = {}
         for one in found:
             if wanted(one):
-                payload = one.payload.evaluate(values) * self.widths[one.role]
                 key = (one.phase, one.group)
-                total[key] = total.get(key, 0.0) + collective_s(one.kind, one.axes, payload, links)
+                total[key] = total.get(key, 0.0) + self.collective_s(one, values, links)
         return total
+
+    def collective_s(self, one: Realised, values: Values, links: Links) -> Value:
+        payload = one.payload.evaluate(values) * self.widths[one.role]
+        return collective_s(one.kind, one.axes, payload, links)
 
     def saved_bytes(self, unit: Unit, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
@@ -208,9 +238,9 @@ class UnitPricer:
         return sum((p.evaluate(values) * self.widths[r] for r, p in by_role.items()), start=0.0), logits
 
     def buffer_bytes(self, found: tuple[Realised, ...], values: Values) -> Value:
-        """Input and output of the largest activation collective."""
+        """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves."""
         sizes = [
-            one.payload.evaluate(values) * self.widths[one.role]
+            one.payload.evaluate(values) * self.widths[one.role] / (values.degree(one.axes) if one.beside else 1)
             for one in found
             if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]

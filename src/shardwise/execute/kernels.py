@@ -178,35 +178,46 @@ def route_gradient(dgates: Array, gates: Array) -> Array:
     return dlogits
 
 
-def _mask(positions: Array, num_keys: int) -> Array:
-    """Which keys each query may see, [T, S]."""
-    seen: Array = positions[:, None] >= np.arange(num_keys)[None, :]
-    return seen
+MASKED = -1e300  # of a score that a query may not see, and the log-sum-exp of a query that sees none of the keys
 
 
-def _scores(q: Array, k: Array, positions: Array) -> Array:
+def _scores(q: Array, k: Array, queries: Array, keys: Array) -> Array:
+    """[B,K,G,T,S]; a query sees the keys at its own position and before."""
     scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
-    return np.where(_mask(positions, k.shape[1]), scores, -np.inf)
+    return np.where(queries[:, None] >= keys[None, :], scores, MASKED)
 
 
-def attention(q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> tuple[Array, Array]:
-    """Causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G], in which a sink's logit [K,G] counts as a key's."""
-    scores = _scores(q, k, positions)
+def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
+    """Causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G]; zero and MASKED for a query that sees no key."""
+    scores = _scores(q, k, queries, keys)
     largest = scores.max(axis=-1, keepdims=True)
-    lse = largest[..., 0] + np.log(np.exp(scores - largest).sum(axis=-1))
-    if sinks is not None:
-        lse = np.logaddexp(lse, sinks[:, :, None])
-    weights = np.exp(scores - lse[..., None])
-    return np.einsum("bkgts,bsku->btkgu", weights, v), np.einsum("bkgt->btkg", lse)
+    weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
+    total = weights.sum(axis=-1)
+    lse = np.where(total > 0, largest[..., 0] + np.log(np.maximum(total, 1e-300)), MASKED)
+    shares = weights / np.maximum(total, 1e-300)[..., None]
+    return np.einsum("bkgts,bsku->btkgu", shares, v), np.einsum("bkgt->btkg", lse)
 
 
 def attention_gradient(
-    q: Array, k: Array, v: Array, positions: Array, out: Array, lse: Array, dy: Array
+    q: Array, k: Array, v: Array, queries: Array, keys: Array, out: Array, lse: Array, dy: Array
 ) -> tuple[Array, Array, Array]:
     """dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
-    weights = np.exp(_scores(q, k, positions) - np.einsum("btkg->bkgt", lse)[..., None])
+    weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
     dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
     dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
     row = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]
     dscores = weights * (dweights - row) / math.sqrt(q.shape[-1])
     return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv
+
+
+def merge(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et al. 2018)."""
+    lse = np.logaddexp(first[1], second[1])
+    shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
+    return first[0] * shares[0] + second[0] * shares[1], lse
+
+
+def with_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
+    """Attention that also sees a key with the logits `sinks` [K,G] and no value."""
+    out, lse = part
+    return merge(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.execute.ring import rings_of
 from shardwise.execute.virtual import Moved, VirtualDevices
 from shardwise.layout.derivation import Unit
 from shardwise.layout.derive import Communicate
@@ -45,7 +46,7 @@ def run_step(
     `state` maps each weight, and its optimizer states `w.master`, `w.first`, `w.second`, to whole arrays; each batch maps
     the program's constants to whole arrays.
     """
-    devices = VirtualDevices(mesh, sizes)
+    devices = VirtualDevices(mesh, sizes, family)
     _load(devices, unit, family, state)
     moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
     loss = sum(_micro_batch(devices, unit, batch) for batch in batches)
@@ -81,13 +82,18 @@ def _micro_batch(devices: VirtualDevices, unit: Unit, batch: Mapping[str, Array]
 
 
 def derived_moves(unit: Unit, mesh: Mesh, sizes: Mapping[str, int], num_micro_batches: int) -> Mapping[str, Moved]:
-    """What the derivation says that all devices together receive in one step, by scope, kind and axes."""
+    """What the derivation says that all devices together receive in one step, by scope, kind and axes.
+
+    What goes around a ring counts as permutes.
+    """
     values = Values({**sizes, **dict(mesh.axes)})
     moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
     for phase, steps in unit.phases().items():
         scope, times = ("step", 1) if phase == "update" else ("micro_batch", num_micro_batches)
-        for step in steps:
+        around = {moved for ring in rings_of(steps, unit.family).values() for moved in ring}
+        for position, step in enumerate(steps):
             if isinstance(step, Communicate) and step.collective.kind is not Kind.SLICE:
+                kind = Kind.PERMUTE if position in around else step.collective.kind
                 received = step.collective.received_elements.evaluate(values) * mesh.num_devices
-                moved[scope][step.collective.kind, step.collective.axes] += round(received * times)
+                moved[scope][kind, step.collective.axes] += round(received * times)
     return moved

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.execute import kernels
+from shardwise.execute.ring import rings_of, run_ring
 from shardwise.layout.derive import Communicate, Compute, Step
+from shardwise.layout.shardings import Family
 from shardwise.model.operations import (
     Accumulate,
     Contract,
@@ -43,7 +45,8 @@ class VirtualDevices:
     `moved` counts the elements that all devices together have received, by kind and axes of the collective.
     """
 
-    def __init__(self, mesh: Mesh, sizes: Mapping[str, int]) -> None:
+    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None) -> None:
+        self.family = family
         self.mesh = mesh
         self.sizes = sizes
         self.coordinates = list(mesh.coordinates())
@@ -87,12 +90,21 @@ class VirtualDevices:
         return self.held[name, spec]
 
     def run(self, program: Program, steps: tuple[Step, ...]) -> None:
-        """Run derived steps: collectives move shards, operations compute on each device alone."""
-        for step in steps:
-            if isinstance(step, Communicate):
-                self.communicate(step.tensor.name, step.collective)
-            else:
+        """Run derived steps: collectives move shards, operations compute on each device alone.
+
+        Where the family has a ring, attention runs around it in place of the collectives that it is pipelined with.
+        """
+        rings = rings_of(steps, self.family) if self.family else {}
+        in_pieces = {position for around in rings.values() for position in around}
+        for position, step in enumerate(steps):
+            if position in rings:
+                assert isinstance(step, Compute)
+                moved = [steps[one] for one in rings[position]]
+                run_ring(self, program, step, [one for one in moved if isinstance(one, Communicate)])
+            elif isinstance(step, Compute):
                 self.compute(program, step)
+            elif position not in in_pieces:
+                self.communicate(step.tensor.name, step.collective)
 
     def compute(self, program: Program, step: Compute) -> None:
         operation, placed = step.operation, step.placed
@@ -236,7 +248,8 @@ class _Kernel:
         if isinstance(operation, Route):
             return (kernels.route(arrays[0], self.devices.sizes[operation.num_chosen]),)
         if isinstance(operation, Scan):
-            return kernels.attention(*arrays)
+            part = kernels.attention(*arrays[:5])
+            return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
         if isinstance(operation, ScanGradient):
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")

@@ -24,10 +24,12 @@ from shardwise.layout.shardings import (
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
-from shardwise.model.operations import Operation
+from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
+
+SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and values when it has been used
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Unit:
     """
 
     name: str
+    family: Family
     forward: ShardedProgram
     recompute_steps: tuple[Step, ...]
     backward_steps: tuple[Step, ...]
@@ -65,7 +68,7 @@ def derive_unit(name: str, program: Program, family: Family, *, recompute: str) 
     """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
     stay = staying(family, program)
     summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
-    forward = shard_program(program, resting(family, program), use=using(program), final=summed, stay=stay)
+    forward = shard_program(program, resting(family, program), use=using(family, program), final=summed, stay=stay)
     wanted = tuple(n for n in program.inputs if program.tensors[n].role is not Role.CONSTANT)
     transposed = backward(program, given=program.outputs, wanted=wanted)
     return _shard_backward(name, forward, transposed, family, recompute)
@@ -82,12 +85,12 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
     operations = (*again.operations, *program.operations)
     sharded = shard_program(
-        program, rest, use=using(forward.program), final=final, operations=operations, primal=forward.specs,
-        stay=staying(family, forward.program),
+        program, rest, use=using(family, forward.program), final=final, operations=operations, primal=forward.specs,
+        stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
     )  # fmt: skip
     border = _end_of(again.operations, sharded.steps)
     return Unit(
-        name=name, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
+        name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
         backward_steps=sharded.steps[border:], update=_shard_update(forward.program, gradients, sharded, family),
         saved=saved, gradients=gradients,
     )  # fmt: skip
@@ -117,14 +120,15 @@ def _shard_update(
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
     """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
-    structure = architecture.structure
-    return _derive(structure, replace(family, experts=structure.experts))
+    return {name: derived_unit(architecture.structure, family, name) for name in (*unit_counts(architecture), "carry")}
 
 
-@lru_cache(maxsize=256)
-def _derive(structure: Structure, family: Family) -> Mapping[str, Unit]:
-    shape = structure.sizeless()
-    return {
-        name: derive_unit(name, UNITS[name](shape), family, recompute=family.recompute if name in LAYERS else "none")
-        for name in (*unit_counts(shape), "carry")
-    }
+def derived_unit(structure: Structure, family: Family, name: str) -> Unit:
+    """One of them. Recomputation and context parallelism are about layers; other units do without them."""
+    own = replace(family, experts=structure.experts)
+    return _derived(structure, own if name in LAYERS else replace(own, recompute="none", cp_variant="all_gather"), name)
+
+
+@lru_cache(maxsize=1024)
+def _derived(structure: Structure, family: Family, name: str) -> Unit:
+    return derive_unit(name, UNITS[name](structure.sizeless()), family, recompute=family.recompute)

@@ -60,16 +60,18 @@ def shard_program(
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
     stay: Mapping[str, Spec] | None = None,
+    let_go: tuple[type[Operation], ...] = (),
 ) -> ShardedProgram:
     """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
     shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go);
-    `stay` are the shardings that results take as soon as they are made (the residual stream).
+    `stay` are the shardings that results take as soon as they are made (the residual stream); operations of the kinds
+    `let_go` keep none of what was moved for them.
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _Walk(program, rest, use or {}, primal or {}, stay or {})
+    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, let_go)
     for name, spec in (kept or {}).items():
         walk.at[name].add(spec)
     for operation in program.operations if operations is None else operations:
@@ -87,6 +89,7 @@ class _Walk:
         use: Mapping[str, Spec],
         primal: Mapping[str, Spec],
         stay: Mapping[str, Spec],
+        let_go: tuple[type[Operation], ...],
     ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -95,6 +98,7 @@ class _Walk:
         self.use = use
         self.primal = primal
         self.stay = stay
+        self.let_go = let_go
         self.steps: list[Step] = []
 
     def operation(self, operation: Operation) -> None:
@@ -109,6 +113,9 @@ class _Walk:
             self.carry(operation, placed)
         else:
             self.steps.append(Compute(operation, placed))
+        if isinstance(operation, self.let_go):
+            for name in operation.operands:
+                self.at[name] &= {self.home[name]}
         for name, spec in zip(operation.outputs, placed.outputs, strict=True):
             self.home[name] = spec
             self.at[name] = {spec}

@@ -19,10 +19,12 @@ from shardwise.symbolic import ZERO, Polynomial
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role."""
+    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role;
+    `results` are the first of each operation in it."""
 
     phase: str
     kind: str
+    results: tuple[str, ...]
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
 
@@ -77,7 +79,8 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
         for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
             if name in kept or len(run) == 1:
                 touched[name] = spec
-    return Kernel(phase, run[0].operation.kind, _matmul_flops(unit, run), _by_role(unit, touched))
+    results = tuple(step.operation.outputs[0] for step in run)
+    return Kernel(phase, run[0].operation.kind, results, _matmul_flops(unit, run), _by_role(unit, touched))
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:

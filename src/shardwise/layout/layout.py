@@ -10,7 +10,9 @@ from shardwise.layout.placement import Placement
 from shardwise.model.recompute import POLICIES
 
 Schedule = Literal["none", "afab", "1f1b", "interleaved"]
+CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
 SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
+CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
@@ -19,7 +21,10 @@ class Layout:
     """Degrees of the axes, and the choices that go with them.
 
     `dp` replicates, `fsdp` (with `cp`) is the axis over which ZeRO shards; `sequence_parallel` splits the activations
-    between the matrix products over `tp` along the sequence. `recompute` is a policy of `model/recompute.py`.
+    between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
+    sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
+    causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
+    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`.
     `placement` says which links each axis runs over.
     """
 
@@ -32,7 +37,8 @@ class Layout:
     num_virtual_stages: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
-    cp_variant: Literal["all_gather"] = "all_gather"
+    cp_variant: CpVariant = "all_gather"
+    async_tp: bool = False
     micro_batch_seqs: int = 1
     recompute: str = "none"
     schedule: Schedule = "none"
@@ -51,7 +57,7 @@ class Layout:
             "zero_stage": (0, 1, 2, 3),
             "recompute": tuple(POLICIES),
             "schedule": SCHEDULES,
-            "cp_variant": ("all_gather",),
+            "cp_variant": CP_VARIANTS,
         }
         problems += [
             f"layout: {name} is {getattr(self, name)!r}; one of {', '.join(map(str, allowed))} is required"
@@ -78,4 +84,8 @@ class Layout:
             parts.append(f"zero_stage={self.zero_stage}")
         if self.tp > 1:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
+        if self.cp > 1:
+            parts.append(f"cp_variant={self.cp_variant}")
+        if self.async_tp:
+            parts.append("async_tp=true")
         return " ".join([*parts, f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.job import Job
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.model.architecture import Architecture
 from shardwise.symbolic import Value, ceil_div
 
 Degrees = Mapping[str, Value]
+ULYSSES, RING = CP_VARIANTS.index("ulysses"), CP_VARIANTS.index("ring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ def _divides_widths(architecture: Architecture, tp: Value) -> Value:
     for width in _hidden_widths(architecture):
         legal = legal & (width % tp == 0)
     return legal
+
+
+def _pieces(degrees: Degrees) -> int:
+    """Pieces of the sequence that a rank along cp takes: one in a plain ring, else one from either end."""
+    return 1 if degrees["cp_variant"] == RING else 2
 
 
 def _possible_ep(architecture: Architecture, fsdp: int) -> str:
@@ -108,10 +114,39 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sequence_by_cp",
-        lambda a, j, n, d: (d["cp"] == 1) | (j.seq_len % (2 * d["cp"]) == 0),
+        lambda a, j, n, d: (d["cp"] == 1) | (j.seq_len % (_pieces(d) * d["cp"]) == 0),
         lambda a, j, n, d: (
-            f"2·cp = {2 * d['cp']} does not divide the sequence of {j.seq_len} (each rank takes a piece from either end, so "
-            "that causal attention is even); choose a cp that divides half the sequence"
+            f"{_pieces(d)}·cp = {_pieces(d) * d['cp']} does not divide the sequence of {j.seq_len} "
+            + (
+                "(each rank takes a piece from either end, so that causal attention is even); choose a cp that divides half "
+                "the sequence"
+                if _pieces(d) == 2
+                else "into a piece for each rank; choose a cp that does"
+            )
+        ),
+    ),
+    Rule(
+        "cp_variant",
+        lambda a, j, n, d: (d["cp_variant"] == 0) | (d["cp"] > 1),
+        lambda a, j, n, d: (
+            f"cp_variant = {CP_VARIANTS[d['cp_variant']]} is a way to split sequences over cp, which is 1; leave it out, or "
+            "give a cp"
+        ),
+    ),
+    Rule(
+        "heads_by_cp",
+        lambda a, j, n, d: (d["cp_variant"] != ULYSSES) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
+        lambda a, j, n, d: (
+            f"ulysses splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, which does not divide "
+            "them; choose other degrees, or cp_variant=zigzag"
+        ),
+    ),
+    Rule(
+        "async_tp",
+        lambda a, j, n, d: (d["async_tp"] == 0) | ((d["tp"] > 1) & (d["sequence_parallel"] == 1)),
+        lambda a, j, n, d: (
+            f"async_tp needs tp > 1 and sequence_parallel=true, found tp = {d['tp']} and sequence_parallel = "
+            f"{str(bool(d['sequence_parallel'])).lower()}; set async_tp=false or change them"
         ),
     ),
     Rule(
@@ -177,7 +212,27 @@ def num_micro_batches(job: Job, degrees: Degrees) -> Value:
 def degrees_of(layout: Layout) -> dict[str, Any]:
     """The numbers of a layout that rules and costs read."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
-    return {**{name: getattr(layout, name) for name in names}, "sequence_parallel": int(layout.sequence_parallel)}
+    flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
+    return {
+        **{name: getattr(layout, name) for name in names},
+        **flags,
+        "cp_variant": CP_VARIANTS.index(layout.cp_variant),
+    }
+
+
+def possible_modes(
+    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[tuple[str, int]]
+) -> list[Value]:
+    """Where each mode (variant of cp, asynchronous or not) can run, among degrees that can run in one of them."""
+    rules = [rule for rule in RULES if rule.name in ("sequence_by_cp", "cp_variant", "heads_by_cp", "async_tp")]
+    found = []
+    for variant, async_tp in modes:
+        own = {**degrees, "cp_variant": CP_VARIANTS.index(variant), "async_tp": async_tp}
+        legal: Value = True
+        for rule in rules:
+            legal = legal & rule.legal(architecture, job, 0, own)
+        found.append(legal)
+    return found
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:

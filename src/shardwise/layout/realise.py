@@ -2,16 +2,18 @@
 
 Engines fuse: one AllGather brings all weights of a unit (an FSDP unit), one ReduceScatter or AllReduce takes all its
 gradients. Bytes per kind, axes, phase and scope are conserved. Weights that the recomputed slice and the backward pass
-both need are gathered once, before both. A scalar (the loss) is reduced once per step, not per micro-batch.
+both need are gathered once, before both. A scalar (the loss) is reduced once per step, not per micro-batch. A collective
+that is `pipelined` with computations runs in as many pieces as its group has devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.layout.derivation import Unit
-from shardwise.layout.derive import Communicate
+from shardwise.layout.derive import Communicate, Compute, Step
+from shardwise.layout.pipeline import pipelined
 from shardwise.model.program import Role, density
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
@@ -23,7 +25,8 @@ WEIGHT_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 @dataclass(frozen=True, slots=True)
 class Realised:
     """One collective of an engine. `payload` are elements (see `Collective.payload_elements`; of routed
-    tokens those that are there), `tensors` what it carries."""
+    tokens those that are there), `tensors` what it carries, `beside` the results of the computations that it is pipelined
+    with."""
 
     unit: str
     phase: str
@@ -32,6 +35,7 @@ class Realised:
     role: Role
     payload: Polynomial
     tensors: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
     @property
     def scope(self) -> str:
@@ -60,15 +64,21 @@ def realise(unit: Unit) -> tuple[Realised, ...]:
     """All collectives of one unit, slices left out, weights and gradients fused."""
     found: list[Realised] = []
     for phase, steps in unit.phases().items():
+        beside = {one.step: _results(steps, one.beside) for one in pipelined(steps, unit.family)}
         found += [
-            _plain(unit.name, phase, s)
-            for s in steps
+            _plain(unit.name, phase, s, beside.get(position, ()))
+            for position, s in enumerate(steps)
             if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE
         ]
     return tuple(_fuse(found))
 
 
-def _plain(unit: str, phase: str, step: Communicate) -> Realised:
+def _results(steps: tuple[Step, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
+    """The first result of each of some computations: their names among the kernels."""
+    return tuple(step.operation.outputs[0] for p in positions if isinstance(step := steps[p], Compute))
+
+
+def _plain(unit: str, phase: str, step: Communicate, beside: tuple[str, ...]) -> Realised:
     collective, role = step.collective, step.tensor.role
     if phase == "recompute" and role in WEIGHT_ROLES:
         phase = "backward"
@@ -82,6 +92,7 @@ def _plain(unit: str, phase: str, step: Communicate) -> Realised:
         role,
         collective.payload_elements * density(role),
         (step.tensor.name,),
+        beside,
     )
 
 
@@ -97,4 +108,4 @@ def _merge(group: list[Realised]) -> Realised:
     first = group[0]
     payload = sum((one.payload for one in group), start=ZERO)
     tensors = tuple(name for one in group for name in one.tensors)
-    return Realised(first.unit, first.phase, first.kind, first.axes, first.role, payload, tensors)
+    return replace(first, payload=payload, tensors=tensors)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import RECEIVED, RETURNED
+from shardwise.model.operations import Scan
 from shardwise.model.program import Program, Role
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Value, gcd
@@ -18,6 +20,7 @@ from shardwise.symbolic import Value, gcd
 BATCH: Axes = ("dp", "fsdp")  # sequences
 ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
 TP: Axes = ("tp_kv", "tp_rep")
+CP: Axes = ("cp",)
 # With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
 # weights are split over both; the experts' weights over `ep` by expert.
 EXPERT: Axes = ("ep",)
@@ -39,6 +42,13 @@ class Family:
     sequence_parallel: bool
     recompute: str
     experts: bool = False
+    cp_variant: str = "all_gather"
+    async_tp: bool = False
+
+    @property
+    def ring(self) -> bool:
+        """Keys and values go around instead of being gathered."""
+        return self.cp_variant == "ring"
 
     @property
     def batch_axes(self) -> Axes:
@@ -49,6 +59,19 @@ class Family:
     def zero_axes(self) -> Axes:
         """Axes that ZeRO shards over."""
         return ("fsdp", *EXPERT, "cp") if self.experts else ZERO
+
+
+def family_of(layout: Layout) -> Family:
+    """The structure of a layout (whether there are experts is the model's)."""
+    return mode_family(
+        layout.zero_stage, layout.sequence_parallel, layout.recompute, layout.cp_variant, layout.async_tp
+    )
+
+
+def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, cp_variant: str, async_tp: bool) -> Family:
+    """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
+    variant = "ring" if cp_variant == "zigzag" else cp_variant
+    return Family(zero_stage, sequence_parallel, recompute, cp_variant=variant, async_tp=async_tp)
 
 
 def hidden_spec(family: Family) -> Spec:
@@ -126,12 +149,30 @@ def staying(family: Family, program: Program) -> dict[str, Spec]:
     routed = program.named(Role.ROUTED)
     hidden += [name for name in routed if name.endswith(RETURNED)]
     received = {name: expert_spec(family, program.dims(name)) for name in routed if name.endswith(RECEIVED)}
-    return {name: token_spec(family, program.dims(name)) for name in hidden} | received
+    attended = {
+        scan.outputs[0]: head_spec(family, program.dims(scan.outputs[0]), CP) for scan in _exchanged(family, program)
+    }
+    return {name: token_spec(family, program.dims(name)) for name in hidden} | received | attended
 
 
-def using(program: Program) -> dict[str, Spec]:
-    """Use specs of a program's weights."""
-    return {name: weight_use(program.dims(name)) for name in program.weights}
+def using(family: Family, program: Program) -> dict[str, Spec]:
+    """Use specs: of a program's weights, and of queries that give up a part of the heads for the whole sequence."""
+    weights = {name: weight_use(program.dims(name)) for name in program.weights}
+    return weights | {
+        scan.inputs[0]: head_spec(family, program.dims(scan.inputs[0]), ()) for scan in _exchanged(family, program)
+    }
+
+
+def head_spec(family: Family, dims: tuple[str, ...], sequence: Axes) -> Spec:
+    """Where heads lie around attention: the sequence over `cp`, or (sequence over nothing) the heads over `cp` as well."""
+    heads = ("tp_kv",) if sequence else ("tp_kv", *CP)
+    return Spec.of(dims, {"B": family.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)})
+
+
+def _exchanged(family: Family, program: Program) -> list[Scan]:
+    """Attentions whose heads are exchanged for the sequence (Jacobs et al. 2023, DeepSpeed-Ulysses)."""
+    found = [operation for operation in program.operations if isinstance(operation, Scan)]
+    return found if family.cp_variant == "ulysses" else []
 
 
 def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:

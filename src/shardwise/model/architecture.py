@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, require
+from shardwise.symbolic import Value, maximum
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
@@ -235,21 +236,31 @@ class Architecture:
             "J": 2 * self.d_model,
         }
 
-    def average_span(self, seq_len: int) -> float:
-        """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention."""
-        return sum(share * layers for share, layers in self.attention_spans(seq_len)) / self.num_layers
+    def average_span(self, seq_len: int, *, last_of: Value = 1) -> Value:
+        """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention.
 
-    def attention_spans(self, seq_len: int) -> tuple[tuple[float, int], ...]:
+        With `last_of` = n it is that of the last n-th of the queries: 1 - 1/2n of their rows for causal attention.
+        """
+        spans = self.attention_spans(seq_len, last_of=last_of)
+        return sum((share * layers for share, layers in spans), start=0.0) / self.num_layers
+
+    def attention_spans(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Keys that a query sees on average over the sequence's length, over layers: (share of the square, layers).
 
         Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2.
         """
-        full = 0.5
+        full = _span(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
-        share = self.sliding_window / seq_len
         num_global = self.num_layers // self.global_every if self.global_every else 0
-        return ((full, num_global), (share - share**2 / 2, self.num_layers - num_global))
+        return ((full, num_global), (_span(self.sliding_window / seq_len, last_of), self.num_layers - num_global))
+
+
+def _span(window: float, last_of: Value) -> Value:
+    """Mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
+    start = 1.0 - 1.0 / last_of
+    bend = maximum(start, window)
+    return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
 
 
 ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias"})

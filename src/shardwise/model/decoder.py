@@ -189,7 +189,7 @@ class _Block:
             self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
         )
-        attended = self.builder.add(Scan((q, k, v, positions, *self.sinks()), outputs))
+        attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
         return self.leaving(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
 
     def sinks(self) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class Contract(Operation):
         """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product)."""
         sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         summed = {size.dim for size in sizes} - set(placed.outputs[0].dims)
-        return product(sorted(sizes, key=repr), 2.0 if summed else 1.0)
+        return product(sizes, 2.0 if summed else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Map(Operation):
     def flops(self, placed: Placed) -> Polynomial:
         sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         known = FUNCTIONS.get(self.function)
-        return product(sorted(sizes, key=repr), known.flops_per_element if known else 1.0)
+        return product(sizes, known.flops_per_element if known else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +298,12 @@ class Scatter(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Scan(Operation):
-    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions) -> (output, log-sum-exp).
+    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions of the queries, and of the
+    keys) -> (output, log-sum-exp).
 
     Shapes: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T]. Keys and values are
     needed whole along T where q is split (all-gather context parallelism); heads and batch are independent.
-    A fifth input, sinks[K,G], adds a logit to each head's softmax that no value goes with (OpenAI 2025, gpt-oss).
+    A sixth input, sinks[K,G], adds a logit to each head's softmax that no value goes with (OpenAI 2025, gpt-oss).
     Source: Dao et al. 2022; S1, "ring attention".
     """
 
@@ -316,21 +317,21 @@ class Scan(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        q, k, v, positions, *sinks = specs
+        q, k, v, positions, _, *sinks = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
-        positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
+        own = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
         heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
-        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), positions, *heads)
+        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims), *heads)
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
         return Placed(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
-        read = (*self.inputs[:4], out, lse, cotangents[out])
+        read = (*self.inputs[:5], out, lse, cotangents[out])
         whole = ScanGradient(read, ("?0", "?1", "?2"), self.sequence, self.heads)
         # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
-        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[4:]]
+        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[5:]]
         return [*((name, whole) for name in self.inputs[:3]), *sinks]
 
     def flops(self, placed: Placed) -> Polynomial:
@@ -339,7 +340,7 @@ class Scan(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScanGradient(Operation):
-    """The gradient of attention, which rebuilds the scores: (q, k, v, positions, output, lse, dy) -> (dq, dk, dv).
+    """The gradient of attention, which rebuilds the scores: (a scan's first five operands, output, lse, dy) -> (dq, dk, dv).
 
     dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
     """
@@ -354,7 +355,7 @@ class ScanGradient(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        forward = Scan((), (), self.sequence, self.heads).place(specs[:4], dims, fixed)
+        forward = Scan((), (), self.sequence, self.heads).place(specs[:5], dims, fixed)
         q, k, v = forward.inputs[:3]
         out, lse = forward.outputs
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))

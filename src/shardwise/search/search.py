@@ -152,12 +152,15 @@ class _Search:
     def layout(self, candidate: int, placed: int, recompute: int) -> Layout:
         """The layout of one row."""
         space, choices = self.space, self.space.choices
+        sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
+        row = self.tables.block_row[placed, micro_batch]
+        cp_variant, async_tp = choices.modes[self.tables.mode[sp, recompute][row]]
         degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
         return Layout(
             **degrees, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
-            sequence_parallel=bool(choices.sequence_parallel[space.sequence_parallel[candidate]]),
-            micro_batch_seqs=choices.micro_batch_seqs[space.micro_batch[candidate]],
+            sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
+            cp_variant=cp_variant, async_tp=bool(async_tp),
             recompute=choices.recompute[recompute],
             schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
             placement=self.placed.placements[self.placed.placement[placed]],

@@ -6,7 +6,8 @@ degrees are kept once per factorisation; everything else is a small integer that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
+from shardwise.layout.layout import CP_VARIANTS
 from shardwise.layout.legality import RULES
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
@@ -24,7 +26,9 @@ FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of de
 AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
 GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
-PINNABLE = (*NUMERIC, "sequence_parallel", "recompute")
+FLAGS = ("sequence_parallel", "async_tp")
+NAMED: Mapping[str, Collection[str]] = {"recompute": POLICIES, "cp_variant": CP_VARIANTS}  # choices by name
+PINNABLE = (*NUMERIC, *FLAGS, *NAMED)
 MOST = 10**7  # of any number of a layout, as of devices
 
 
@@ -52,13 +56,23 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices(Limits):
     """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices, within
-    the limits."""
+    the limits.
+
+    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly.
+    """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
     micro_batch_seqs: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     num_virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     zero_stage: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
+    cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
+    async_tp: tuple[int, ...] = (0,)
+
+    @property
+    def modes(self) -> tuple[tuple[str, int], ...]:
+        """Ways to run the same degrees; the fastest is taken for each, the first of equals."""
+        return tuple(itertools.product(self.cp_variant, self.async_tp))
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
@@ -69,7 +83,7 @@ class Choices(Limits):
         values: dict[str, Any] = {
             name: tuple(v for v in getattr(self, name) if v <= most) for name, most in maxima.items() if name in GRID
         }
-        values |= {name: (int(v) if name in GRID else v,) for name, v in pins.items() if name not in AXES}
+        values |= {name: (v if name in NAMED else int(v),) for name, v in pins.items() if name not in AXES}
         return replace(
             self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in AXES}},
             maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in AXES}},
@@ -98,9 +112,9 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 
 def _required(name: str, value: Any) -> str:
     """What is required of a value where it is not that; empty where it is fine."""
-    if name == "recompute":
-        return "" if value in tuple(POLICIES) else f"one of {', '.join(POLICIES)}"
-    if name == "sequence_parallel":
+    if name in NAMED:
+        return "" if value in tuple(NAMED[name]) else f"one of {', '.join(NAMED[name])}"
+    if name in FLAGS:
         return "" if value in (0, 1) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool)
     if name == "zero_stage":
@@ -167,6 +181,8 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         along = [1] * 5
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
+    # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
+    columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
     legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
     index = np.nonzero(legal)

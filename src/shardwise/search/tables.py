@@ -7,7 +7,7 @@ of the derived expressions as for one layout, with arrays in place of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
-from shardwise.layout.shardings import EXPERT, TP, Family, atomic_degrees
+from shardwise.layout.legality import possible_modes
+from shardwise.layout.shardings import EXPERT, TP, Family, atomic_degrees, mode_family
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import unit_counts
@@ -83,6 +84,7 @@ class Tables:
     """All sub-tables of one search. `block_row[placed row, micro-batch]` numbers the rows of the block tables."""
 
     activation: Mapping[tuple[int, int], Mapping[str, ActivationCost]]  # (sp, recompute) -> unit -> columns
+    mode: Mapping[tuple[int, int], Ints]  # (sp, recompute) -> the fastest mode of each row, by its number
     block_row: Ints
     state: Mapping[tuple[int, int], Mapping[str, StateCost]]  # (sp, zero) -> unit -> columns over the placed rows
     layers: Mapping[
@@ -101,9 +103,9 @@ def build_tables(
 ) -> Tables:
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
-    activation, block_row = build.block_tables()
+    activation, mode, block_row = build.block_tables()
     layers, stage_row = build.stages()
-    return Tables(activation, block_row, build.state_tables(), layers, stage_row)
+    return Tables(activation, mode, block_row, build.state_tables(), layers, stage_row)
 
 
 class _Builder:
@@ -118,29 +120,26 @@ class _Builder:
         self.degrees = atomic_degrees(architecture, columns)
         self.units = tuple(unit_counts(architecture))
 
-    def block_tables(self) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], Ints]:
+    def block_tables(
+        self,
+    ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
         links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
         priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
         key = [self.degrees[axis] for axis in ("tp", "cp", "ep")]
         key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
         rows, inverse = codes(*key)
         sizes = np.array(self.space.choices.micro_batch_seqs, dtype=np.int64)
-        values = self.values(np.repeat(rows, len(sizes)), np.tile(sizes, len(rows)))
-        some = self.placed.links(self.cluster.topology, np.repeat(rows, len(sizes)))
-        activation: dict[tuple[int, int], dict[str, ActivationCost]] = {}
+        some = np.repeat(rows, len(sizes))
+        by_mode = _ByMode(self, some, np.tile(sizes, len(rows)))
         row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
-        for sp in {sp for sp, _, _ in self.families}:
-            for recompute, policy in enumerate(self.space.choices.recompute):
-                family = Family(3, bool(self.space.choices.sequence_parallel[sp]), policy)
-                activation[sp, recompute] = {
-                    u: lean_activation(self.pricer.activation(u, family, values, some), self.job.overlap)
-                    for u in (*self.units, "carry")
-                }
-        return activation, row
+        policies = range(len(self.space.choices.recompute))
+        families = [(sp, policy) for sp in {sp for sp, _, _ in self.families} for policy in policies]
+        best = {family: by_mode.fastest(*family) for family in families}
+        return {f: costs for f, (costs, _) in best.items()}, {f: mode for f, (_, mode) in best.items()}, row
 
-    def values(self, rows: Ints, micro_batch: Ints) -> Values:
+    def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> Values:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
-        return unit_values(self.architecture, self.job.seq_len, degrees)
+        return unit_values(self.architecture, self.job.seq_len, degrees, cp_variant)
 
     def state_tables(self) -> dict[tuple[int, int], dict[str, StateCost]]:
         rows = np.arange(len(self.placed.placement))
@@ -179,3 +178,47 @@ class _Builder:
     def by_kind(self, layers: Ints) -> dict[str, Value]:
         dense = layers[:, 1] if self.architecture.num_dense_layers else 0
         return {"dense_block": dense, "block": layers[:, 0] - dense}
+
+
+class _ByMode:
+    """Costs of units at some rows in each mode that can run there, and the fastest of these."""
+
+    def __init__(self, builder: _Builder, rows: Ints, micro_batch: Ints) -> None:
+        self.builder = builder
+        self.choices, self.job = builder.space.choices, builder.job
+        self.links = builder.placed.links(builder.cluster.topology, rows)
+        self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
+        self.degrees = {axis: column[rows] for axis, column in builder.degrees.items()}
+
+    def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
+        """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
+        degrees = {**self.degrees, "sequence_parallel": self.choices.sequence_parallel[sp]}
+        modes = self.choices.modes
+        possible = possible_modes(self.builder.architecture, self.job, degrees, modes)
+        tried = [number for number, legal in enumerate(possible) if np.any(legal)]
+        costs = [self.costs(sp, policy, modes[number]) for number in tried]
+        seconds = [np.where(possible[n], self.seconds(cost), np.inf) for n, cost in zip(tried, costs, strict=True)]
+        chosen = np.argmin(np.stack(seconds), axis=0)
+        merged = {unit: _choose(chosen, [cost[unit] for cost in costs]) for unit in costs[0]}
+        return merged, np.array(tried, dtype=np.int64)[chosen]
+
+    def costs(self, sp: int, policy: int, mode: tuple[str, int]) -> dict[str, ActivationCost]:
+        variant, async_tp = mode
+        recompute = self.choices.recompute[policy]
+        family = mode_family(3, bool(self.choices.sequence_parallel[sp]), recompute, variant, bool(async_tp))
+        price, values = self.builder.pricer.activation, self.values[variant]
+        units = (*self.builder.units, "carry")
+        return {u: lean_activation(price(u, family, values, self.links), self.job.overlap) for u in units}
+
+    def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
+        """What a mode changes of a layer's time, whatever else overlaps with it."""
+        times = [v for name, v in zip(ActivationCost._fields, costs["block"], strict=True) if name.endswith("_s")]
+        return np.broadcast_to(sum(times, start=0.0), np.shape(self.degrees["cp"]))
+
+
+def _choose(chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
+    """Each column from the cost that was chosen for its row."""
+    if len(costs) == 1:
+        return costs[0]
+    columns = zip(*costs, strict=True)
+    return ActivationCost(*(c[0] if all(v is c[0] for v in c) else np.choose(chosen, c) for c in columns))

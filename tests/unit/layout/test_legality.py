@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.job import Job
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.legality import (
     RULES,
     degrees_of,
@@ -45,6 +45,19 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
     ),
     "d_ff_by_tp": (5, Layout(tp=5), ("tp = 5", "F = 1536"), Layout(dp=5)),
     "sequence_by_cp": (5, Layout(cp=5), ("2·cp = 10", "sequence of 768"), Layout(dp=5)),
+    "cp_variant": (8, Layout(dp=8, cp_variant="zigzag"), ("cp_variant = zigzag", "cp, which is 1"), Layout(dp=8)),
+    "heads_by_cp": (
+        4,
+        Layout(tp=2, cp=2, cp_variant="ulysses"),
+        ("6 key-value heads", "tp·cp = 4", "cp_variant=zigzag"),
+        Layout(tp=2, cp=2, cp_variant="zigzag"),
+    ),
+    "async_tp": (
+        4,
+        Layout(tp=4, async_tp=True),
+        ("tp = 4 and sequence_parallel = false", "async_tp=false"),
+        Layout(tp=4, async_tp=True, sequence_parallel=True),
+    ),
     "sequence_by_tp": (
         4,
         Layout(tp=4, sequence_parallel=True),
@@ -90,7 +103,10 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
     ),
 }
 JOBS = {"sequence_by_tp": Job(global_batch_tokens=770 * 16, seq_len=770)}
-MODELS = {"d_ff_by_tp": dataclasses.replace(MODEL, num_heads=5, num_kv_heads=5)}
+MODELS = {
+    "d_ff_by_tp": dataclasses.replace(MODEL, num_heads=5, num_kv_heads=5),
+    "heads_by_cp": dataclasses.replace(MODEL, num_kv_heads=6),
+}
 
 
 def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
@@ -160,15 +176,30 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
         "zero_stage",
         "micro_batch_seqs",
         "sequence_parallel",
+        "async_tp",
     )
-    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1))
+    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1), (0, 1))
     rows = list(itertools.product(*values))
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
-        together = np.broadcast_to(rule.legal(MODEL, JOB, 12, columns), len(rows))
-        alone = [bool(rule.legal(MODEL, JOB, 12, dict(zip(axes, row, strict=True)))) for row in rows]
-        assert together.tolist() == alone, rule.name
-        assert set(alone) == {True, False}, rule.name
+        seen = set()
+        for number in range(len(CP_VARIANTS)):
+            own = {**columns, "cp_variant": number}
+            together = np.broadcast_to(rule.legal(MODEL, JOB, 12, own), len(rows))
+            alone = [
+                bool(rule.legal(MODEL, JOB, 12, {**dict(zip(axes, row, strict=True)), "cp_variant": number}))
+                for row in rows
+            ]
+            assert together.tolist() == alone, rule.name
+            seen |= set(alone)
+        assert seen == {True, False}, rule.name
+
+
+def test_a_plain_ring_needs_one_piece_of_the_sequence_for_each_rank() -> None:
+    job = Job(global_batch_tokens=16 * 765, seq_len=765)
+    assert violations(MODEL, job, 5, Layout(cp=5, cp_variant="ring")) == []
+    (problem,) = violations(MODEL, job, 4, Layout(cp=4, cp_variant="ring"))
+    assert "1·cp = 4 does not divide the sequence of 765" in problem
 
 
 def test_expert_parallelism_borrows_from_fsdp_and_splits_the_experts_evenly() -> None:

@@ -15,7 +15,7 @@ from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.realise import Realised
-from shardwise.layout.shardings import Family, atomic_degrees, optimizer_rest, weight_rest, weight_shard, weight_use
+from shardwise.layout.shardings import atomic_degrees, family_of, optimizer_rest, weight_rest, weight_shard, weight_use
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
 from shardwise.sharding.spec import Spec
@@ -173,7 +173,7 @@ class _Reader:
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
-        self.family = self.pricer.of_structure(Family(layout.zero_stage, layout.sequence_parallel, layout.recompute))
+        self.family = self.pricer.of_structure(family_of(layout))
         self.degrees = _degrees(plan, layout)
 
     def read(self, name: str) -> Iterator[_Read]:
