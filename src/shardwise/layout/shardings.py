@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import RECEIVED, RETURNED
+from shardwise.model.block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
 from shardwise.model.program import Program, Role
 from shardwise.sharding.spec import Axes, Spec
