@@ -4,12 +4,13 @@
     python docs/refresh.py --check    # say which outputs are out of date, exit status 1
 
 A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. A line `...` at the end of
-a block means that the output goes on.
+a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import re
 import shlex
@@ -19,8 +20,9 @@ from pathlib import Path
 from shardwise.cli import main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SESSION = re.compile(r"```\n\$ (shardwise (?:[^\n]*\\\n)*[^\n]+)\n\n(.*?)\n```", re.DOTALL)
+PYTHON = re.compile(r"```python\n(>>> .*?)\n```", re.DOTALL)
 
 
 def timeless(text: str) -> str:
@@ -47,16 +49,32 @@ def renewed(block: re.Match[str]) -> str:
     return f"```\n$ {command}\n\n{new}\n```"
 
 
+def replayed(session: str) -> str:
+    """A session of Python with what each statement prints now."""
+    names: dict[str, object] = {}
+    lines: list[str] = []
+    for example in doctest.DocTestParser().get_examples(session + "\n"):
+        first, *rest = example.source.rstrip("\n").split("\n")
+        lines += [f">>> {first}", *(f"... {line}" for line in rest)]
+        lines += ["..."] if rest and rest[-1].startswith(" ") else []  # ends an indented block, as at a prompt
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(example.source, "<session>", "single"), names)
+        lines += out.getvalue().splitlines()
+    return "\n".join(lines)
+
+
 def refresh(document: Path, *, write: bool) -> bool:
     """Whether a document was out of date; `write` brings it up to date."""
     text = document.read_text(encoding="utf-8")
     new = SESSION.sub(renewed, text)
+    new = PYTHON.sub(lambda block: f"```python\n{replayed(block.group(1))}\n```", new)
     if new != text and write:
         document.write_text(new, encoding="utf-8")
     return new != text
 
 
 if __name__ == "__main__":
-    stale = [path.name for path in DOCUMENTS if refresh(path, write="--check" not in sys.argv)]
+    stale = [str(path.relative_to(ROOT)) for path in DOCUMENTS if refresh(path, write="--check" not in sys.argv)]
     print("\n".join(f"{name} was out of date" for name in stale) or "all outputs are current")
     sys.exit(1 if stale and "--check" in sys.argv else 0)

@@ -12,20 +12,29 @@ from pathlib import Path
 import shardwise as sw
 from shardwise.charts import draw_bars, draw_heat_map, draw_lines
 from shardwise.cost.figures import (
-    chip_and_links,
+    attention_share_curves,
     matmul_curves,
-    matmul_roofline,
     memory_chart,
     roofline_chart,
     strategy_ratios,
     strategy_times,
     utilisation_map,
 )
+from shardwise.cost.roofline import bandwidths, chip_and_links, kernel_roofline
 
 MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-2-13b", "qwen3-32b", "llama-3-70b")
 NODES = (1, 2, 4, 8, 16, 32, 64)
 JOB = sw.Job(global_batch_tokens=4 * 2**20, seq_len=4096)
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=4096)  # few tokens for each of many devices
+HEADS = {"N": 64, "K": 8, "H": 128}
+KERNELS: tuple[tuple[str, str, dict[str, float], str | None], ...] = (
+    ("dot product", "dot", {"N": 2**20}, None),
+    ("a step of decoding, 8,192 keys", "attention", {"B": 64, "T": 1, "S": 8192, **HEADS}, None),
+    ("16 tokens times a weight", "matmul", {"B": 16, "D": 8192, "F": 28672}, None),
+    ("16 tokens times an int8 weight", "matmul", {"B": 16, "D": 8192, "F": 28672}, "int8"),
+    ("240 tokens times a weight", "matmul", {"B": 240, "D": 8192, "F": 28672}, None),
+    ("attention over a prompt of 8,192", "attention", {"T": 8192, **HEADS}, None),
+)
 WIDTHS = ((512, 2048), (1024, 4096), (8192, 28672))
 LAYOUTS = (
     sw.Layout(dp=8),
@@ -43,14 +52,14 @@ def rooflines() -> Iterator[tuple[str, str]]:
     for name in ("tpu-v5e", "h100"):
         chip, links = chip_and_links(name)
         kernels = []
-        for batch, weights in ((16, "bf16"), (16, "int8"), (240, "bf16"), (4096, "bf16")):
-            found = matmul_roofline(chip, batch, 8192, 28672, "bf16", weights)
-            label = f"B = {batch:,}, D = 8,192, F = 28,672, {weights} weights"
+        for label, kernel, sizes, weights in KERNELS:
+            found = kernel_roofline(chip, kernel, sizes, weights=weights)
             kernels.append((label, found.cost.intensity, found.attainable_flops_per_s))
-        yield f"roofline-{name}", draw_lines(roofline_chart(chip, links, kernels))
+        yield f"roofline-{name}", draw_lines(roofline_chart(chip, bandwidths(chip, links), kernels))
     chip = sw.load_chip("tpu-v5e")
     for weights in ("bf16", "int8"):
         yield f"matmul-{weights}-weights", draw_lines(matmul_curves(chip, WIDTHS, weights=weights))
+    yield "attention-share", draw_lines(attention_share_curves(sw.load_model("llama-3-70b"), chip))
 
 
 def strategies() -> Iterator[tuple[str, str]]:
@@ -60,11 +69,20 @@ def strategies() -> Iterator[tuple[str, str]]:
 
 
 def memory() -> Iterator[tuple[str, str]]:
-    """One model under several layouts."""
+    """One model under several layouts; a small one on a single device by the length of its sequences."""
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     bars = [(str(layout), sw.estimate(model, cluster, JOB, layout).memory) for layout in LAYOUTS]
     title = f"Memory of {model.name} on {cluster.name}, sequences of {JOB.seq_len:,}"
     yield "memory", draw_bars(memory_chart(title, "Bytes of one device.", bars, cluster.chip))
+    model, cluster = sw.load_model("llama-3.2-1b"), sw.load_cluster("h100:1")
+    bars = []
+    for length in (1024, 2048, 4096, 8192, 16384):
+        for recompute in ("none", "selective", "full"):
+            job, layout = sw.Job(global_batch_tokens=length, seq_len=length), sw.Layout(recompute=recompute)
+            label = f"{length:,} tokens, recompute {recompute}"
+            bars.append((label, sw.estimate(model, cluster, job, layout).memory))
+    title = f"Memory of {model.name} on {cluster.name}, one sequence at a time"
+    yield "memory-by-length", draw_bars(memory_chart(title, "Bytes of one device.", bars, cluster.chip))
 
 
 def utilisation() -> Iterator[tuple[str, str]]:

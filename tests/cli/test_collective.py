@@ -169,3 +169,25 @@ def test_help_loads_no_numpy() -> None:
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_cluster_file_takes_the_place_of_a_slice(tmp_path: Path) -> None:
+    """The same answer as for the slice that the file describes; capital letters in its path stay."""
+    path = tmp_path / "My-Slice.TOML"
+    path.write_text('chip = "tpu-v5p"\ntorus = { shape = [4, 4, 8] }\n', encoding="utf-8")
+    own, sold = (payload("all-gather", "1GB", "--axes", "4,8", "--on", on) for on in (str(path), "tpu-v5p:4x4x8"))
+    assert own | {"on": ""} == sold | {"on": ""}
+
+
+def test_a_group_between_pods() -> None:
+    text = run("all-reduce", "1GB", "--axes", "16,16,4", "--on", "tpu-v5e:16x16*4")
+    assert "over 16 x 16 x 4 devices on tpu-v5e:16x16*4" in text
+    assert "between pods (3.12 GB/s for each chip: its part of its host's egress)" in text
+    assert "one level after the other" in text
+    assert "<- priced" in text
+    inside = run("all-reduce", "1GB", "--axes", "16,16", "--on", "tpu-v5e:16x16*4")
+    assert inside.replace("16x16*4", "16x16") == run("all-reduce", "1GB", "--axes", "16,16", "--on", "tpu-v5e:16x16")
+    with pytest.raises(InputError, match=r"--axes: found 8 pods on tpu-v5e:16x16\*4, which has 4; at most so many"):
+        run("all-reduce", "1GB", "--axes", "16,16,8", "--on", "tpu-v5e:16x16*4")
+    with pytest.raises(InputError, match="--draw: found a group over several pods"):
+        run("all-reduce", "1GB", "--axes", "2,2,2", "--on", "tpu-v5e:2x2*2", "--draw", "x.svg")

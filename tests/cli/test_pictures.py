@@ -16,6 +16,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import memory, roofline
+from shardwise.cost.roofline import FORMS
 from shardwise.errors import InputError, MissingValueError
 from shardwise.terms import MEMORY_TERMS
 
@@ -51,47 +52,62 @@ def test_a_product_just_short_of_the_knee() -> None:
         "matmul [240, 8,192] · [8,192, 28,672] in bf16 on tpu-v5e",
         "memory-bound: intensity 231.3 FLOPs/byte, the chip's 243.2",
         "113 GFLOP at 197 TFLOP/s",
-        "compute-bound from a batch of 252.9",
+        "compute-bound from B = 252.9",
         "torus axis",
     ):
         assert part in shown
 
 
 def test_int8_weights_halve_the_critical_batch() -> None:
-    assert "compute-bound from a batch of 126.4" in run(roofline, *MATMUL, "--weights", "int8")
+    assert "compute-bound from B = 126.4" in run(roofline, *MATMUL, "--weights", "int8")
     assert "compute-bound:" in run(roofline, *MATMUL, "--weights", "int8")
     narrow = run(roofline, "matmul", "B=4Ki,D=128,F=128", "h100")
-    assert "memory-bound at every batch" in narrow
+    assert "memory-bound at every B" in narrow
 
 
 def test_the_payload_of_a_roofline() -> None:
     found = payload(roofline, *MATMUL)
     assert found.keys() == {
-        "schema", "kernel", "sizes", "chip", "dtype", "weights", "peak_flops_per_s", "memory_bytes_per_s", "flops",
-        "read_bytes", "written_bytes", "moved_bytes", "intensity", "critical_intensity", "math_s", "memory_s", "time_s",
-        "no_overlap_s", "bound", "attainable_flops_per_s", "critical_batch", "links",
+        "schema", "kernel", "label", "sizes", "shapes", "chip", "dtype", "weights", "from", "options", "peak_flops_per_s",
+        "memory_bytes_per_s", "flops", "read_bytes", "written_bytes", "moved_bytes", "intensity", "critical_intensity",
+        "math_s", "memory_s", "time_s", "no_overlap_s", "bound", "attainable_flops_per_s", "stages", "critical_letters",
+        "critical_size", "padding", "links", "with",
     }  # fmt: skip
-    assert found["schema"] == "shardwise.roofline/1"
+    assert found["schema"] == "shardwise.roofline/2"
     assert found["flops"] == 2 * 240 * 8192 * 28672
     assert found["moved_bytes"] == 2 * (240 * 8192 + 8192 * 28672 + 240 * 28672)
     assert found["critical_intensity"] == pytest.approx(197e12 / 810e9)
     assert found["time_s"] == max(found["math_s"], found["memory_s"])
-    assert payload(roofline, "matmul", "B=1,D=8,F=8", "h100")["critical_batch"] is None
+    assert payload(roofline, "matmul", "B=1,D=8,F=8", "h100")["critical_size"] is None
 
 
 def test_a_rooflines_picture(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
     run(roofline, *MATMUL, "--plot", str(target))
-    assert {"Roofline of tpu-v5e", "bf16, memory: 243.2", "B = 240, D = 8,192, F = 28,672", "A"} <= texts(target)
+    assert {"Roofline of tpu-v5e", "bf16, memory: 243.2", "matmul B = 240, D = 8,192, F = 28,672", "A"} <= texts(target)
+    assert "bf16 from VMEM, 17.8 TB/s" in texts(target)
 
 
 @pytest.mark.parametrize(
     ("arguments", "problems"),
     [
-        (["conv", "B=1,D=2", "h100"], ["KERNEL: found 'conv'; matmul is required"]),
-        (["matmul", "B=1,D=2", "h100"], ["SIZES: F missing; B, D and F are required"]),
+        (
+            ["conv", "B=1,D=2", "h100"],
+            ["KERNEL: found 'conv'; one of dot, elementwise, matmul", "or a model is required"],
+        ),
+        (["matmul", "B=1,D=2", "h100"], ["SIZES: F missing; B, D, F are required"]),
         (["matmul", "B=0,D=x,F=2", "h100"], ["SIZES: B: found '0'", "SIZES: D: found 'x'"]),
-        (["matmul", "B=1,B=2,D=2,Q=1", "h100"], ["SIZES: found 'B=2'", "SIZES: found 'Q=1'"]),
+        (["matmul", "B=1,B=2,D=2,F", "h100"], ["SIZES: found 'B=2'", "SIZES: found 'F'"]),
+        (["matmul", "B=1,D=1e200,F=2", "h100"], ["SIZES: D: found '1e200'; at most 1e+18"]),
+        (["matmul", "B=1,D=2,F=2,Q=1", "h100"], ["SIZES: matmul has no 'Q'"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--from", "disk"], ["'disk'; one of host, hbm, vmem"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--causal"], ["matmul is not attention"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--with", "conv B=1"], ["KERNEL: found 'conv'"]),
+        (["matmul", "B=1,D=2,F=2", "h100", "--set", "model.name=x"], ["chip.NAME=VALUE is required"]),
+        (
+            ["llama-3-8b", "B=1,D=2", "h100", "--dtype", "fp8"],
+            ["a block has no 'D'", "T missing", "--dtype is for a kernel"],
+        ),
         (["matmul", "B=1,D=2,F=2", "h999"], ["chip: found 'h999'; the catalogue has"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--dtype", "bf17"], ["dtype: found 'bf17'"]),
     ],
@@ -101,6 +117,62 @@ def test_wrong_rooflines(arguments: list[str], problems: list[str]) -> None:
         run(roofline, *arguments)
     for problem in problems:
         assert problem in str(caught.value)
+
+
+def test_kernels_side_by_side(tmp_path: Path) -> None:
+    target = tmp_path / "roofline.svg"
+    others = ["--with", "attention T=1,S=8192,N=64,K=8,H=128", "--with", "dot N=4096"]
+    shown = run(roofline, *MATMUL, *others, "--weights", "int8", "--causal", "--plot", str(target))
+    lines = shown.splitlines()
+    assert lines[0] == "on tpu-v5e in bf16, from hbm: compute-bound from 243.2 FLOPs/byte"
+    assert [line.split()[0] for line in lines[1:]] == ["kernel", "matmul", "attention", "dot"]
+    assert [line.split()[-1] for line in lines[2:]] == ["compute", "memory", "memory"]
+    assert "causal flash" in lines[3]
+    assert {"A", "B", "C", "dot N = 4,096"} <= texts(target)
+    found = payload(roofline, *MATMUL, *others, "--causal")
+    assert [one["kernel"] for one in found["with"]] == ["attention", "dot"]
+    assert (found["options"], found["with"][0]["options"]) == ([], ["causal", "flash"])
+
+
+def test_operands_on_the_host_and_padding() -> None:
+    """S0, part 2, question 3, with its bandwidth of 15 GB/s: 61,000 tokens, of matrices far wider than any."""
+    shown = run(
+        roofline, "matmul", "B=64,D=1Gi,F=4Gi", "tpu-v6e", "--from", "host", "--set", "chip.pcie_bytes_per_s=15GB/s"
+    )
+    assert "pcie-bound: intensity 64.0 FLOPs/byte, the chip's from its host 61,200.0" in shown
+    assert "compute-bound from B = 61,204.4" in shown
+    shown = run(roofline, "matmul", "B=1,D=100,F=128", "tpu-v6e", "--from", "hbm")
+    assert "padded to the matrix unit of 256 x 256: 2.4% of its FLOPs are useful" in shown
+    assert "padded" not in run(roofline, "matmul", "B=1,D=100,F=128", "h100")
+
+
+def test_a_models_block(tmp_path: Path) -> None:
+    target = tmp_path / "roofline.svg"
+    shown = run(roofline, "llama-3-8b", "B=2,T=4096", "h100", "--plot", str(target))
+    for part in ("block of llama-3-8b, 2 x 4,096 tokens in bf16 on h100", "attended, lse", "(3 fused)", "of the peak"):
+        assert part in shown
+    assert {"forward attended, lse", "forward attention_norm.out · wq, and 5 alike"} <= texts(target)
+    found = payload(roofline, "llama-3-8b", "T=4096", "h100")
+    assert found.keys() == {
+        "schema", "model", "sizes", "chip", "dtype", "peak_flops_per_s", "memory_bytes_per_s", "critical_intensity",
+        "operations", "phases",
+    }  # fmt: skip
+    assert found["schema"] == "shardwise.roofline-block/1"
+    assert found["sizes"] == {"B": 1, "T": 4096}
+    assert found["phases"]["forward"]["time_s"] == pytest.approx(
+        sum(max(one["math_s"], one["memory_s"]) for one in found["operations"] if one["phase"] == "forward")
+    )
+
+
+def test_the_help_lists_the_kernels_with_their_letters() -> None:
+    """The help loads nothing, so it repeats what `FORMS` says."""
+    shown = {line.split()[0]: line[53:].split(";")[0] for line in roofline.KERNELS.splitlines()[1:]}
+    shown.pop("MODEL")
+    assert list(shown) == list(FORMS)
+    for name, form in FORMS.items():
+        required, *optional = shown[name].split()
+        assert required.split(",") == [letter for letter in form.letters if letter not in form.defaults], name
+        assert {one.strip("[]") for one in optional} == {f"{k}={v}" for k, v in form.defaults.items()}, name
 
 
 def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> None:
@@ -200,8 +272,8 @@ def test_every_figure_is_drawn(
     assert figures.main(str(tmp_path / "pictures")) == 0
     drawn = sorted(path.stem for path in (tmp_path / "pictures").iterdir())
     assert drawn == [
-        "matmul-bf16-weights", "matmul-int8-weights", "memory", "roofline-h100", "roofline-tpu-v5e", "strategies-16x16x16",
-        "strategies-4x4x4", "utilisation",
+        "attention-share", "matmul-bf16-weights", "matmul-int8-weights", "memory", "memory-by-length", "roofline-h100",
+        "roofline-tpu-v5e", "strategies-16x16x16", "strategies-4x4x4", "utilisation",
     ]  # fmt: skip
     assert len(capsys.readouterr().out.splitlines()) == len(drawn)
     assert {"llama-3.2-1b", "llama-3-8b", "1"} <= texts(tmp_path / "pictures" / "utilisation.svg")

@@ -163,3 +163,21 @@ def test_wrong_input_is_said_and_exits_2(
     assert (code, out) == (2, "")
     for part in parts:
         assert part in err
+
+
+@pytest.mark.parametrize("verb", [
+    (*GATHER[:3], "X=4,Y=2", *GATHER[4:]),
+    ("reshard", "A[I_X, J] -> A[I, J_X]", "--mesh", "X=4,Y=2", "--size", "I=1024,J=4096"),
+])  # fmt: skip
+def test_a_cluster_file_takes_the_place_of_a_slice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    path = tmp_path / "My-Slice.toml"
+    path.write_text('chip = "tpu-v5e"\ntorus = { shape = [4, 2] }\n', encoding="utf-8")
+    found = payload(capsys, *verb, "--on", str(path))
+    assert found == payload(capsys, *verb, "--on", "tpu-v5e:4x2")
+    assert found["time_s"] is not None
+    path.write_text('chip = "tpu-v5e"\ntorus = { shape = [4, 4] }\n', encoding="utf-8")
+    code, _, err = run(capsys, *verb, "--on", str(path))
+    assert code == 2
+    assert "which has 16; the mesh must fill the cluster" in err

@@ -90,8 +90,14 @@ def test_clusters_for_people(tmp_path: Path) -> None:
     text = shown("clusters")
     for form in ("CHIP:COUNT", "CHIP:SHAPE", "local:N", "FILE.toml"):
         assert form in text
-    assert "tpu-v5e:16x16         256  ring of 16 x ring of 16, links of 45 GB/s" in text
-    assert "gb200:72               72  nvlink 72 (900 GB/s)" in text
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if line}
+    assert rows["tpu-v5e:16x16"] == "256 ring of 16 x ring of 16, links of 45 GB/s"
+    assert rows["tpu-v5e:16x16*2"] == (
+        "512 2 pods of ring of 16 x ring of 16, links of 45 GB/s, 3.125 GB/s for each chip between pods"
+    )
+    assert rows["tpu-v4:4x4x8_twisted"] == "128 twisted torus 4x4x8, links of 45 GB/s"
+    assert rows["gb200:72"] == "72 nvlink 72 (900 GB/s)"
+    assert rows["mi355x:8"] == "8 xgmi mesh of 8 (535.5 GB/s)"
     slice_of_v5e = shown("clusters", "tpu-v5e:8x16")
     assert "no, yes" in slice_of_v5e
     path = tmp_path / "mine.toml"
@@ -100,6 +106,22 @@ def test_clusters_for_people(tmp_path: Path) -> None:
     assert entry["values"]["rail.bytes_per_s"] == {"value": 25e9, "source": str(path)}
     assert entry["values"]["rail.fraction"] == {"value": None, "source": ""}
     assert entry["values"]["num_devices"]["value"] == 4
+
+
+def test_every_value_of_pods_and_of_a_twisted_torus(tmp_path: Path) -> None:
+    (entry,) = payload("clusters", "tpu-v4:4x4x8_twisted*2")["entries"]
+    values = entry["values"]
+    assert values["num_devices"]["value"] == 256
+    assert values["torus.twisted"]["value"] is True
+    assert "ISCA 2023" in values["torus.twisted"]["source"]
+    assert (values["torus.mean_hops"]["value"], values["torus.diameter"]["value"]) == (3.4375, 6)
+    assert (values["pods.num_pods"]["value"], values["pods.bytes_per_s"]["value"]) == (2, 6.25e9)
+    assert values["pods.bytes_per_s"]["source"].startswith("an equal part for each chip of a host of 2 x 2 x 1: Austin")
+    path = tmp_path / "mine.toml"
+    path.write_text('chip = "tpu-v5e"\npods = 3\ntorus = { shape = [16, 16] }\n', encoding="utf-8")
+    (own,) = payload("clusters", str(path))["entries"]
+    assert own["values"]["pods.num_pods"] == {"value": 3, "source": str(path)}
+    assert "torus.twisted" not in own["values"]
 
 
 def test_what_was_not_measured_has_no_source() -> None:

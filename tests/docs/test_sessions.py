@@ -16,9 +16,14 @@ refresh = importlib.util.module_from_spec(SPECIFICATION)
 SPECIFICATION.loader.exec_module(refresh)
 
 SESSIONS = [
-    (document.name, *block.groups())
+    (str(document.relative_to(ROOT)), *block.groups())
     for document in refresh.DOCUMENTS
     for block in refresh.SESSION.finditer(document.read_text(encoding="utf-8"))
+]
+REPLAYS = [
+    (str(document.relative_to(ROOT)), block.group(1))
+    for document in refresh.DOCUMENTS
+    for block in refresh.PYTHON.finditer(document.read_text(encoding="utf-8"))
 ]
 
 
@@ -31,8 +36,20 @@ def test_session(document: str, command: str, output: str) -> None:
         assert now == refresh.timeless(output)
 
 
+@pytest.mark.parametrize(("document", "session"), REPLAYS, ids=[f"{d}:{s[4:60]}" for d, s in REPLAYS])
+def test_python_session(document: str, session: str) -> None:
+    assert refresh.replayed(session) == session
+
+
+def test_a_stale_python_session_is_renewed() -> None:
+    stale = ">>> x = 1\n>>> for i in range(2):\n...     print(i + x)\n...\n7\n>>> x\n1"
+    assert refresh.replayed(stale) == stale.replace("\n7\n", "\n1\n2\n")
+
+
 def test_there_are_sessions() -> None:
-    assert {document for document, _, _ in SESSIONS} >= {"README.md", "worked-problems.md"}
+    problems = {f"docs/worked-problems/{path.name}" for path in (ROOT / "docs" / "worked-problems").glob("[!R]*.md")}
+    assert len(problems) == 7
+    assert {document for document, _, _ in SESSIONS} >= {"README.md", *problems}
 
 
 def test_the_files_to_read_exist() -> None:

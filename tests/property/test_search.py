@@ -41,7 +41,7 @@ DEEP = dataclasses.replace(
 )  # fmt: skip
 JOB = Job(global_batch_tokens=24 * 1024, seq_len=1024)
 CHOICES = Choices(micro_batch_seqs=(1, 2, 3, 5), num_virtual_stages=(1, 2, 3))
-CLUSTERS = ("h100:16", "tpu-v5e:4x4", "h100:24")
+CLUSTERS = ("h100:16", "tpu-v5e:4x4", "h100:24", "tpu-v5e:2x4*2")
 
 
 def factorisations(number: int, num_parts: int) -> Iterator[tuple[int, ...]]:
@@ -134,6 +134,9 @@ ROWS = [
     ("small", "h100:16", JOB),
     ("small", "tpu-v5e:4x4", JOB),
     ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024)),
+    ("small", "tpu-v5e:2x4*2", JOB),
+    ("llama-3-70b", "tpu-v5p:4x4x4*3", Job(global_batch_tokens=3 * 2**20, seq_len=4096)),
+    ("qwen3-30b-a3b", "tpu-v4:4x4x8_twisted", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("llama-3-70b", "h100:512", Job(global_batch_tokens=4 * 2**20, seq_len=8192)),
     ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("qwen3-30b-a3b", "tpu-v5p:4x4x4", Job(global_batch_tokens=2**20, seq_len=4096)),

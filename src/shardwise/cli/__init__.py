@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardwise.cli import collective, estimate, explain, matmul, memory, plan, reshard, roofline, show
+from shardwise.cli import collective, estimate, explain, kv_cache, matmul, memory, plan, reshard, roofline, show
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, explain, memory, roofline, matmul, reshard, collective, show)
+VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show)
 
 
 def build_parser() -> argparse.ArgumentParser:

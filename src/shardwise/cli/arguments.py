@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,9 @@ def layout_help() -> str:
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, cluster and job."""
     parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
-    parser.add_argument("cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28")
+    parser.add_argument(
+        "cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it)"
+    )
     parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
     parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
@@ -41,26 +43,32 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap", default="per_axis", metavar="NAME",
         help="what communication hides behind: per_axis (default), sum or max",
     )  # fmt: skip
+    add_set_argument(parser, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+
+
+def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) -> None:
+    """`--set`, which replaces values of the catalogue."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="replace a value of model, job or chip, such as model.num_layers=40 or chip.memory_bytes=96GB; may be repeated",
+        help=f"replace a value of {rooms}, such as {example}; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
     from shardwise.cluster.load import load_cluster
+    from shardwise.cluster.networks import with_chip
     from shardwise.model.load import load_model
 
-    changes = _changes(arguments.set)
+    changes = parse_changes(arguments.set)
     model, cluster, job = _collect(
         lambda: load_model(arguments.model),
         lambda: load_cluster(arguments.cluster),
         lambda: _job(arguments, changes["job"]),
     )
-    model = _replace(model, changes["model"], "model")
-    return model, replace(cluster, chip=_replace(cluster.chip, changes["chip"], "chip")), job
+    model = replaced(model, changes["model"], "model")
+    return model, with_chip(cluster, replaced(cluster.chip, changes["chip"], "chip")), job
 
 
 def _collect(*makers: Callable[[], Any]) -> list[Any]:
@@ -86,24 +94,27 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
         lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
     )
     given = {"global_batch_tokens": batch, "seq_len": seq_len, "tokens": tokens}
-    job: Job = _replace(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
+    job: Job = replaced(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
     return job
 
 
-def _changes(settings: Iterable[str]) -> dict[str, dict[str, str]]:
-    changes: dict[str, dict[str, str]] = {"model": {}, "job": {}, "chip": {}}
+def parse_changes(
+    settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip")
+) -> dict[str, dict[str, str]]:
+    """The values that `--set` gives, as text, by what they are of. Raises `InputError` for what is no setting."""
+    changes: dict[str, dict[str, str]] = {room: {} for room in rooms}
     for setting in settings:
         key, equals, value = setting.partition("=")
         room, dot, name = key.strip().partition(".")
         if not (equals and dot and room in changes and name):
-            raise InputError(
-                f"--set: found {setting!r}; model.NAME=VALUE, job.NAME=VALUE or chip.NAME=VALUE is required"
-            )
+            forms = [f"{one}.NAME=VALUE" for one in rooms]
+            listed = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
+            raise InputError(f"--set: found {setting!r}; {listed} is required")
         changes[room][name] = value.strip()
     return changes
 
 
-def _replace(value: Any, changes: Mapping[str, str], what: str) -> Any:
+def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
     """The value with some of its fields replaced by what their texts say."""
     for name, text in changes.items():
         known = [f.name for f in fields(value)]

@@ -18,6 +18,7 @@ for an all-to-all the shards of all devices together. Bytes ("34MB", "64MiB", "2
 EPILOG = """examples:
   shardwise collective all-gather 2048x8192 --axes 4 --on tpu-v5e
   shardwise collective all-reduce 64MiB --axes 4,4 --on tpu-v5p:4x4x8 --draw all-reduce.svg
+  shardwise collective all-reduce 1GB --axes 16,16,4 --on "tpu-v5e:16x16*4"
   shardwise collective all-reduce 1GB --axes 512 --on h100"""
 
 
@@ -36,12 +37,13 @@ def configure(verbs: Any) -> None:
     )
     parser.add_argument(
         "--axes", required=True, metavar="N[,N...]",
-        help="devices that take part, on each axis of a torus, or on each tier of switches from the inside out "
-        "(one number fills the tiers)",
+        help="devices that take part, on each axis of a torus (and pods, last), or on each tier of switches from the inside "
+        "out (one number fills the tiers)",
     )  # fmt: skip
     parser.add_argument(
         "--on", required=True, metavar="CHIP_OR_SLICE",
-        help="tpu-v5e: each axis is a physical axis of its own, wrapped by the chip's rule; tpu-v5e:4x4 or h100:64: that slice",
+        help="tpu-v5e: each axis is a physical axis of its own, wrapped by the chip's rule; tpu-v5e:4x4, h100:64 or a .toml "
+        "file: that cluster",
     )  # fmt: skip
     parser.add_argument(
         "--dtype", default="bf16", metavar="NAME", help="format of a SIZE given as a shape (default: bf16)"
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     operation = parse_operation(arguments.operation)
     num_bytes = array_bytes(arguments.size, arguments.dtype)
-    topology, cuts = place_group(arguments.on.strip().lower(), parse_axes(arguments.axes))
+    topology, cuts = place_group(arguments.on.strip(), parse_axes(arguments.axes))
     report = collective_report(operation, num_bytes, topology, cuts, one_way=arguments.one_way)
     if arguments.draw:
         _draw(report, arguments.one_way, arguments.draw)
@@ -113,21 +115,34 @@ def parse_axes(text: str) -> tuple[int, ...]:
 
 def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     """The network, and the part of each of its levels that the group spans."""
-    from shardwise.cluster.load import load_cluster
+    from shardwise.cluster.load import is_cluster, load_cluster
     from shardwise.cluster.networks import topology_of_shape
-    from shardwise.cluster.topology import Cut, Torus
+    from shardwise.cluster.topology import Cut, Switched, Torus
 
-    if ":" in on:
+    if is_cluster(on):
         topology = load_cluster(on).topology
     else:
-        topology = topology_of_shape(on, axes)
+        topology = topology_of_shape(on.lower(), axes)
         if isinstance(topology, Torus):
-            _check_sold(on, axes)
+            _check_sold(on.lower(), axes)
             return topology, [Cut(size, 1) for size in axes]
-    sizes = (
-        _on_torus(on, axes, topology.levels) if isinstance(topology, Torus) else _on_tiers(on, axes, topology.levels)
-    )
+    if isinstance(topology, Switched):
+        sizes = _on_tiers(on, axes, topology.levels)
+    elif isinstance(topology, Torus):
+        sizes = _on_torus(on, axes, topology.levels)
+    else:
+        sizes = _on_pods(on, axes, topology.torus.levels, topology.num_pods)
     return topology, [Cut(size, 1) for size in sizes]
+
+
+def _on_pods(on: str, axes: tuple[int, ...], shape: tuple[int, ...], num_pods: int) -> list[int]:
+    """The sizes on the torus, and last the pods: 1 where only axes of the torus are given."""
+    from shardwise.errors import InputError
+
+    inside, pods = (axes[:-1], axes[-1]) if len(axes) == len(shape) + 1 else (axes, 1)
+    if pods > num_pods:
+        raise InputError(f"--axes: found {pods} pods on {on}, which has {num_pods}; at most so many are required")
+    return [*_on_torus(on, inside, shape), pods]
 
 
 def _check_sold(chip: str, axes: tuple[int, ...]) -> None:
@@ -189,6 +204,8 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     from shardwise.errors import InputError
     from shardwise.sharding.collective import Kind
 
+    if report.network == "pods":
+        raise InputError("--draw: found a group over several pods; one inside a pod is drawn, such as --axes 4,4")
     direct = report.network == "switched" and report.kind == "all_to_all"
     if report.kind not in KINDS or direct:
         where = " on a torus" if direct else ""

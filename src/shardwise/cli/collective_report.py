@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.cluster.topology import Topology, Torus
+from shardwise.cluster.topology import Pods, Topology, Torus
 from shardwise.cost.collectives import Algorithm, CollectiveReport
 from shardwise.units import format_bytes, format_quantity, format_seconds
 
@@ -19,7 +19,8 @@ NAMES = {"ring": "with wraparound", "ring, one way": "with wraparound, one way",
 
 def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
     """The report's fields and what they are about."""
-    rule = topology.wrap_rule if isinstance(topology, Torus) else None
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    rule = torus.wrap_rule if isinstance(torus, Torus) else None
     return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}
 
 
@@ -34,8 +35,16 @@ def collective_text(report: CollectiveReport, on: str, topology: Topology) -> st
         f"  {format_bytes(report.bytes_received_per_device)} received by each device",
         f"  algbw {_rate(report.algbw)}   busbw {_rate(report.busbw)}",
     ]
-    if isinstance(topology, Torus):
-        lines += ["", *_wraparound(report, on, topology)]
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    if isinstance(topology, Pods) and report.network == "pods":
+        rate = _rate(topology.bytes_per_s)
+        lines += [
+            "",
+            f"between pods ({rate} for each chip: its part of its host's egress)",
+            *_algorithms(report, "  <- priced"),
+        ]
+    elif isinstance(torus, Torus):
+        lines += ["", *_wraparound(report, on, torus)]
     else:
         lines += ["", "algorithms", *_algorithms(report)]
     return "\n".join(lines)
@@ -45,9 +54,9 @@ def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> list[str]:
     """Which axes wrap and why, then the time with and without."""
     shown = [(size, ring) for size, ring in zip(report.axes, report.wraps, strict=True) if size > 1]
     kinds = ", ".join(f"{size} is a {'ring' if ring else 'line'}" for size, ring in shown)
-    lines = [
-        f"wraparound ({on.partition(':')[0]}: {RULES.get(torus.wrap_rule, torus.wrap_rule)}; a part of an axis is a line)"
-    ]
+    rule = RULES.get(torus.wrap_rule, torus.wrap_rule)
+    rule += "; twisted: around a short axis only together with the long ones" if torus.twisted else ""
+    lines = [f"wraparound ({on.partition(':')[0]}: {rule}; a part of an axis is a line)"]
     lines.append(f"  axis of {kinds}")
     if report.kind == "send_recv":
         return lines
@@ -59,11 +68,12 @@ def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> list[str]:
     return lines
 
 
-def _algorithms(report: CollectiveReport) -> list[str]:
-    """A line for each algorithm, the fastest that any switch allows first."""
+def _algorithms(report: CollectiveReport, first: str = "  <- fastest on any switch") -> list[str]:
+    """A line for each algorithm, the one that is priced first."""
+    width = max(14, *(len(name) + 2 for name in (report.algorithm, *(one.name for one in report.alternatives))))
     rows = [
-        f"  {one.name:<14}{format_seconds(one.time_s):>9}   algbw {_rate(one.algbw):>10}   busbw {_rate(one.busbw):>10}   "
-        f"{_hops(one.hops)}{'  <- fastest on any switch' if one.name == report.algorithm else ''}"
+        f"  {one.name:<{width}}{format_seconds(one.time_s):>9}   algbw {_rate(one.algbw):>10}   busbw {_rate(one.busbw):>10}   "
+        f"{_hops(one.hops)}{first if one.name == report.algorithm else ''}"
         for one in (_chosen(report), *report.alternatives)
     ]
     notes = [f"  {one.name} {one.condition}" for one in report.alternatives if one.condition]

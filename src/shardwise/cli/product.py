@@ -30,7 +30,9 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", default="", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
     parser.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
     parser.add_argument(
-        "--on", metavar="CHIPS", help="a bare chip (tpu-v5p) or a cluster (tpu-v5e:4x4); without it no times"
+        "--on",
+        metavar="CHIPS",
+        help="a bare chip (tpu-v5p) or a cluster (tpu-v5e:4x4, or a .toml file); without it no times",
     )
     parser.add_argument(
         "--objective", choices=("time", "bytes"), default="time", help="what is cheapest (default: time)"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from shardwise.cost.estimate import Estimate
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.placement import Placement, between_pods
+from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import layers_per_stage
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
@@ -58,8 +60,13 @@ def _layout(plan: Plan) -> str:
             f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {_runs(layers)}"
         )
     if layout.placement:
-        lines.append(f"  placement {layout.placement}")
+        lines.append(f"  placement {layout.placement}{_between_pods(plan, layout.placement)}")
     return "\n".join([*lines, *_waste(plan.estimate)])
+
+
+def _between_pods(plan: Plan, placement: Placement) -> str:
+    found = between_pods(plan.cluster.topology, placement, atomic_degrees(plan.model, degrees_of(plan.layout)))
+    return f"   between pods {' '.join(f'{axis}={size}' for axis, size in found.items())}" if found else ""
 
 
 def _runs(values: Iterable[int]) -> str:

@@ -1,36 +1,51 @@
-"""`shardwise roofline`: what bounds a kernel on one chip, compute or memory."""
+"""`shardwise roofline`: what bounds a kernel, or every operation of a model's block, on one chip."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import add_set_argument, parse_changes, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardwise.charts import LineChart
     from shardwise.cluster.chip import Chip
-    from shardwise.cost.figures import MatmulRoofline
+    from shardwise.cost.roofline import KernelRoofline
+    from shardwise.model.architecture import Architecture
 
-SCHEMA = "shardwise.roofline/1"
-LETTERS = ("B", "D", "F")
-DESCRIPTION = """What bounds a kernel on one chip: FLOPs, bytes moved, intensity against the chip's, time, critical batch.
+MOST = 10**18  # of any size: products of six of them stay finite
+EXAMPLE = "B=240,D=8192,F=28672"
+# Letters of the kernels, for the help, which loads nothing; a test compares them with `cost.roofline.FORMS`.
+KERNELS = """kernels and their sizes (in brackets: may be left out)
+  dot          [N] · [N]                             N
+  elementwise  A arrays [N] -> [N]                   N [A=2]
+  matmul       [B, D] · [D, F]                       B,D,F
+  bmm          [B, T, D] · [B, D, F]                 B,D,F [T=1]
+  moe          [B, D] · [k of E experts, D, F]       B,D,F,E,k
+  attention    Q [B, T, N, H], K and V [B, S, K, H]  T,N,H [B=1] [S=T] [K=N]; T=1 decodes
+  MODEL        every operation of a model's block    T [B=1]: sequences of T tokens"""
+DESCRIPTION = f"""What bounds a kernel on one chip: FLOPs, bytes moved, intensity against the chip's, time, the size from which
+compute binds, what padding to the matrix unit wastes. Peaks and bandwidths are the vendor's, as in the books.
 
-matmul is [B, D] · [D, F]: activations of B rows times a weight. Peaks and bandwidths are the vendor's, as in the books."""
+{KERNELS}"""
 EPILOG = """examples:
   shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --plot roofline.svg
-  shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --weights int8"""
+  shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --weights int8 --from vmem
+  shardwise roofline attention T=8192,N=64,K=8,H=128 h100 --causal --with "attention T=1,S=8192,N=64,K=8,H=128"
+  shardwise roofline llama-3-70b T=8192 h100"""
 
 
 def configure(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser(
-        "roofline", help="say what bounds a kernel on one chip", description=DESCRIPTION, epilog=EPILOG,
+        "roofline", help="say what bounds a kernel or a model's block on one chip", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("kernel", metavar="KERNEL", help="matmul")
-    parser.add_argument("sizes", metavar="SIZES", help="sizes of its dims, such as B=240,D=8192,F=28672")
+    parser.add_argument("kernel", metavar="KERNEL", help="a kernel, or a model of the catalogue")
+    parser.add_argument("sizes", metavar="SIZES", help=f"its sizes by letter, such as {EXAMPLE}")
     parser.add_argument(
         "chip", metavar="CHIP", help="a chip of the catalogue, such as tpu-v5e, or a cluster's .toml file"
     )
@@ -38,110 +53,145 @@ def configure(verbs: Any) -> None:
         "--dtype", default="bf16", metavar="NAME", help="format of activations and arithmetic (default: bf16)"
     )
     parser.add_argument(
-        "--weights", metavar="NAME", help="format that the weight is stored in (default: that of --dtype)"
+        "--weights", metavar="NAME", help="format that the weight of a product is stored in (default: that of --dtype)"
     )
-    parser.add_argument("--plot", metavar="FILE", help="write the chip's rooflines with the kernel as an SVG")
+    parser.add_argument(
+        "--from", dest="origin", default="hbm", metavar="PLACE",
+        help="where operands lie and results go: host (over PCIe), hbm (default) or vmem",
+    )  # fmt: skip
+    parser.add_argument("--causal", action="store_true", help="mask attention: a query sees the keys before it")
+    parser.add_argument(
+        "--unfused", action="store_true", help="write attention's scores to memory, unlike flash attention"
+    )
+    parser.add_argument(
+        "--with", dest="others", action="append", default=[], metavar="TEXT",
+        help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE}"; may be repeated',
+    )  # fmt: skip
+    parser.add_argument("--plot", metavar="FILE", help="write the chip's rooflines with the kernels as an SVG")
+    add_set_argument(parser, "chip", "chip.pcie_bytes_per_s=15GB/s")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
-    from shardwise.cost.figures import chip_and_links, matmul_roofline
+    from shardwise.cost.roofline import FORMS, chip_and_links
 
-    batch, d_in, d_out = parse_sizes(arguments.kernel, arguments.sizes)
+    changes = parse_changes(arguments.set, ("chip",))
     chip, links = chip_and_links(arguments.chip)
-    found = matmul_roofline(chip, batch, d_in, d_out, arguments.dtype, arguments.weights)
+    chip = replaced(chip, changes["chip"], "chip")
+    report = _report_kernels if arguments.kernel in FORMS else _report_block
+    return report(arguments, chip, links)
+
+
+def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+    from shardwise.cli.roofline_report import kernel_label, kernel_payload, kernel_text, kernels_text
+    from shardwise.cost.figures import roofline_chart
+    from shardwise.cost.roofline import bandwidths
+
+    found = _kernels(arguments, chip)
     if arguments.plot:
-        _plot(found, chip, links, arguments.plot)
-    payload = roofline_payload(found, chip, links)
-    return json.dumps(payload, indent=2) if arguments.json else roofline_text(payload)
+        points = [(kernel_label(one), one.cost.intensity, one.attainable_flops_per_s) for one in found]
+        write_chart(roofline_chart(chip, bandwidths(chip, links), points, arguments.dtype), arguments.plot)
+    first, *others = (kernel_payload(one, chip, arguments.origin, links) for one in found)
+    if arguments.json:
+        return json.dumps({**first, "with": others}, indent=2)
+    return kernels_text([first, *others]) if others else kernel_text(first)
 
 
-def parse_sizes(kernel: str, text: str) -> tuple[int, ...]:
-    """B, D and F. Raises `InputError` with everything that is wrong."""
+def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
+    """The kernel and those beside it; an option reaches the kernels that have it, or the only one."""
+    from shardwise.cost.roofline import kernel_form, kernel_roofline
+
+    texts = [f"{arguments.kernel} {arguments.sizes}", *arguments.others]
+    found = []
+    for text in texts:
+        name, _, sizes = text.strip().partition(" ")
+        form, alone = kernel_form(name), len(texts) == 1
+        masked = alone or form.attention
+        found.append(
+            kernel_roofline(
+                chip, name, parse_sizes(sizes), arguments.dtype, arguments.weights if alone or form.weights else None,
+                origin=arguments.origin, causal=arguments.causal and masked,
+                fused=not (arguments.unfused and masked),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+    from shardwise.cli.roofline_report import block_payload, block_text
+    from shardwise.cost.figures import roofline_chart
+    from shardwise.cost.roofline import bandwidths, block_roofline
+
+    model, sizes = _model_and_sizes(arguments)
+    found = block_roofline(model, chip, sizes["B"], sizes["T"])
+    if arguments.plot:
+        points = [
+            (f"{one.phase} {one.name}", one.intensity, one.flops / one.seconds) for one in found.operations if one.flops
+        ]
+        write_chart(roofline_chart(chip, bandwidths(chip, links), points), arguments.plot)
+    payload = block_payload(found, chip)
+    return json.dumps(payload, indent=2) if arguments.json else block_text(payload)
+
+
+def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:
+    """The model that KERNEL names, B and T. Raises `InputError` with everything that a model's block does not have."""
+    from shardwise.cost.roofline import FORMS
+    from shardwise.errors import InputError, require
+    from shardwise.model.load import load_model
+
+    try:
+        model = load_model(arguments.kernel)
+    except InputError as error:
+        kernels = f"KERNEL: found {arguments.kernel!r}; one of {', '.join(FORMS)}, or a model is required"
+        raise InputError(kernels, *error.problems) from None
+    sizes = parse_sizes(arguments.sizes)
+    problems = [
+        f"SIZES: a block has no {letter!r}; T is required, B optional" for letter in sizes if letter not in "BT"
+    ]
+    problems += [] if "T" in sizes else ["SIZES: T missing; T is required, B optional, such as B=4,T=8192"]
+    given = {
+        "--dtype": arguments.dtype != "bf16", "--weights": arguments.weights, "--from": arguments.origin != "hbm",
+        "--causal": arguments.causal, "--unfused": arguments.unfused, "--with": arguments.others,
+    }  # fmt: skip
+    problems += [
+        f"{flag} is for a kernel; a model's block is bf16 from HBM, its attention causal and flash"
+        for flag, used in given.items()
+        if used
+    ]
+    require(problems)
+    return model, {"B": 1} | sizes
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Sizes by letter. Raises `InputError` with everything that is wrong."""
     from shardwise.errors import InputError, require
     from shardwise.units import parse_count
 
-    problems = [] if kernel == "matmul" else [f"KERNEL: found {kernel!r}; matmul is required"]
+    problems: list[str] = []
     sizes: dict[str, int] = {}
     for word in text.split(","):
         letter, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or letter not in LETTERS or letter in sizes:
-            problems.append(f"SIZES: found {word!r}; each of B, D and F once is required, such as B=240,D=8192,F=28672")
+        if not equals or not letter or letter in sizes:
+            problems.append(f"SIZES: found {word!r}; LETTER=NUMBER, each letter once, is required, such as {EXAMPLE}")
             continue
         sizes[letter] = 1
         try:
             sizes[letter] = parse_count(value, what=f"SIZES: {letter}")
+            if sizes[letter] > MOST:
+                problems.append(f"SIZES: {letter}: found {value!r}; at most {MOST:.0e} is required")
         except InputError as error:
             problems += error.problems
-    missing = [letter for letter in LETTERS if letter not in sizes]
-    if missing and not problems:
-        problems.append(f"SIZES: {', '.join(missing)} missing; B, D and F are required, such as B=240,D=8192,F=28672")
     require(problems)
-    return tuple(sizes[letter] for letter in LETTERS)
+    return sizes
 
 
-def roofline_payload(found: MatmulRoofline, chip: Chip, links: Mapping[str, float]) -> dict[str, Any]:
-    """What the report says, in bytes, FLOPs and seconds; `critical_batch` is null where no batch is enough."""
-    cost, bounds = found.cost, found.bounds
-    batch = found.critical_batch
-    return {
-        "schema": SCHEMA, "kernel": "matmul", "sizes": {"B": found.batch, "D": found.d_in, "F": found.d_out},
-        "chip": chip.name, "dtype": found.dtype, "weights": found.weights,
-        "peak_flops_per_s": found.flops_per_s, "memory_bytes_per_s": found.bytes_per_s,
-        "flops": cost.flops, "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes,
-        "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": found.critical_intensity,
-        "math_s": cost.math_s(found.flops_per_s), "memory_s": cost.moved_bytes / found.bytes_per_s,
-        "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-        "bound": found.bound, "attainable_flops_per_s": found.attainable_flops_per_s,
-        "critical_batch": batch if math.isfinite(batch) else None,
-        "links": {
-            name: {"bytes_per_s": rate, "critical_intensity": found.flops_per_s / rate} for name, rate in links.items()
-        },
-    }  # fmt: skip
-
-
-def roofline_text(payload: Mapping[str, Any]) -> str:
-    """The payload for people."""
-    from shardwise.units import format_bytes, format_quantity, format_seconds
-
-    sizes, critical = payload["sizes"], payload["critical_batch"]
-    stored = (
-        f"{payload['dtype']}, {payload['weights']} weights"
-        if payload["weights"] != payload["dtype"]
-        else payload["dtype"]
-    )
-    share = payload["attainable_flops_per_s"] / payload["peak_flops_per_s"]
-    lines = [
-        f"matmul [{sizes['B']:,}, {sizes['D']:,}] · [{sizes['D']:,}, {sizes['F']:,}] in {stored} on {payload['chip']}",
-        f"  {payload['bound']}-bound: intensity {payload['intensity']:,.1f} FLOPs/byte, "
-        f"the chip's {payload['critical_intensity']:,.1f}",
-        f"  compute {format_seconds(payload['math_s']):>9}   {format_quantity(payload['flops'], 'FLOP')} at "
-        f"{format_quantity(payload['peak_flops_per_s'], 'FLOP/s', digits=4)}",
-        f"  memory  {format_seconds(payload['memory_s']):>9}   {format_bytes(payload['read_bytes'])} read and "
-        f"{format_bytes(payload['written_bytes'])} written at {format_quantity(payload['memory_bytes_per_s'], 'B/s')}",
-        f"  time    {format_seconds(payload['time_s']):>9}   overlapped, {format_seconds(payload['no_overlap_s'])} one after "
-        f"the other; at most {format_quantity(payload['attainable_flops_per_s'], 'FLOP/s')}, {share:.1%} of the peak",
-        f"  compute-bound from a batch of {critical:,.1f}" if critical else
-        "  memory-bound at every batch: D and F are too narrow",
-    ]  # fmt: skip
-    if payload["links"]:
-        lines += ["", "what a byte sent must go with, FLOPs/byte"]
-        for name, link in payload["links"].items():
-            rate = format_quantity(link["bytes_per_s"], "B/s")
-            lines.append(f"  {name:<14}{rate:>10}  {link['critical_intensity']:>10,.1f}")
-    return "\n".join(lines)
-
-
-def _plot(found: MatmulRoofline, chip: Chip, links: Mapping[str, float], target: str) -> None:
+def write_chart(chart: LineChart, target: str) -> None:
+    """Draw a chart of lines to a file."""
     from shardwise.charts import draw_lines
-    from shardwise.cost.figures import roofline_chart
 
-    label = f"B = {found.batch:,}, D = {found.d_in:,}, F = {found.d_out:,}"
-    label += f", {found.weights} weights" if found.weights != found.dtype else ""
-    kernel = (label, found.cost.intensity, found.attainable_flops_per_s)
-    write_picture(draw_lines(roofline_chart(chip, links, [kernel], found.dtype)), target)
+    write_picture(draw_lines(chart), target)
 
 
 def write_picture(svg: str, target: str) -> None:

@@ -10,8 +10,8 @@ from shardwise.errors import MissingValueError, require
 
 MOST = 1e21  # of any quantity of one chip; a thousand times an exaflop
 OPTIONAL = (
-    "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "matrix_unit",
-    "price_usd_per_hour", "price_date",
+    "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
+    "matrix_unit", "price_usd_per_hour", "price_date",
 )  # fmt: skip
 
 
@@ -23,8 +23,9 @@ class Chip:
     measurement, and then the estimate is a bound. `runtime_bytes` is memory that no tensor of ours can have.
     `host_shape`: chips on one host, along the axes of a torus; `pcie_bytes_per_s`: one chip to its host, one direction;
     `dcn_bytes_per_s_per_host`: a host to other hosts over the data-centre network; `vmem_bytes`: on-chip memory that
-    software manages; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. What has no
-    source is None, and `known` raises for it. `sources` says for each value where it comes from.
+    software manages, `vmem_bytes_per_s`: from it to the matrix unit; `matrix_unit`: side of the systolic array;
+    `price_usd_per_hour` was read on `price_date`. What has no source is None, and `known` raises for it. `sources` says
+    for each value where it comes from.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Chip:
     pcie_bytes_per_s: float | None = None
     dcn_bytes_per_s_per_host: float | None = None
     vmem_bytes: float | None = None
+    vmem_bytes_per_s: float | None = None
     matrix_unit: int | None = None
     price_usd_per_hour: float | None = None
     price_date: str | None = None

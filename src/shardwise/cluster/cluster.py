@@ -1,4 +1,4 @@
-"""A cluster: so many of one chip on a network. Shorthand: `tpu-v5p:16x20x28`, `h100:512`, `local:4`."""
+"""A cluster: so many of one chip on a network. Shorthand: `tpu-v5p:16x20x28`, `tpu-v5e:16x16*4`, `h100:512`, `local:4`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.topology import Topology
@@ -27,25 +28,38 @@ class Cluster:
         return math.prod(self.topology.levels)
 
 
-_SHORTHAND = re.compile(r"^(?P<chip>[a-z0-9][a-z0-9.\-]*):(?P<shape>[0-9]+(?:x[0-9]+)*)$")
+_SHORTHAND = re.compile(
+    r"^(?P<chip>[a-z0-9][a-z0-9.\-]*):(?P<shape>[0-9]+(?:x[0-9]+)*)"
+    r"(?P<twisted>_twisted)?(?:\*(?P<pods>[0-9]+))?$"
+)
 
 
-def parse_shorthand(text: str) -> tuple[str, tuple[int, ...]]:
-    """Chip name and shape (or count) of a shorthand. Raises `InputError` with the form that is required."""
+class Shorthand(NamedTuple):
+    """What a shorthand says: the chip, the shape of a slice (or a count), whether it is twisted, and how many slices."""
+
+    chip: str
+    shape: tuple[int, ...]
+    twisted: bool
+    num_pods: int | None
+
+
+def parse_shorthand(text: str) -> Shorthand:
+    """The parts of a shorthand. Raises `InputError` with the form that is required."""
     match = _SHORTHAND.match(text.strip().lower())
     if match is None:
         raise InputError(
             f"cluster: found {text!r}; CHIP:COUNT for switched chips (h100:512) or CHIP:SHAPE for a torus "
-            "(tpu-v5p:16x20x28) is required, or the path of a .toml file"
+            "(tpu-v5p:16x20x28; *N for N pods of it) is required, or the path of a .toml file"
         )
-    parts = match["shape"].split("x")
+    parts = [*match["shape"].split("x"), *([match["pods"]] if match["pods"] else [])]
     longest = max(len(part.lstrip("0")) for part in parts)
-    shape = tuple(int(part) for part in parts) if longest <= len(str(MOST_DEVICES)) else ()
-    if not shape or math.prod(shape) > MOST_DEVICES:
+    sizes = tuple(int(part) for part in parts) if longest <= len(str(MOST_DEVICES)) else ()
+    if not sizes or math.prod(sizes) > MOST_DEVICES:
         raise InputError(f"cluster: found {text[:60]!r}; at most {MOST_DEVICES:,} devices are planned for")
-    if min(shape) < 1:
+    if min(sizes) < 1:
         raise InputError(f"cluster: found {text!r}; every size must be at least 1")
-    return match["chip"], shape
+    shape, num_pods = (sizes[:-1], sizes[-1]) if match["pods"] else (sizes, None)
+    return Shorthand(match["chip"], shape, bool(match["twisted"]), num_pods)
 
 
 def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:

@@ -4,37 +4,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.cluster.chips import catalogue_entry, load_chip
-from shardwise.cluster.cluster import Cluster, parse_shorthand
-from shardwise.cluster.networks import switched_of, torus_of
+from shardwise.cluster.chips import load_chip
+from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
+from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import read_cluster
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
 
+def is_cluster(text: str) -> bool:
+    """Whether a text is a cluster's shorthand or file rather than the name of a bare chip."""
+    return ":" in text or _is_file(text)
+
+
+def _is_file(text: str) -> bool:
+    return text.strip().lower().endswith(".toml")
+
+
 def load_cluster(text: str) -> Cluster:
     """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or its own file (`my-cluster.toml`).
 
-    `local:N` is N processes that share the host of the catalogue's `cpu`. Raises `InputError`.
+    `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
+    that share the host of the catalogue's `cpu`. Raises `InputError`, and `MissingValueError` for a value without a source.
     """
-    if text.strip().lower().endswith(".toml"):
+    if _is_file(text):
         return read_cluster(text.strip())
-    name, shape = parse_shorthand(text)
-    if name == "local":
-        return _local(text, shape)
-    entry = catalogue_entry(name)
-    build = torus_of if "torus" in entry else switched_of
-    return Cluster(name=text.strip().lower(), chip=load_chip(name), topology=build(name, entry, shape))
+    asked = parse_shorthand(text)
+    if asked.chip == "local":
+        return _local(text, asked)
+    chip = load_chip(asked.chip)
+    return Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip))
 
 
-def _local(text: str, shape: tuple[int, ...]) -> Cluster:
+def _local(text: str, asked: Shorthand) -> Cluster:
     """Processes that share one host: each has an equal part of it, and what one sends another reads from memory.
 
     Assumes: every byte sent is written once and read once, so half of the memory's bandwidth; no latency. A bound.
     """
-    if len(shape) != 1:
+    if len(asked.shape) != 1 or asked.twisted or asked.num_pods:
         raise InputError(f"cluster: found {text!r}; local:N with a number of processes is required, such as local:4")
-    host, count = load_chip("cpu"), shape[0]
+    host, count = load_chip("cpu"), asked.shape[0]
     shared = f"an equal part, 1/{count}, of the catalogue's cpu: "
     chip = replace(
         host, name="local", peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},

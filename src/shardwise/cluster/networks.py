@@ -1,13 +1,16 @@
-"""The network that so many devices of a chip of the catalogue form: a torus of direct links, or tiers of switches."""
+"""The network that so many devices of a chip of the catalogue form: a torus, pods of it, or tiers of switches."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from shardwise.cluster.chips import catalogue_entry
-from shardwise.cluster.cluster import nearest, spread
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import catalogue_entry, chip_names
+from shardwise.cluster.cluster import Cluster, Shorthand, nearest, spread
 from shardwise.cluster.reader import Entry
-from shardwise.cluster.topology import Switched, Tier, Topology, Torus
+from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.errors import InputError, MissingValueError
 from shardwise.units import parse_quantity
 
@@ -23,7 +26,44 @@ def topology_of_shape(name: str, shape: tuple[int, ...]) -> Topology:
     return switched_of(name, entry, (math.prod(shape),))
 
 
-def torus_of(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
+def topology_of(asked: Shorthand, chip: Chip) -> Topology:
+    """The network of a shorthand. Raises `InputError` when the vendor has no such slice or number of devices."""
+    entry = catalogue_entry(asked.chip)
+    if "torus" in entry:
+        torus = torus_of(asked.chip, entry, asked.shape, twisted=asked.twisted)
+        return torus if asked.num_pods in (None, 1) else pods_of(torus, asked.num_pods or 1, chip)
+    if asked.twisted or asked.num_pods:
+        raise InputError(
+            f"cluster: {asked.chip} is connected by switches, which have no twisted slices and no pods; a count such as "
+            f"{asked.chip}:512 is required"
+        )
+    return switched_of(asked.chip, entry, asked.shape)
+
+
+def pods_of(torus: Torus, num_pods: int, chip: Chip) -> Pods:
+    """Pods of a torus, each chip with an equal part of its host's egress to the data-centre network.
+
+    Raises `MissingValueError` that names the value of the chip that has no source.
+    """
+    try:
+        host_bytes_per_s, host_shape = chip.known("dcn_bytes_per_s_per_host"), chip.known("host_shape")
+    except MissingValueError as error:
+        fix = "one pod, or the value in the [chip] table of a .toml file, is required"
+        raise MissingValueError(f"cluster: {num_pods} pods: {error}; {fix}") from None
+    assert isinstance(host_bytes_per_s, (int, float))
+    assert isinstance(host_shape, tuple)
+    return Pods(torus=torus, num_pods=num_pods, bytes_per_s=host_bytes_per_s / math.prod(host_shape))
+
+
+def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
+    """The cluster with another chip, whose hosts also set the rate between pods."""
+    topology = cluster.topology
+    if isinstance(topology, Pods):
+        topology = pods_of(topology.torus, topology.num_pods, chip)
+    return replace(cluster, chip=chip, topology=topology)
+
+
+def torus_of(name: str, entry: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     torus = entry["torus"]
     pod = sorted(torus.get("pod", ()))
     most = torus.get("pod_chips", math.prod(pod))
@@ -35,16 +75,31 @@ def torus_of(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
     if math.prod(shape) > most or any(size > room for size, room in zip(sorted(shape), pod, strict=False)):
         whole = f", {'x'.join(map(str, torus['pod']))} ({most} chips)" if pod else f" of {most} chips"
         raise InputError(f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod{whole}")
-    return links_of(torus, shape)
+    if twisted:
+        _check_twist(name, entry, shape)
+    return links_of(torus, shape, twisted=twisted)
 
 
-def links_of(torus: Entry, shape: tuple[int, ...]) -> Torus:
+def _check_twist(name: str, entry: Entry, shape: tuple[int, ...]) -> None:
+    """Refuse a twisted slice that the vendor does not have."""
+    shown = "x".join(map(str, shape))
+    if not entry["torus"].get("twists"):
+        known = ", ".join(chip for chip in chip_names() if catalogue_entry(chip).get("torus", {}).get("twists"))
+        raise InputError(
+            f"cluster: found {name}:{shown}_twisted; no twisted slices of {name} are known, but of {known}"
+        )
+    if not is_twistable(shape):
+        raise InputError(f"cluster: found {name}:{shown}_twisted; {LEGAL} is required")
+
+
+def links_of(torus: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     """The torus of a shape. `whole_pod`: the whole pod wraps, a smaller slice does not."""
     rule = torus["wrap_rule"]
     if rule == "whole_pod":
         rule = "always" if sorted(shape) == sorted(torus["pod"]) else "never"
     return Torus(
-        shape=shape, bytes_per_s=parse_quantity(torus["bytes_per_s"]), hop_latency_s=torus["hop_latency_s"], wrap_rule=rule
+        shape=shape, bytes_per_s=parse_quantity(torus["bytes_per_s"]), hop_latency_s=torus["hop_latency_s"], wrap_rule=rule,
+        twisted=twisted,
     )  # fmt: skip
 
 
@@ -79,5 +134,5 @@ def _tier(entry: Entry, size: int) -> Tier:
     return Tier(
         name=entry["name"], size=size, bytes_per_s=parse_quantity(entry["bytes_per_s"]),
         fraction=entry.get("fraction", 1.0), hop_latency_s=entry.get("hop_latency_s", 0.0),
-        base_latency_s=entry.get("base_latency_s", 0.0),
+        base_latency_s=entry.get("base_latency_s", 0.0), links=entry.get("links", 0),
     )  # fmt: skip

@@ -10,14 +10,15 @@ from pathlib import Path
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip, read_chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
-from shardwise.cluster.networks import links_of
+from shardwise.cluster.networks import links_of, pods_of
 from shardwise.cluster.reader import Entry, TableReader, shown
-from shardwise.cluster.topology import Switched, Tier, Topology, Torus
-from shardwise.errors import InputError, require
+from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.cluster.twist import LEGAL, is_twistable
+from shardwise.errors import InputError, MissingValueError, require
 
 WRAP_RULES = ("multiple_of_4", "only_16", "always", "never")
-_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s")
-_TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule")
+_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
+_TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
 
 def read_cluster(path: str) -> Cluster:
@@ -32,7 +33,7 @@ def read_cluster(path: str) -> Cluster:
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
         raise InputError(f"cluster: {path} is no TOML: {error}") from None
     where = file.name
-    reader = TableReader(where, table, ("name", "chip", "torus", "tiers"))
+    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers"))
     chip, base = _chip_of(reader)
     has = [key for key in ("torus", "tiers") if key in table]
     if len(has) != 1:
@@ -40,9 +41,13 @@ def read_cluster(path: str) -> Cluster:
         reader.problems.append(f"{where}: found {found} of torus and tiers; one of them is required")
     topology: Topology | None = None
     if has == ["torus"]:
-        topology = _own_torus(reader, base)
+        topology = _own_pods(reader, _own_torus(reader, base), chip)
     elif has == ["tiers"]:
         topology = _own_tiers(reader)
+        if "pods" in table:
+            reader.wrong(
+                "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
+            )
     name = reader.text("name", file.stem)
     require(reader.problems)
     assert chip is not None
@@ -91,10 +96,26 @@ def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
         torus.wrong("wrap_rule", f"one of {', '.join(WRAP_RULES)}")
     if len(shape) > 3:
         torus.wrong("shape", "a list of at most 3 sizes")
+    twisted = torus.flag("twisted")
+    if twisted and not (is_twistable(shape) and rule in ("multiple_of_4", "always")):
+        torus.wrong("twisted", f"false, or a torus that wraps of shape {LEGAL}")
     if len(reader.problems) > before:
         return None
     links = {"bytes_per_s": values[0], "hop_latency_s": values[1], "wrap_rule": rule}
-    return links_of({**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links, shape)
+    entry = {**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links
+    return links_of(entry, shape, twisted=twisted)
+
+
+def _own_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
+    """The torus, or so many pods of it."""
+    num_pods = reader.size("pods") if "pods" in reader.table else 1
+    if num_pods == 1 or torus is None or chip is None:
+        return torus
+    try:
+        return pods_of(torus, num_pods, chip)
+    except MissingValueError as error:
+        reader.problems.append(f"{reader.where}: {error}")
+        return None
 
 
 def _own_links(base: Entry) -> Entry:
@@ -114,7 +135,9 @@ def _own_tiers(reader: TableReader) -> Switched | None:
             Tier(
                 name=tier.text("name"), size=tier.size("size"), bytes_per_s=tier.quantity("bytes_per_s"),
                 fraction=tier.fraction("fraction"), hop_latency_s=tier.latency("hop_latency_s"),
-                base_latency_s=tier.latency("base_latency_s"),
+                base_latency_s=tier.latency("base_latency_s"), links=tier.size("links") if "links" in table else 0,
             )
         )  # fmt: skip
+        if table.get("links") == tiers[-1].links < tiers[-1].size - 1:
+            tier.wrong("links", f"a link to each of the {tiers[-1].size - 1} others")
     return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))

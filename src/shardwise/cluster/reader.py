@@ -84,6 +84,13 @@ class TableReader:
             return ""
         return value
 
+    def flag(self, key: str) -> bool:
+        """true or false; false when it is left out."""
+        value = self.table.get(key, False)
+        if not isinstance(value, bool):
+            self.wrong(key, "true or false")
+        return value is True
+
     def texts(self, key: str) -> dict[str, str]:
         """A table of texts; empty when it is left out."""
         value = self.table.get(key, {})

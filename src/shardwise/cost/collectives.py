@@ -1,7 +1,7 @@
 """What a collective costs on a network: time, what bounds it, where that changes, and how other algorithms compare.
 
 `collective_report` takes a group of devices on any network; `axes_report` asks about axes of a given bandwidth, as the
-books do. The closed forms are in `cost/torus_collectives.py` and `cost/switched_collectives.py`.
+books do. The closed forms are in `cost/torus_collectives.py`, `cost/pod_collectives.py` and `cost/switched_collectives.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwise.cluster.topology import Cut, Switched, Topology, Torus, WrapRule
+from shardwise.cluster.topology import Cut, Pods, Switched, Topology, Torus, WrapRule
 from shardwise.cost.nccl import OPERATIONS, Operation, algbw, busbw, received_bytes
+from shardwise.cost.pod_collectives import pods_costs
 from shardwise.cost.switched_collectives import IN_SWITCH, switched_costs
 from shardwise.cost.torus_collectives import Cost, torus_cost
 from shardwise.errors import InputError
@@ -41,15 +42,16 @@ class CollectiveReport:
 
     bytes: the whole array: what a device has after an AllGather or before a reduction; of an AllToAll all devices' shards.
     axes, wraps: devices of the group on each axis (or tier, from the inside out) and whether it goes all around it (none
-        behind switches). hops: sequential messages that the latency counts.
-    latency_s, bandwidth_s: time_s is the larger on a torus, their sum behind switches.
+        behind switches); the last axis are the pods. A group inside one pod is on a torus.
+    hops: sequential messages that the latency counts.
+    latency_s, bandwidth_s: time_s is the larger on a torus and between pods, their sum behind switches.
     crossover_bytes: the size of the array at which both are equal; below it the collective is latency-bound.
     algbw, busbw: bytes/s by NCCL's conventions.
     """
 
     kind: Operation
     bytes: float
-    network: Literal["torus", "switched"]
+    network: Literal["torus", "pods", "switched"]
     axes: tuple[int, ...]
     wraps: tuple[bool, ...]
     num_devices: int
@@ -80,14 +82,20 @@ def collective_report(
     group of one device.
     """
     _check(operation, num_bytes, cuts)
+    if isinstance(topology, Pods) and cuts[-1].size == 1:
+        topology, cuts = topology.torus, cuts[:-1]
+    network: Literal["torus", "pods", "switched"] = "torus"
     if isinstance(topology, Torus):
         options = _torus_options(operation, num_bytes, topology, cuts, one_way)
         wraps = tuple(bool(ring) for ring in topology.rings(cuts))
+    elif isinstance(topology, Pods):
+        options, network = _pods_options(operation, num_bytes, topology, cuts, one_way), "pods"
+        wraps = (*(bool(ring) for ring in topology.torus.rings(cuts[:-1])), False)
     else:
-        options, wraps = _switched_options(operation, num_bytes, topology, cuts), ()
+        options, wraps, network = _switched_options(operation, num_bytes, topology, cuts), (), "switched"
     chosen, *others = options
     return CollectiveReport(
-        kind=operation, bytes=num_bytes, network="torus" if wraps else "switched", axes=tuple(cut.size for cut in cuts),
+        kind=operation, bytes=num_bytes, network=network, axes=tuple(cut.size for cut in cuts),
         wraps=wraps, num_devices=math.prod(cut.size for cut in cuts), hops=chosen.hops, time_s=chosen.time_s,
         latency_s=chosen.latency_s, bandwidth_s=chosen.bandwidth_s,
         bound="latency" if chosen.latency_s >= chosen.bandwidth_s else "bandwidth",
@@ -142,7 +150,7 @@ def _torus_options(
 ) -> list[Algorithm]:
     """The group as it lies first, then what it would be as rings both ways, as rings one way and as lines."""
     num_devices = math.prod(cut.size for cut in cuts)
-    whole = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts))
+    whole = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
 
     def priced(name: str, on: Torus, one: bool) -> Algorithm:
         return _algorithm(
@@ -158,8 +166,18 @@ def _torus_options(
     }
     shapes = {bool(ring) for ring, cut in zip(torus.rings(cuts), cuts, strict=True) if cut.size > 1}
     name = " and ".join(("ring" if ring else "line") for ring in sorted(shapes, reverse=True))
+    name = "twisted" if not one_way and any(whole for whole, _ in torus.twists(cuts)) else name
     name += ", one way" if one_way and True in shapes else ""
     return [priced(name, torus, one_way), *(other for key, other in rings.items() if key != name)]
+
+
+def _pods_options(
+    operation: Operation, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
+) -> list[Algorithm]:
+    """The group as it is priced first, then the bound."""
+    num_devices = math.prod(cut.size for cut in cuts)
+    costs = pods_costs(operation, num_bytes, pods, cuts, one_way=one_way)
+    return [_algorithm(operation, num_bytes, num_devices, name, cost) for name, cost in costs.items()]
 
 
 def _switched_options(

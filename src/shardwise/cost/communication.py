@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.cluster.topology import Torus
+from shardwise.cluster.topology import Pods, Torus
+from shardwise.cost.pod_collectives import pods_all_to_all_link
 from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.cost.torus_collectives import all_to_all_link
 from shardwise.layout.placement import Links
@@ -38,4 +39,6 @@ def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links) -> Value:
         whole = whole * cut.size
     if isinstance(links.topology, Torus):
         return all_to_all_link(links.topology, cuts).all_gather_s(whole)
+    if isinstance(links.topology, Pods):
+        return pods_all_to_all_link(links.topology, cuts).all_gather_s(whole)
     return whole * all_to_all_seconds_per_byte(links.topology, cuts) + links.group(axes).latency_s

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.topology import Pods
 from shardwise.cost.overlap import exposed_by_axis
 from shardwise.cost.step import Counts, Model, StageCost, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
@@ -161,6 +162,10 @@ class Pricing:
         if chip.matmul_fraction == 1.0:
             found.append(
                 f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
+            )
+        if isinstance(self.cluster.topology, Pods):
+            found.append(
+                "the latency of the data-centre network has no source: between pods only bandwidth is priced, a bound"
             )
         return tuple(found)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import load_chip
-from shardwise.cluster.load import load_cluster
+from shardwise.cluster.load import is_cluster, load_cluster
 from shardwise.cluster.networks import topology_of_shape
-from shardwise.cluster.topology import Cut, Topology, Torus
+from shardwise.cluster.topology import Cut, Pods, Topology, Torus
 from shardwise.errors import InputError
 from shardwise.layout.placement import Links
 from shardwise.sharding.mesh import Mesh
@@ -38,13 +38,14 @@ class MeshOnChips:
 
 
 def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
-    """Place a mesh on a bare chip (`tpu-v5p`) or on a cluster (`tpu-v5e:4x4`, `h100:64`).
+    """Place a mesh on a bare chip (`tpu-v5p`) or on a cluster (`tpu-v5e:4x4`, `h100:64`, `my-cluster.toml`).
 
     On a bare torus chip each mesh axis has a physical axis of its own, wrapped by the chip's rule. On a slice an axis takes
-    a physical axis of its size if one is left, else factors of what is left; behind switches the last axis is innermost.
+    a physical axis of its size if one is left, else factors of what is left; of several pods the first axes take them. Behind
+    switches the last axis is innermost.
     Raises `InputError` when the mesh does not fill the cluster.
     """
-    if ":" not in on:
+    if not is_cluster(on):
         chip = load_chip(on)
         topology = topology_of_shape(on, tuple(size for _, size in mesh.axes))
         if isinstance(topology, Torus):
@@ -85,6 +86,8 @@ def _parts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tup
 
 def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
     """Cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
+    if isinstance(topology, Pods):
+        return _cut_pods(mesh, topology)
     rest, stride = list(topology.levels), [1] * len(topology.levels)
     cuts: dict[str, tuple[Cut, ...]] = {}
     order = [*reversed(mesh.axes)]
@@ -99,3 +102,16 @@ def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
             size, rest[level], stride[level] = size // part, rest[level] // part, stride[level] * part
         cuts[name] = tuple(taken)
     return cuts
+
+
+def _cut_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
+    """The first axes take the pods; what is left of each lies on the torus of a pod."""
+    rest, stride = topology.num_pods, topology.num_pods
+    inside, across = [], {}
+    for name, size in mesh.axes:
+        part = math.gcd(size, rest)
+        rest, stride = rest // part, stride // part
+        across[name] = Cut(part, stride)
+        inside.append((name, size // part))
+    cuts = _cut(Mesh(tuple(inside)), topology.torus)
+    return {name: (*cuts[name], across[name]) for name in across}

@@ -30,7 +30,7 @@ class Span:
     @property
     def seconds_per_byte(self) -> float:
         """When each of the `inside` devices sends its share of what leaves them."""
-        return 1.0 / (self.inside * self.tier.bytes_per_s * self.tier.fraction)
+        return float(1.0 / (self.inside * self.tier.egress(self.size)))
 
 
 def spans(network: Switched, cuts: Sequence[Cut]) -> tuple[Span, ...]:
@@ -57,7 +57,7 @@ def switched_costs(
         found["hierarchical"] = hierarchical_cost(operation, num_bytes, network, cuts)
     if operation in ("all_reduce", "broadcast"):
         found["tree"] = tree_cost(operation, num_bytes, crossed)
-    if operation in REDUCES and cuts[0].size > 1:
+    if operation in REDUCES and cuts[0].size > 1 and not network.tiers[0].links:
         found[IN_SWITCH] = in_switch_cost(operation, num_bytes, crossed)
     return found
 
@@ -65,8 +65,9 @@ def switched_costs(
 def ring_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
     """One ring through all N devices, node after node: (N-1)/N V over the slowest tier, N-1 hops.
 
-    Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast passes all
-    of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
+    In a mesh several rings without a common link, one for each other device of the group: the same bytes over all its
+    links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
+    passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
     """
     num_devices = math.prod(span.size for span in crossed)
     times = 2 if operation == "all_reduce" else 1
@@ -141,7 +142,7 @@ def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut]) -> Value
     slowest: Value = 0.0
     inside: Value = 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
-        slowest = maximum(slowest, (cut.size - 1) * inside / (tier.bytes_per_s * tier.fraction))
+        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size))
         inside = inside * cut.size
     return slowest / inside**2
 

@@ -57,6 +57,8 @@ def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False)
     Each chunk goes the shortest way along each axis, parts of it along the axes in turn, so the busiest axis sets the pace. On
     an axis of n, in chunks of V/(N n) bytes, a directed link carries floor(n^2/4)/2 on a ring, floor(n^2/4) on a line (its
     middle link), n(n-1)/2 one way around. For one axis: V/(4W) with W both directions of a ring, V/(2W) on a line.
+    On a twisted torus a link carries half of the average hops along its axis, times V/N, by the shortest ways on the graph
+    (one way around is priced without the twist).
     Assumes: even traffic, links that never wait while chunks do; what goes half around goes half each way.
     Source: S2, question 10 (one way: V/2 (1-1/N)) and "AllToAll", V max(A, B, C) / (4 N W).
     Differs: S3, appendix C counts N^2/4 chunks sent by a device, 10 right and 6 left for N = 8 (`all_to_all_chunks`).
@@ -70,6 +72,8 @@ def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False)
         around = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
         chunks = where(ring, around, n * n // 4)
         pace = maximum(pace, chunks * cut.stride / (num_devices * n))
+    for whole, found in () if one_way else torus.twists(cuts):
+        pace = where(whole, max(found.mean_hops) / (2 * num_devices), pace)
     return Link(pace / torus.bytes_per_s, torus.link(cuts, one_way=one_way).latency_s, additive=False)
 
 

@@ -195,7 +195,7 @@ class UnitPricer:
             if one.beside:
                 together.setdefault((one.phase, one.beside), []).append(one)
         for (phase, beside), moved in together.items():
-            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.results).isdisjoint(beside)]
+            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(beside)]
             pieces = values.degree(moved[0].axes)
             compute = sum((self.kernel_s(kernel, values) for kernel in kernels), start=0.0) * (1.0 - 1.0 / pieces)
             traffic = sum((self.collective_s(one, values, links) for one in moved), start=0.0)

@@ -19,12 +19,15 @@ from shardwise.symbolic import ZERO, Polynomial
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role;
-    `results` are the first of each operation in it."""
+    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
+
+    `inputs` are those of its first operation, `outputs` what all of its operations define, by name.
+    """
 
     phase: str
     kind: str
-    results: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
 
@@ -79,8 +82,9 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
         for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
             if name in kept or len(run) == 1:
                 touched[name] = spec
-    results = tuple(step.operation.outputs[0] for step in run)
-    return Kernel(phase, run[0].operation.kind, results, _matmul_flops(unit, run), _by_role(unit, touched))
+    outputs = tuple(name for step in run for name in step.operation.outputs)
+    first = run[0].operation
+    return Kernel(phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched))
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:

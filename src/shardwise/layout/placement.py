@@ -1,17 +1,18 @@
 """Which links each axis of a layout runs over.
 
-A placement is an order of the axes, innermost first, and an order of the topology's levels (axes of the torus, or tiers
-of the switch). Each axis in turn takes from each level in turn as much as both still have: its *cuts*. The same order
-numbers the ranks of a run.
+A placement is an order of the axes, innermost first, and an order of the topology's levels (axes of the torus and then
+its pods, or tiers of the switch). Each axis in turn takes from each level in turn as much as both still have: its *cuts*.
+The same order numbers the ranks of a run.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shardwise.cluster.topology import Cut, Link, Switched, Topology
+from shardwise.cluster.topology import Cut, Link, Pods, Switched, Topology
 from shardwise.errors import InputError
 from shardwise.symbolic import Value, gcd, maximum
 
@@ -48,19 +49,26 @@ class Placement:
 
 
 def placements(topology: Topology) -> tuple[Placement, ...]:
-    """The placements that a search prices: each axis order on each order of a torus's axes, or on the tiers."""
-    num_levels = len(topology.levels)
-    orders: Iterable[tuple[int, ...]] = [tuple(range(num_levels))]
-    if not isinstance(topology, Switched):
-        orders = itertools.permutations(range(num_levels))
-    return tuple(Placement(axes=axes, levels=levels) for levels in orders for axes in AXIS_ORDERS)
+    """The placements that a search prices: each axis order on each order of a torus's axes, or on the tiers.
+
+    Pods are always filled last, by the outermost axes: nothing else is worth their far slower network.
+    """
+    inside, outside = _levels(topology)
+    orders: Iterable[tuple[int, ...]] = [inside] if isinstance(topology, Switched) else itertools.permutations(inside)
+    return tuple(Placement(axes=axes, levels=levels + outside) for levels in orders for axes in AXIS_ORDERS)
+
+
+def _levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tiers, or the axes of the torus, and the level of its pods if it has any."""
+    levels = tuple(range(len(topology.levels)))
+    return (levels[:-1], levels[-1:]) if isinstance(topology, Pods) else (levels, ())
 
 
 def default_placement(topology: Topology) -> Placement:
-    """Tensor parallelism innermost, on the smallest axis of a torus or the innermost tier."""
-    levels = range(len(topology.levels))
-    order = levels if isinstance(topology, Switched) else sorted(levels, key=lambda i: topology.levels[i])
-    return Placement(axes=AXIS_ORDERS[0], levels=tuple(order))
+    """Tensor parallelism innermost, on the smallest axis of a torus or the innermost tier; pods outermost."""
+    inside, outside = _levels(topology)
+    order = inside if isinstance(topology, Switched) else sorted(inside, key=lambda i: topology.levels[i])
+    return Placement(axes=AXIS_ORDERS[0], levels=(*order, *outside))
 
 
 def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
@@ -81,6 +89,15 @@ def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, V
             wanted, rest[level], stride[level] = wanted // size, rest[level] // size, stride[level] * size
         cuts[axis] = tuple(taken)
     return cuts
+
+
+def between_pods(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, Value]:
+    """The axes that cross pods, and over how many of them; empty on one pod and behind switches."""
+    if not isinstance(topology, Pods):
+        return {}
+    cuts = cut_levels(topology, placement, degrees)
+    sizes = {axis: math.prod(cuts[atom][-1].size for atom in ATOMS.get(axis, (axis,))) for axis in placement.axes}
+    return {axis: size for axis, size in sizes.items() if size > 1}
 
 
 @dataclass(slots=True)

@@ -236,6 +236,13 @@ class Architecture:
             "J": 2 * self.d_model,
         }
 
+    @property
+    def num_windowed_layers(self) -> int:
+        """Layers on which a token sees no further back than the window."""
+        if self.sliding_window is None:
+            return 0
+        return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
+
     def average_span(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention.
 
@@ -252,8 +259,8 @@ class Architecture:
         full = _span(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
-        num_global = self.num_layers // self.global_every if self.global_every else 0
-        return ((full, num_global), (_span(self.sliding_window / seq_len, last_of), self.num_layers - num_global))
+        windowed = self.num_windowed_layers
+        return ((full, self.num_layers - windowed), (_span(self.sliding_window / seq_len, last_of), windowed))
 
 
 def _span(window: float, last_of: Value) -> Value:

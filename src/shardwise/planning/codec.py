@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardwise.cluster.chip import MOST, Chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
-from shardwise.cluster.topology import Switched, Tier, Topology, Torus
+from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.rules import Rule
 from shardwise.errors import InputError, require
@@ -29,6 +30,7 @@ from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
 Payload = dict[str, Any]
 Value = TypeVar("Value")
+TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 # Keys of a layout's payload that follow from the others; they are checked, never believed.
 DERIVED = ("num_micro_batches", "max_seqs_per_replica", "layers_per_stage")
 
@@ -58,7 +60,7 @@ def _model(model: Architecture) -> Payload:
 
 
 def _cluster(cluster: Cluster) -> Payload:
-    kind = "torus" if isinstance(cluster.topology, Torus) else "switched"
+    kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
     return {
         "name": cluster.name,
         "chip": cluster.chip.name,
@@ -137,23 +139,34 @@ def parse_plan(payload: Any) -> Plan:
 
 def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
     described = parse(dict[str, Any], payload.get("topology"), "cluster.topology")
-    kind: type[Topology] = Torus if described.pop("kind", "") == "torus" else Switched
+    kind = described.pop("kind", None)
+    if kind not in TOPOLOGIES:
+        raise InputError(f"cluster.topology: found kind {kind!r}; one of {', '.join(TOPOLOGIES)} is required")
     chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
-    topology = parse(kind, described, "cluster.topology")
+    topology = parse(TOPOLOGIES[kind], described, "cluster.topology")
     require(_topology_problems(topology))
     return Cluster(name=str(payload.get("name")), chip=chip, topology=topology)
 
 
 def _topology_problems(topology: Topology) -> list[str]:
     """Sizes, rates and latencies that no network can have."""
-    links: Sequence[Torus | Tier] = (topology,) if isinstance(topology, Torus) else topology.tiers
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    links: list[Torus | Tier | Pods] = [torus] if isinstance(torus, Torus) else list(torus.tiers)
+    links += [topology] if isinstance(topology, Pods) else []
     levels = topology.levels
     problems = []
+    if isinstance(torus, Torus) and torus.twisted and not is_twistable(torus.shape):
+        problems.append(f"cluster.topology: found a twisted torus of shape {torus.shape}; {LEGAL} is required")
     if not levels or min(levels) < 1 or math.prod(levels) > MOST_DEVICES:
         problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MOST_DEVICES:,} devices are required")
     for link in links:
+        if isinstance(link, Tier) and link.links and link.links < link.size - 1:
+            problems.append(
+                f"cluster.topology: {link.links} links join {link.size} devices of {link.name}; a link to each other is required"
+            )
         fraction = link.fraction if isinstance(link, Tier) else 1.0
-        latencies = [link.hop_latency_s, link.base_latency_s if isinstance(link, Tier) else 0.0]
+        latencies = [] if isinstance(link, Pods) else [link.hop_latency_s]
+        latencies += [link.base_latency_s] if isinstance(link, Tier) else []
         if not (1 <= link.bytes_per_s <= MOST and 1e-6 <= fraction <= 1 and all(0 <= late <= 1 for late in latencies)):
             problems.append(
                 f"cluster.topology: bytes_per_s {link.bytes_per_s:g}, fraction {fraction:g}, latencies {latencies}; at least "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_every_value_has_a_source(name: str) -> None:
             assert any(word in sources[tier["name"]] for word in ("all_gather", "all_reduce", "reaches"))
     used = (
         set(entry)
-        | {"hop_latency_s"}
+        | {"hop_latency_s", *(key for key in ("twists",) if entry.get("torus", {}).get(key))}
         | {f"{t['name']}{end}" for t in entry.get("tiers", ()) for end in ("", "_latency")}
     )
     assert set(sources) <= used
@@ -154,6 +155,25 @@ def test_a_small_plan_on_every_chip(name: str) -> None:
         estimate = sw.plan(SMALL, cluster, job).estimate
         assert 0 < estimate.mfu < cluster.chip.matmul_fraction
         assert any("bound" in note for note in estimate.notes) == (name not in MATMUL)
+
+
+# USD for an hour of one chip, and the day.
+PRICES = {
+    "tpu-v5e": (1.2, "2025-02"), "tpu-v5p": (4.2, "2025-02"), "h100": (4.916, "2024-Q4"), "h200": (5.408, "2024-Q4"),
+    "a100-40gb": (1.844, "2024-Q4"), "a100-80gb": (4.0, "2026-04-14"), "b200": (6.03, "2026-03-17"),
+    "gb200": (4.54, "2026-03-17"), "mi300x": (1.85, "2026-05-18"), "mi325x": (1.95, "2026-05-18"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_price_has_its_day_and_says_where_and_how_it_is_sold(name: str) -> None:
+    chip = load_chip(name)
+    assert (chip.price_usd_per_hour, chip.price_date) == PRICES.get(name, (None, None))
+    if name in PRICES:
+        source = chip.sources["price_usd_per_hour"]
+        assert chip.sources["price_date"] == source
+        assert re.match(r"(on demand|reserved|list price)\b.* 20\d\d", source)
+        assert re.search(r"\bUSD for an hour of\b", source)
 
 
 def test_a_known_model_on_a_node() -> None:

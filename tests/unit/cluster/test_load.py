@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import shardwise as sw
 from shardwise.cluster import chips
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.load import load_cluster
-from shardwise.cluster.topology import Switched, Torus
+from shardwise.cluster.networks import with_chip
+from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
 
@@ -68,7 +70,23 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ),
         ("tpu-v7x:32x32x32", "cluster: tpu-v7x:32x32x32 is larger than a pod of 9216 chips"),
         ("tpu-v7x:64", "tpu-v7x is a torus of 3 axes; a shape such as tpu-v7x:4x4x4 is required"),
-        ("tpu-v5e:16x16*4", "cluster: found 'tpu-v5e:16x16*4'; CHIP:COUNT"),
+        ("tpu-v5e:16x16**4", "cluster: found 'tpu-v5e:16x16**4'; CHIP:COUNT"),
+        ("tpu-v5e:16x16*", "cluster: found 'tpu-v5e:16x16*'; CHIP:COUNT"),
+        ("tpu-v5e:16x16*0", "cluster: found 'tpu-v5e:16x16*0'; every size must be at least 1"),
+        ("tpu-v5e:16x16*40000", "at most 10,000,000 devices are planned for"),
+        ("tpu-v5e:16x32*2", "tpu-v5e:16x32 is larger than a pod, 16x16 (256 chips)"),
+        (
+            "h100:8*4",
+            "h100 is connected by switches, which have no twisted slices and no pods; a count such as h100:512 is",
+        ),
+        ("local:4*2", "local:N with a number of processes is required, such as local:4"),
+        ("tpu-v5e:8x16_twisted", "no twisted slices of tpu-v5e are known, but of tpu-v4, tpu-v5p"),
+        (
+            "tpu-v4:4x4x4_twisted",
+            "KxKx2K or Kx2Kx2K in any order, with K a multiple of 4, such as 4x4x8 or 4x8x8, is required",
+        ),
+        ("tpu-v4:4x4x16_twisted", "found tpu-v4:4x4x16_twisted; KxKx2K or Kx2Kx2K in any order"),
+        ("tpu-v4:2x2x4_twisted", "found tpu-v4:2x2x4_twisted; KxKx2K or Kx2Kx2K in any order"),
         ("h100:99999999999", "cluster: found 'h100:99999999999'; at most 10,000,000 devices are planned for"),
         ("h100:" + "9" * 5000, "at most 10,000,000 devices are planned for"),
         ("h100:\u0664", "CHIP:COUNT"),
@@ -89,6 +107,10 @@ def test_what_is_no_cluster_is_refused_with_the_fix(text: str, message: str) -> 
         ("tpu-v5p:16x20x28", 8960, (16, 20, 28)),
         (" tpu-v5e:4x4 ", 16, (4, 4)),
         ("tpu-v5p:28x16x20", 8960, (28, 16, 20)),
+        ("tpu-v5e:16x16*4", 1024, (16, 16, 4)),
+        ("tpu-v5e:16x16*1", 256, (16, 16)),
+        ("tpu-v4:8x4x4_twisted", 128, (8, 4, 4)),
+        ("tpu-v4:4x8x8_twisted*2", 512, (4, 8, 8, 2)),
         ("gb200:8", 8, (8, 1)),
         ("gb200:144", 144, (72, 2)),
         ("gb300:256", 256, (64, 4)),
@@ -143,6 +165,41 @@ def test_a_cluster_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
 def test_a_slice_of_ones_own_as_the_document_has_it(tmp_path: Path) -> None:
     cluster, sold = load_cluster(written(tmp_path, SLICE, "my-slice.toml")), load_cluster("tpu-v5p:4x4x8")
     assert (cluster.name, cluster.topology, cluster.chip) == ("my-slice", sold.topology, sold.chip)
+
+
+def test_pods_of_ones_own(tmp_path: Path) -> None:
+    """As the shorthand has them; and with hosts of one's own, whose egress four chips share."""
+    path = written(tmp_path, 'chip = "tpu-v5e"\npods = 4\ntorus = { shape = [16, 16] }')
+    assert load_cluster(path).topology == load_cluster("tpu-v5e:16x16*4").topology
+    path = written(tmp_path, """
+        pods = 2
+        torus = { shape = [4, 4, 8], twisted = true }
+        [chip]
+        base = "tpu-v7x"
+        dcn_bytes_per_s_per_host = "50 GB/s"
+    """)  # fmt: skip
+    topology = load_cluster(path).topology
+    assert isinstance(topology, Pods)
+    assert (topology.bytes_per_s, topology.levels, topology.torus.twisted) == (12.5e9, (4, 4, 8, 2), True)
+
+
+def test_pods_need_the_egress_of_a_host(tmp_path: Path) -> None:
+    required = (
+        "cluster: 2 pods: chip tpu-v7x: no sourced dcn_bytes_per_s_per_host; one pod, or the value in the [chip] table"
+    )
+    with pytest.raises(MissingValueError, match=re.escape(required)):
+        load_cluster("tpu-v7x:4x4x4*2")
+    (problem,) = refused(tmp_path, 'chip = "tpu-v7x"\npods = 2\ntorus = { shape = [4, 4, 4] }')
+    assert problem.startswith(required)
+
+
+def test_another_chip_sets_the_rate_between_pods() -> None:
+    cluster = load_cluster("tpu-v5e:16x16*4")
+    faster = with_chip(cluster, dataclasses.replace(cluster.chip, dcn_bytes_per_s_per_host=100e9))
+    assert isinstance(faster.topology, Pods)
+    assert (faster.topology.bytes_per_s, faster.topology.levels) == (12.5e9, (16, 16, 4))
+    one = load_cluster("tpu-v5e:16x16")
+    assert with_chip(one, one.chip) == one
 
 
 def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
@@ -208,7 +265,8 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
         (NETWORK + "chip = 'h1000'", ["chip: found 'h1000'; the catalogue has "]),
         (NETWORK + "chip = 7", ["chip: found 7; the name of a chip or a [chip] table is required"]),
         (NETWORK + "chip = ['h100']", ["chip: found ['h100']; the name of a chip"]),
-        (NETWORK + "chip = 'h100'\nchips = 4", ["found 'chips'; the keys are name, chip, torus, tiers"]),
+        (NETWORK + "chip = 'h100'\nchips = 4", ["found 'chips'; the keys are name, chip, torus, pods, tiers"]),
+        (NETWORK + "chip = 'h100'\npods = 2", ["pods: found 2; a torus beside it: "]),
         (NETWORK + "chip = 'h100'\nname = 4", ["name: found 4; a text is required"]),
         (NETWORK + "chip = 'h100'\ntorus = 4", ["found both of torus and tiers; one of them is required"]),
     ],
@@ -280,6 +338,10 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 
             "tiers[0]: hop_latency_s: found -1; a number of seconds from 0 to 1, such as 2.7e-6, is required",
         ]),
         ("tiers = [{}]", [f"tiers[0]: {key}: missing; " for key in ("name", "size", "bytes_per_s")]),
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 6 }]",
+         ["tiers[0]: links: found 6; a link to each of the 7 others is required"]),
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 0 }]",
+         ["tiers[0]: links: found 0; a whole number of 1 to 10,000,000 is required"]),
         (f"tiers = {HUGE}", ["20,000,000 devices; at most 10,000,000 are planned for"]),
         ("torus = 4", ["torus: found 4; a table with shape, bytes_per_s, hop_latency_s and wrap_rule is required"]),
         ("torus = { shape = [4, 4] }", [f"torus: {key}: missing; " for key in ("bytes_per_s", "hop_latency_s", "wrap_rule")]),
@@ -299,6 +361,15 @@ def test_what_is_wrong_with_the_network(tmp_path: Path, network: str, problems: 
             "torus: wrap_rule: found 'whole_pod'; one of multiple_of_4, only_16, ",
         ),
         ("shape = [2, 2, 2, 2]", "torus: shape: found [2, 2, 2, 2]; a list of at most 3 sizes is required"),
+        (
+            "shape = [4, 4, 4], twisted = true, wrap_rule = 'always'",
+            "torus: twisted: found True; false, or a torus that wraps",
+        ),
+        (
+            "shape = [4, 4, 8], twisted = true, wrap_rule = 'never'",
+            "torus: twisted: found True; false, or a torus that wraps",
+        ),
+        ("shape = [4, 4, 8], twisted = 1", "torus: twisted: found 1; true or false is required"),
         ("shape = 4", "torus: shape: found 4; a list of whole numbers of 1 to 10,000,000 is required"),
     ],
 )
@@ -327,7 +398,7 @@ ODD = st.sampled_from(
 KEY = st.sampled_from(
     ["name", "base", "vendor", "peak_flops_per_s", "memory_bytes", "memory_bytes_per_s", "runtime_bytes", "matmul_fraction",
      "host_shape", "matrix_unit", "price_date", "sources", "shape", "size", "bytes_per_s", "fraction", "hop_latency_s",
-     "base_latency_s", "wrap_rule", "odd"]
+     "base_latency_s", "links", "wrap_rule", "twisted", "odd"]
 )  # fmt: skip
 PAIRS = st.dictionaries(KEY, ODD, max_size=6)
 
@@ -354,7 +425,7 @@ FILES = st.one_of(
             + (f"[torus]\n{lines(torus)}" if torus is not None else "")
             + "".join(f"[[tiers]]\n{lines(tier)}" for tier in tiers)
         ),
-        st.dictionaries(st.sampled_from(["name", "chip", "torus", "tiers", "odd"]), ODD, max_size=2),
+        st.dictionaries(st.sampled_from(["name", "chip", "torus", "pods", "tiers", "odd"]), ODD, max_size=2),
         st.none() | PAIRS, st.lists(PAIRS, max_size=2), st.none() | PAIRS,
     ),
 )  # fmt: skip

@@ -7,7 +7,9 @@ import pytest
 
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.topology import Cut, Switched, Tier, Torus
+from shardwise.cost.collectives import collective_report
 from shardwise.cost.communication import collective_s
+from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.layout.placement import Links
 from shardwise.sharding.collective import Kind
 
@@ -151,3 +153,31 @@ def test_collectives_by_the_all_gather() -> None:
     assert seconds[Kind.SEND_RECV] == pytest.approx(64 * MIB / 45e9)
     assert seconds[Kind.PERMUTE] == pytest.approx(2 * 64 * MIB / 45e9)
     assert seconds[Kind.SLICE] == 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
+def test_a_part_of_a_mesh_has_the_links_between_its_devices(size: int) -> None:
+    """Each device sends its Nth to every other over a link of its own, 64 of 448 GB/s on a MI300X."""
+    node = switched("mi300x:8")
+    (tier, _), cuts = node.tiers, [Cut(size, 1), Cut(1, 1)]
+    one_link = 64e9 * tier.fraction
+    assert node.link(cuts).seconds_per_byte == pytest.approx(1 / size / one_link)
+    assert node.hop(cuts).seconds_per_byte == node.permute(cuts).seconds_per_byte == pytest.approx(1 / one_link)
+    assert all_to_all_seconds_per_byte(node, cuts) == pytest.approx(1 / size**2 / one_link)
+
+
+def test_a_mesh_reproduces_what_was_measured_on_two_gpus() -> None:
+    """stas00/ml-engineering: all_reduce of 4 GiB at a busbw of 313 GB/s on 8 MI300X, 47.7 on 2; a switch would give 313."""
+    for size, busbw in ((8, 313e9), (2, 47.7e9)):
+        report = collective_report("all_reduce", 4 * 2**30, switched("mi300x:8"), [Cut(size, 1), Cut(1, 1)])
+        assert report.busbw == pytest.approx(busbw, rel=0.07)
+        assert "in-switch" not in {one.name for one in report.alternatives}
+
+
+def test_fewer_gpus_of_a_node_keep_the_links_of_the_node() -> None:
+    half = switched("mi300x:4")
+    assert half.tiers[0].links == 7
+    assert half.neighbour_bytes_per_s() == half.axis_bytes_per_s() == pytest.approx(3 * 64e9)
+    assert switched("mi300x:1").neighbour_bytes_per_s() == 448e9
+    together = half.link([Cut(np.array([1, 2, 4]), np.array([1, 1, 1])), Cut(1, 1)])
+    assert together.seconds_per_byte == pytest.approx([0, 1 / 2 / 64e9 / 0.698, 1 / 4 / 64e9 / 0.698])

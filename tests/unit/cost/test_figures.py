@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 import shardwise as sw
 from shardwise.charts import LineChart
 from shardwise.cost.figures import (
     Strategies,
-    chip_and_links,
+    attention_share_curves,
     matmul_curves,
-    matmul_roofline,
     memory_chart,
     roofline_chart,
     stage_memories,
@@ -20,64 +17,14 @@ from shardwise.cost.figures import (
     strategy_times,
     utilisation_map,
 )
-from shardwise.cost.rules import matmul_cost, matmul_critical_batch, mixed_math_over_comms
-from shardwise.errors import InputError, MissingValueError
+from shardwise.cost.roofline import chip_and_links
+from shardwise.cost.rules import mixed_math_over_comms
+from shardwise.errors import InputError
 
 
 def line(chart: LineChart, start: str) -> dict[float, float]:
     (found,) = [line for line in chart.lines if line.label.startswith(start)]
     return dict(found.points)
-
-
-def test_a_plain_product_is_the_rules() -> None:
-    found = matmul_roofline(sw.load_chip("tpu-v5e"), 240, 8192, 28672, "bf16")
-    assert found.cost == matmul_cost(240, 8192, 28672)
-    assert found.critical_batch == pytest.approx(matmul_critical_batch(197e12, 810e9, 8192, 28672))
-    assert found.critical_intensity == pytest.approx(197e12 / 810e9)
-    assert found.bound == "memory"
-    assert found.attainable_flops_per_s == pytest.approx(found.cost.flops / found.bounds.lower_s)
-
-
-@pytest.mark.parametrize(("dtype", "weights", "wide"), [("bf16", "int8", 121.6), ("int8", "int8", 243.2)])
-def test_int8_weights(dtype: str, weights: str, wide: float) -> None:
-    """S0, part 1, questions 1 and 2: 243 in int8 throughout, half of bf16's 240 with int8 weights alone."""
-    found = matmul_roofline(sw.load_chip("tpu-v5e"), 64, 10**9, 10**9, dtype, weights)
-    assert found.critical_batch == pytest.approx(wide, rel=1e-3)
-
-
-@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
-def test_at_the_critical_batch_both_times_are_equal(weights: str) -> None:
-    chip = sw.load_chip("h100")
-    at = matmul_roofline(chip, 1, 4096, 16384, "bf16", weights).critical_batch
-    bounds = matmul_roofline(chip, at, 4096, 16384, "bf16", weights).bounds
-    assert bounds.ratio == pytest.approx(2.0)
-
-
-def test_narrow_matrices_never_reach_the_knee() -> None:
-    found = matmul_roofline(sw.load_chip("tpu-v5e"), 1e9, 256, 256, "bf16")
-    assert math.isinf(found.critical_batch)
-    assert found.bound == "memory"
-
-
-def test_formats_without_a_peak_or_a_name() -> None:
-    chip = sw.load_chip("tpu-v5e")
-    with pytest.raises(MissingValueError, match="no sourced fp8 peak"):
-        matmul_roofline(chip, 1, 1, 1, "fp8")
-    with pytest.raises(InputError, match="'bf17'"):
-        matmul_roofline(chip, 1, 1, 1, "bf16", "bf17")
-
-
-@pytest.mark.parametrize(
-    ("name", "links"),
-    [
-        ("tpu-v5e", {"torus axis": 90e9}),
-        ("tpu-v5p:4x4x4", {"torus axis": 180e9}),
-        ("H100", {"nvlink": 450e9, "network": 50e9}),
-        ("h100:16", {"nvlink": 450e9, "network": 50e9}),
-    ],
-)
-def test_links(name: str, links: dict[str, float]) -> None:
-    assert chip_and_links(name)[1] == pytest.approx(links)
 
 
 def test_the_knee_is_at_peak_over_bandwidth() -> None:
@@ -104,6 +51,15 @@ def test_one_line_for_each_peak() -> None:
     assert len(labels) == 5
 
 
+def test_kernels_in_the_same_place_are_one_point() -> None:
+    chip, links = chip_and_links("tpu-v5e")
+    kernels = [("one", 100.0, 81e12), ("other", 100.1, 81e12), ("third", 200.0, 162e12)]
+    assert [(p.label, p.x) for p in roofline_chart(chip, links, kernels).points] == [
+        ("one, and 1 alike", 100.0),
+        ("third", 200.0),
+    ]
+
+
 def test_curves_reach_the_peak_at_their_markers() -> None:
     chart = matmul_curves(sw.load_chip("tpu-v5e"), ((1024, 4096), (8192, 28672)), weights="int8")
     for one, marker in zip(chart.lines, chart.markers, strict=True):
@@ -111,6 +67,21 @@ def test_curves_reach_the_peak_at_their_markers() -> None:
         assert points[marker.x] == pytest.approx(197e12, rel=1e-12)
         assert max(points[x] for x in points if x < marker.x) < 197e12 * (1 - 1e-6)
         assert {points[x] for x in points if x > marker.x * 1.001} == {197e12}
+
+
+def test_attention_beside_the_mlp() -> None:
+    """S0, part 3, question 4: a prompt's attention grows with T, and a step of decoding with the keys that it reads."""
+    model, chip = sw.load_model("llama-3-8b"), sw.load_chip("tpu-v5e")
+    chart = attention_share_curves(model, chip, batches=(16, 256))
+    prompt, few, many = (
+        line(chart, start) for start in ("a prompt", "one token for each of 16", "one token for each of 256")
+    )
+    longest = max(prompt)
+    assert prompt[longest] == pytest.approx(4 * longest * 32 * 128 / (6 * 4096 * 14336))
+    keys, weights = 2 * longest * 8 * 128 + 2 * 32 * 128, 3 * 4096 * 14336
+    assert few[longest] == pytest.approx(16 * keys / (weights + 3 * 16 * (4096 + 14336)), rel=1e-6)
+    assert all(many[s] > few[s] for s in few)
+    assert all(few[s] > prompt[s] for s in few)
 
 
 def test_ratios_on_a_small_slice() -> None:

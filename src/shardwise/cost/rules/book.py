@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.topology import Switched
+from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.cost.rules.bounds import (
     critical_intensity,
+    dcn_min_tokens_per_pod,
     fsdp_min_tokens_per_chip,
     fsdp_optimal_degree,
     is_compute_bound,
@@ -44,7 +45,8 @@ def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[
 
     A torus of k axes gives FSDP all k of them alone, and k - 1 beside one for TP. Behind switches FSDP has the rate at
     which a node takes data in, and TP the links within the node; the rules for their mix assume equal axes and are left
-    out. So is the time of a job without a length in tokens.
+    out. So is the time of a job without a length in tokens. Of several pods each has FSDP and TP of its own for its part of
+    the batch, and data parallelism between them has a rule of its own.
     """
     return _Book(architecture, cluster, job).rules()
 
@@ -53,7 +55,9 @@ class _Book:
     """The letters of the books for one job."""
 
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job) -> None:
-        self.job, self.topology, self.num_chips = job, cluster.topology, cluster.num_devices
+        self.job, self.pods, self.num_chips = job, _pods_of(cluster), cluster.num_devices
+        self.num_pods = self.pods.num_pods if self.pods else 1
+        self.topology = self.pods.torus if self.pods else cluster.topology  # of one pod
         self.precision = precision_named(job.precision)
         dtype = self.precision.activations
         self.flops_per_s, self.axis_bytes_per_s = cluster.chip.peak(dtype), self.topology.axis_bytes_per_s()
@@ -77,6 +81,7 @@ class _Book:
         if isinstance(self.topology, Switched):
             tier = "at which each device gathers an array over the cluster; M = 1"
             return f"W = {self.axis_bytes_per_s:.3g} B/s, {tier}"
+        assert isinstance(self.topology, Torus)
         wraps = all(wrap for wrap, size in zip(self.topology.wraps, self.topology.shape, strict=True) if size > 1)
         ring = "" if wraps else ", which an axis here that does not wrap has half of"
         return f"W = {self.axis_bytes_per_s:.3g} B/s, one wrapped axis in both directions{ring}"
@@ -91,6 +96,7 @@ class _Book:
     def rules(self) -> tuple[Rule, ...]:
         return (
             *self.batch_rules(),
+            *self.pod_rules(),
             *(() if self.sparse else self.tp_rules()),
             *(() if self.sparse or self.switched else self.mixed_rules()),
             *self.time_rules(),
@@ -115,6 +121,25 @@ class _Book:
                  formula=f"B·M / (alpha{experts})" if experts else "B·M / alpha", source=f"{BOOK}, FSDP"),
         )  # fmt: skip
 
+    def pod_rules(self) -> tuple[Rule, ...]:
+        """Whether a pod's part of the batch hides the gradients that the pods exchange."""
+        if self.pods is None:
+            return ()
+        chips, width = self.num_chips // self.num_pods, bytes_per_element(self.precision.activations)
+        # Each chip counts as a host: only the egress of the whole pod matters.
+        bound = dcn_min_tokens_per_pod(chips * self.flops_per_s, chips, self.pods.bytes_per_s) * width / 2.0
+        bound *= self.sparsity
+        tokens = self.job.global_batch_tokens / self.num_pods
+        word, sign = ("compute-bound", "≥") if is_compute_bound(tokens, bound) else ("communication-bound", "<")
+        egress = f"W = {chips * self.pods.bytes_per_s:.4g} B/s, egress of all hosts of a pod of {chips} chips"
+        return (
+            Rule(name="dcn_min_tokens_per_pod", value=bound, unit="tokens/pod",
+                 verdict=f"data parallelism between {self.num_pods} pods is {word}: {tokens:,.0f} {sign} {bound:,.0f} "
+                         "tokens per pod",
+                 formula=f"C{'·E/k' if self.sparse else ''} / W with C = {chips * self.flops_per_s:.4g} FLOP/s and {egress}",
+                 source=f"{BOOK}, scaling between pods"),
+        )  # fmt: skip
+
     def tp_rules(self) -> tuple[Rule, ...]:
         tp, widest = (tp_max_degree(self.alpha_tp, self.d_ff, axes) for axes in (1, self.axes))
         return (
@@ -127,8 +152,9 @@ class _Book:
         added, overlapped = (
             mixed_min_tokens_per_chip(self.alpha, self.d_ff, self.fsdp_axes, 1, overlap) for overlap in ("sum", "max")
         )
-        degree = fsdp_optimal_degree(self.job.global_batch_tokens, self.d_ff, self.num_chips, self.fsdp_axes)
-        split = nearest_split(self.num_chips, degree)
+        chips, batch = self.num_chips // self.num_pods, self.job.global_batch_tokens / self.num_pods
+        degree = fsdp_optimal_degree(batch, self.d_ff, chips, self.fsdp_axes)
+        split = nearest_split(chips, degree)
         axes = f"Mx = {self.fsdp_axes}, My = 1"
         return (
             Rule(name="mixed_min_tokens_per_chip_sum", value=added, unit="tokens/chip",
@@ -138,7 +164,8 @@ class _Book:
                  verdict=f"FSDP with TP is {self.against(overlapped)}", source=f"{NOTE}, 2.5",
                  formula=f"alpha² / (Mx·My·F) with {axes}: communication of both overlaps"),
             Rule(name="fsdp_optimal_degree", value=degree, unit="chips",
-                 verdict=f"the nearest split with a power of two for TP is fsdp = {split.fsdp}, tp = {split.tp}",
+                 verdict=f"the nearest split{' of a pod' if self.pods else ''} with a power of two for TP is "
+                         f"fsdp = {split.fsdp}, tp = {split.tp}",
                  formula=f"X = sqrt(B·Mx·N / (F·My)) with {axes}", source=f"{BOOK}, mixed FSDP and TP; {NOTE}, 2.5"),
         )  # fmt: skip
 
@@ -152,3 +179,7 @@ class _Book:
                  verdict=f"{days:.1f} days at 40% of the peak, attention left out",
                  formula=f"6·P·T / (N·C·0.40) with {params}, and T = {self.job.tokens:.4g} tokens"),
         )  # fmt: skip
+
+
+def _pods_of(cluster: Cluster) -> Pods | None:
+    return cluster.topology if isinstance(cluster.topology, Pods) else None

@@ -1,4 +1,4 @@
-"""Rooflines: compute against memory, for a matrix product."""
+"""Rooflines: compute against memory; bounds on a product's batch and width."""
 
 from __future__ import annotations
 
@@ -50,48 +50,6 @@ def attainable_flops_per_s(intensity: float, flops_per_s: float, bytes_per_s: fl
     return min(flops_per_s, bytes_per_s * intensity)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulCost:
-    """FLOPs of one product, and bytes that it reads and writes."""
-
-    flops: float
-    read_bytes: float
-    written_bytes: float
-
-    @property
-    def moved_bytes(self) -> float:
-        return self.read_bytes + self.written_bytes
-
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.moved_bytes
-
-    @property
-    def backward_flops(self) -> float:
-        """Two products of the same size: the gradients of both operands."""
-        return 2.0 * self.flops
-
-    @property
-    def training_flops(self) -> float:
-        return self.flops + self.backward_flops
-
-    def math_s(self, flops_per_s: float) -> float:
-        return self.flops / flops_per_s
-
-    def bounds(self, flops_per_s: float, bytes_per_s: float) -> Bounds:
-        """The product's time with its traffic to memory, overlapped or not."""
-        return time_bounds(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
-
-
-def matmul_cost(batch: float, d_in: float, d_out: float, bytes_per_element: float = 2.0) -> MatmulCost:
-    """[B, D] · [D, F]: 2BDF FLOPs; (BD + DF) elements read and BF written. Source: the book, "All About Rooflines"."""
-    return MatmulCost(
-        flops=2.0 * batch * d_in * d_out,
-        read_bytes=(batch * d_in + d_in * d_out) * bytes_per_element,
-        written_bytes=batch * d_out * bytes_per_element,
-    )
-
-
 def matmul_critical_batch(
     flops_per_s: float,
     bytes_per_s: float,
@@ -107,16 +65,6 @@ def matmul_critical_batch(
     intensity = critical_intensity(flops_per_s, bytes_per_s, bytes_per_element)
     room = 1.0 - intensity * (1.0 / d_in + 1.0 / d_out)
     return intensity / room if room > 0 else math.inf
-
-
-def dot_product_cost(length: float, bytes_per_element: float = 2.0) -> MatmulCost:
-    """Two vectors: N products and N - 1 sums, 2N elements read and one written; half a FLOP per byte in bf16.
-
-    Source: the book, "All About Rooflines".
-    """
-    return MatmulCost(
-        flops=2.0 * length - 1.0, read_bytes=2.0 * length * bytes_per_element, written_bytes=bytes_per_element
-    )
 
 
 def linear_width(d_in: float, d_out: float) -> float:

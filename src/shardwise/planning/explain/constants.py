@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.topology import Switched, Tier, Topology
+from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cost.estimate import estimate
 from shardwise.planning.plan import Plan
 
@@ -52,6 +52,12 @@ def _scaled(cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
 
 
 def _scaled_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
+    if isinstance(topology, Pods):
+        for name, value, torus in _scaled_links(topology.torus):
+            assert isinstance(torus, Torus)
+            yield name, value, replace(topology, torus=torus)
+        yield "pods.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)
+        return
     if not isinstance(topology, Switched):
         yield "torus.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)
         return

@@ -1,0 +1,140 @@
+"""`shardwise kv-cache`: what the keys and values of a model take, and how many sequences fit beside its weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import add_set_argument, parse_changes, replaced
+
+if TYPE_CHECKING:
+    from shardwise.cluster.cluster import Cluster
+    from shardwise.cost.kv_cache import KvCache
+
+MOST = 10**18  # of tokens and sequences
+SCHEMA = "shardwise.kv-cache/1"
+DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
+cluster beside the weights. Layers with a sliding window keep the window alone."""
+EPILOG = """examples:
+  shardwise kv-cache llama-3-70b --context 8Ki --batch 32
+  shardwise kv-cache gemma-3-27b --context 128Ki --dtype int8 --on tpu-v5e:4x4 --weights int8"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "kv-cache", help="size a model's key-value cache", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
+    parser.add_argument("--context", required=True, metavar="N", help="tokens of each sequence, such as 8Ki")
+    parser.add_argument("--batch", default="1", metavar="N", help="sequences (default: 1)")
+    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="format of keys and values (default: bf16)")
+    parser.add_argument("--on", metavar="CLUSTER", help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there")
+    parser.add_argument(
+        "--weights", default="bf16", metavar="NAME", help="with --on: format of the weights (default: bf16)"
+    )
+    add_set_argument(parser, "model or chip", "model.num_layers=64")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON."""
+    from dataclasses import replace
+
+    from shardwise.cluster.load import load_cluster
+    from shardwise.cost.kv_cache import KvCache
+    from shardwise.errors import InputError
+    from shardwise.model.load import load_model
+    from shardwise.units import parse_count
+
+    changes = parse_changes(arguments.set, ("model", "chip"))
+    if changes["chip"] and not arguments.on:
+        raise InputError("--set: a chip is that of --on, which is missing; give a cluster, such as --on h100:8")
+    model = replaced(load_model(arguments.model), changes["model"], "model")
+    context = parse_count(arguments.context, what="--context")
+    batch = parse_count(arguments.batch, what="--batch")
+    if max(context, batch) > MOST:
+        raise InputError(f"--context and --batch: found {context:.3g} and {batch:.3g}; at most {MOST:.0e} is required")
+    cluster = load_cluster(arguments.on) if arguments.on else None
+    if cluster:
+        cluster = replace(cluster, chip=replaced(cluster.chip, changes["chip"], "chip"))
+    cache = KvCache(architecture=model, dtype=arguments.dtype)
+    payload = cache_payload(cache, context, batch, cluster, arguments.weights)
+    return json.dumps(payload, indent=2) if arguments.json else cache_text(payload)
+
+
+def cache_payload(cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str) -> dict[str, Any]:
+    """What the report says, in bytes; `cluster` is null where none was asked for."""
+    a = cache.architecture
+    each = cache.sequence_bytes(context)
+    return {
+        "schema": SCHEMA, "model": a.name, "dtype": cache.dtype, "context": context, "batch": batch,
+        "num_layers": a.num_layers, "num_windowed_layers": a.num_windowed_layers, "sliding_window": a.sliding_window,
+        "num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
+        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
+        "without_windows_bytes": cache.bytes_per_token * context,
+        "cluster": _fit_payload(cache, context, cluster, weights) if cluster else None,
+    }  # fmt: skip
+
+
+def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str) -> dict[str, Any]:
+    from shardwise.cost.kv_cache import cache_fit
+
+    fit = cache_fit(cache, cluster, context, weights)
+    return {
+        "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
+        "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,
+        "free_bytes": fit.free_bytes, "num_seqs": fit.num_seqs,
+    }  # fmt: skip
+
+
+def cache_text(payload: Mapping[str, Any]) -> str:
+    """The payload for people."""
+    from shardwise.units import format_bytes
+
+    shared = payload["num_heads"] // payload["num_kv_heads"]
+    grouped = f", {shared} query heads on each: a cache {shared} times smaller than with one each" if shared > 1 else ""
+    rows = [
+        ("a token", payload["bytes_per_token"], ""),
+        ("a sequence", payload["sequence_bytes"], f"of {payload['context']:,} tokens{_windows(payload)}"),
+    ]
+    if payload["batch"] > 1:
+        rows.append((f"{payload['batch']:,} sequences", payload["batch_bytes"], ""))
+    lines = [
+        f"keys and values of {payload['model']} in {payload['dtype']}",
+        f"  {payload['num_layers']} layers of {payload['num_kv_heads']} heads of {payload['head_dim']}{grouped}",
+        *(f"  {name:<18}{format_bytes(value):>9}   {note}".rstrip() for name, value, note in rows),
+    ]
+    return "\n".join([*lines, *_fit_text(payload)])
+
+
+def _windows(payload: Mapping[str, Any]) -> str:
+    from shardwise.units import format_bytes
+
+    windowed, window = payload["num_windowed_layers"], payload["sliding_window"]
+    if not windowed or window >= payload["context"]:
+        return ""
+    without = format_bytes(payload["without_windows_bytes"])
+    return f"; {windowed} of {payload['num_layers']} layers keep the last {window:,}, {without} if they kept all"
+
+
+def _fit_text(payload: Mapping[str, Any]) -> list[str]:
+    from shardwise.units import format_bytes
+
+    fit = payload["cluster"]
+    if fit is None:
+        return []
+    lines = [
+        "",
+        f"on {fit['name']}: {format_bytes(fit['memory_bytes'])} on {fit['num_devices']} devices, split evenly",
+        f"  {'weights':<18}{format_bytes(fit['weight_bytes']):>9}   in {fit['weights']}",
+        f"  {'runtime':<18}{format_bytes(fit['runtime_bytes']):>9}",
+    ]
+    if fit["free_bytes"] < 0:
+        return [*lines, f"  the weights DO NOT FIT, {format_bytes(-fit['free_bytes'])} too much"]
+    left = f"room for {fit['num_seqs']:,} sequences of {payload['context']:,} tokens"
+    return [*lines, f"  {'left for caches':<18}{format_bytes(fit['free_bytes']):>9}   {left}"]

@@ -1,0 +1,203 @@
+"""The part of `show` about chips, clusters and their networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.show_values import Row, Value, shown, table
+
+if TYPE_CHECKING:
+    from shardwise.cluster.chip import Chip
+    from shardwise.cluster.topology import Topology
+
+
+def chip_names() -> tuple[str, ...]:
+    from shardwise.cluster.chips import chip_names as names
+
+    return names()
+
+
+def chip_values(name: str) -> list[Value]:
+    from shardwise.cluster.chips import catalogue_entry, load_chip
+
+    entry = catalogue_entry(name)
+    return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
+
+
+def _chip_values(chip: Chip) -> Iterator[Value]:
+    """Every value of a chip; what has no source is None (estimates take 1 for a fraction and 0 for the runtime: a bound)."""
+    values = asdict(chip)
+    for key in ("name", "sources"):
+        values.pop(key)
+    for dtype, peak in values.pop("peak_flops_per_s").items():
+        yield f"peak_flops_per_s.{dtype}", peak, chip.sources.get("peak_flops_per_s", "")
+    for key, value in values.items():
+        bound = key in ("matmul_fraction", "memory_fraction", "runtime_bytes") and key not in chip.sources
+        yield key, None if bound else value, chip.sources.get(key, "")
+
+
+def _network_values(network: Mapping[str, Any], sources: Mapping[str, str], otherwise: str = "") -> Iterator[Value]:
+    """Every value of a torus or of tiers of switches; a fraction of 1 and a latency of 0 were not measured."""
+    from shardwise.units import parse_quantity
+
+    counted = dict.fromkeys(("mean_hops", "diameter"), "counted on the graph of the twisted torus, shortest ways")
+    known = {**counted, **({"twisted": sources["twists"]} if "twists" in sources else {}), **sources}
+    for key, value in network.get("torus", {}).items():
+        number = parse_quantity(value) if key == "bytes_per_s" else value
+        yield f"torus.{key}", number, known.get(key, known.get("torus", otherwise))
+    for key, value in network.get("pods", {}).items():
+        yield f"pods.{key}", value, sources["pods"] if key == "bytes_per_s" else otherwise
+    for tier in network.get("tiers", ()):
+        for key, value in tier.items():
+            if key != "name" and (key, value) != ("links", 0):
+                about = "latency" if "latency" in key else key
+                source = sources.get(f"{tier['name']}_{about}", sources.get(tier["name"], otherwise))
+                if (key, value) == ("fraction", 1.0) or (about, value) == ("latency", 0.0):
+                    value, source = None, ""
+                yield f"{tier['name']}.{key}", parse_quantity(value) if key == "bytes_per_s" else value, source
+
+
+def chips_table() -> str:
+    from shardwise.cluster.chips import load_chip
+
+    rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
+    for name in chip_names():
+        chip = load_chip(name)
+        peaks = [
+            shown("flops_per_s", chip.peak_flops_per_s[d]) if d in chip.peak_flops_per_s else "-"
+            for d in ("bf16", "fp8")
+        ]
+        measured = f"{chip.matmul_fraction:.0%}" if "matmul_fraction" in chip.sources else "-"
+        rows.append((
+            name, chip.vendor, *peaks, shown("_bytes", chip.memory_bytes), shown("_bytes_per_s", chip.memory_bytes_per_s),
+            measured, f"{chip.power_w:g} W" if chip.power_w else "-", str(chip.devices_per_host or "-"),
+            f"{chip.price_usd_per_hour:g}" if chip.price_usd_per_hour else "-",
+        ))  # fmt: skip
+    note = (
+        "Dense peaks; matmul: what the best shapes reach of the bf16 peak; USD/h: of one chip,\n"
+        "of the day that `show chips NAME` gives with its source. A dash: no source, or no such format."
+    )
+    return table(rows, right=range(2, 10)) + f"\n\n{note}"
+
+
+def cluster_names() -> tuple[str, ...]:
+    return (*(form for _, forms in _known_clusters() for form in forms), "local:4")
+
+
+def _known_clusters() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each chip with the shorthands of one host or node and of the largest that has one shape."""
+    from shardwise.cluster.chips import catalogue_entry
+
+    for name in chip_names():
+        entry = catalogue_entry(name)
+        if "torus" in entry:
+            pod = [entry["torus"]["pod"]] if "pod" in entry["torus"] else []
+            yield name, (*_forms(name, [entry["host_shape"], *pod]), *_special_forms(name, entry))
+        else:
+            sized = [tier["size"] for tier in entry["tiers"] if "size" in tier]
+            shapes = [sized] if sized else [[1]]
+            shapes += [[8 * shapes[0][0]]] if len(entry["tiers"]) > len(sized) else []
+            yield name, _forms(name, shapes)
+
+
+def _forms(name: str, shapes: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    return tuple(f"{name}:{'x'.join(map(str, shape))}" for shape in shapes)
+
+
+def _special_forms(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    """The smallest twisted slice, and two whole pods, where the chip has them."""
+    torus = entry["torus"]
+    if torus.get("twists"):
+        yield f"{name}:4x4x8_twisted"
+    if "pod" in torus and "dcn_bytes_per_s_per_host" in entry:
+        yield f"{_forms(name, [torus['pod']])[0]}*2"
+
+
+def cluster_values(text: str) -> list[Value]:
+    from shardwise.cluster.load import load_cluster
+
+    cluster = load_cluster(text)
+    own = text.strip() if text.strip().lower().endswith(".toml") else ""
+    sources = {} if own else _network_sources(cluster.chip.name)
+    links = _links(cluster.topology)
+    if "pods" in links:
+        sources = {**sources, "pods": _pods_source(cluster.chip)}
+    values: list[Value] = [("num_devices", cluster.num_devices, own), ("chip", cluster.chip.name, own)]
+    return [*values, *_network_values(links, sources, own), *_chip_values(cluster.chip)]
+
+
+def _links(topology: Topology) -> dict[str, Any]:
+    """The values of a network by what they are of: the torus, the pods, the tiers."""
+    from shardwise.cluster.topology import Pods, Torus
+    from shardwise.cluster.twist import distances
+
+    if isinstance(topology, Pods):
+        return {**_links(topology.torus), "pods": {"num_pods": topology.num_pods, "bytes_per_s": topology.bytes_per_s}}
+    values = asdict(topology)
+    if not isinstance(topology, Torus):
+        return values
+    values["wraps"] = topology.wraps
+    if values.pop("twisted"):
+        found = distances(topology.shape)
+        values |= {"twisted": True, "mean_hops": found.mean, "diameter": found.diameter}
+    return {"torus": values}
+
+
+def _pods_source(chip: Chip) -> str:
+    """Where the rate between pods comes from."""
+    host = " x ".join(map(str, chip.host_shape or ()))
+    return f"an equal part for each chip of a host of {host}: {chip.sources.get('dcn_bytes_per_s_per_host', '')}"
+
+
+def _network_sources(chip: str) -> Mapping[str, str]:
+    """Sources of a catalogue chip's network; what `local:N` assumes of its own."""
+    from shardwise.cluster.chips import catalogue_entry
+
+    if chip == "local":
+        half = "half of a process's share of the memory bandwidth: a byte is written once and read once"
+        return {"shared memory": half}
+    sources: Mapping[str, str] = catalogue_entry(chip)["sources"]
+    return sources
+
+
+def clusters_table() -> str:
+    from shardwise.cluster.load import load_cluster
+
+    rows: list[Row] = [("cluster", "devices", "network")]
+    for form in cluster_names():
+        cluster = load_cluster(form)
+        rows.append((form, f"{cluster.num_devices:,}", _network(cluster.topology)))
+    forms = (
+        "CHIP:COUNT    devices behind switches: one node or less, or whole nodes (h100:512)\n"
+        "CHIP:SHAPE    a slice of a torus (tpu-v5p:4x4x8), twisted (tpu-v5p:4x4x8_twisted)\n"
+        "CHIP:SHAPE*N  N pods of such a slice on the data-centre network (tpu-v5e:16x16*4)\n"
+        "local:N       N processes that share one host\n"
+        "FILE.toml     a chip and a network of one's own: docs/extending.md"
+    )
+    return f"{forms}\n\n{table(rows, right=(1,))}"
+
+
+def _network(network: Any) -> str:
+    """A network in a few words."""
+    from shardwise.cluster.topology import Pods, Torus
+
+    if isinstance(network, Pods):
+        rate = shown("bytes_per_s", network.bytes_per_s)
+        return f"{network.num_pods} pods of {_network(network.torus)}, {rate} for each chip between pods"
+    if isinstance(network, Torus) and network.twisted:
+        return f"twisted torus {shown('', network.shape)}, links of {shown('bytes_per_s', network.bytes_per_s)}"
+    if isinstance(network, Torus):
+        kinds = " x ".join(
+            f"{'ring' if wraps else 'line'} of {size}" for size, wraps in zip(network.shape, network.wraps, strict=True)
+        )
+        return f"{kinds}, links of {shown('bytes_per_s', network.bytes_per_s)}"
+    return (
+        " x ".join(
+            f"{tier.name} {'mesh of ' if tier.links else ''}{tier.size} ({shown('bytes_per_s', tier.bytes_per_s)})"
+            for tier in network.tiers
+            if tier.size > 1
+        )
+        or "one device"
+    )

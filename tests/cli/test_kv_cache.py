@@ -1,0 +1,73 @@
+"""`shardwise kv-cache` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardwise.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["kv-cache", *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out + shown.err
+
+
+def test_a_cache_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "llama-3-70b", "--context", "8Ki", "--batch", "32", "--on", "h100:8")
+    assert code == 0
+    for part in (
+        "80 layers of 8 heads of 128, 8 query heads on each: a cache 8 times smaller",
+        "a token              328 kB",
+        "32 sequences        85.9 GB",
+        "room for 181 sequences of 8,192 tokens",
+    ):
+        assert part in out
+
+
+def test_windows_are_told_where_they_bind(capsys: pytest.CaptureFixture[str]) -> None:
+    _, long = run(capsys, "gemma-2-9b", "--context", "8Ki")
+    _, short = run(capsys, "gemma-2-9b", "--context", "4Ki")
+    assert "21 of 42 layers keep the last 4,096, 2.82 GB if they kept all" in long
+    assert "keep the last" not in short
+
+
+def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "llama-3-405b", "--context", "1", "--on", "h100:8")
+    assert code == 0
+    assert "the weights DO NOT FIT" in out
+
+
+def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("llama-2-7b", "--context", "1", "--dtype", "int8", "--set", "model.num_layers=64", "--json")
+    found = json.loads(run(capsys, *arguments)[1])
+    assert found["schema"] == "shardwise.kv-cache/1"
+    assert found["bytes_per_token"] == found["sequence_bytes"] == 2**19
+    assert found["cluster"] is None
+    found = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])
+    assert found["cluster"]["memory_bytes"] == 10e9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["llama-9", "--context", "8"], "'llama-9'"),
+        (["llama-3-8b", "--context", "none"], "--context: found 'none'"),
+        (["llama-3-8b", "--context", "1e300"], "at most 1e+18 is required"),
+        (["llama-3-8b", "--context", "8", "--batch", "0"], "--batch: found '0'"),
+        (["llama-3-8b", "--context", "8", "--dtype", "bf17"], "'bf17'"),
+        (["llama-3-8b", "--context", "8", "--on", "h100"], "h100:512"),
+        (
+            ["llama-3-8b", "--context", "8", "--set", "chip.memory_bytes=1GB"],
+            "a chip is that of --on, which is missing",
+        ),
+        (["llama-3-8b", "--context", "8", "--set", "job.tokens=1"], "model.NAME=VALUE or chip.NAME=VALUE is required"),
+    ],
+)
+def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, *arguments)
+    assert code == 2
+    assert out.startswith("error: ")
+    assert part in out
