@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.load import load_cluster
     from shardwise.cost.estimate import Estimate, estimate
+    from shardwise.cost.operations import Operations
     from shardwise.cost.rules import book_rules
-    from shardwise.errors import InputError, NothingFitsError, ShardwiseError
+    from shardwise.cost.run import Run, training_run
+    from shardwise.errors import InputError, MissedLimitError, NothingFitsError, ShardwiseError
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
     from shardwise.model.counts import num_params
     from shardwise.model.load import load_model
     from shardwise.planning.codec import dump_plan, load_plan
+    from shardwise.planning.compare import Limits
     from shardwise.planning.plan import Plan, plan_layout
+    from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
 
 _HOME = {
@@ -37,8 +41,12 @@ _HOME = {
     "InputError": "shardwise.errors",
     "Job": "shardwise.job",
     "Layout": "shardwise.layout.layout",
+    "Limits": "shardwise.planning.compare",
+    "MissedLimitError": "shardwise.errors",
     "NothingFitsError": "shardwise.errors",
+    "Operations": "shardwise.cost.operations",
     "Plan": "shardwise.planning.plan",
+    "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
     "book_rules": "shardwise.cost.rules",
     "dump_plan": "shardwise.planning.codec",
@@ -49,7 +57,9 @@ _HOME = {
     "load_plan": "shardwise.planning.codec",
     "num_params": "shardwise.model.counts",
     "plan": "shardwise.search.plan",
+    "plan_clusters": "shardwise.search.clusters",
     "plan_layout": "shardwise.planning.plan",
+    "training_run": "shardwise.cost.run",
 }
 
 __all__ = [
@@ -60,8 +70,12 @@ __all__ = [
     "InputError",
     "Job",
     "Layout",
+    "Limits",
+    "MissedLimitError",
     "NothingFitsError",
+    "Operations",
     "Plan",
+    "Run",
     "ShardwiseError",
     "book_rules",
     "dump_plan",
@@ -72,7 +86,9 @@ __all__ = [
     "load_plan",
     "num_params",
     "plan",
+    "plan_clusters",
     "plan_layout",
+    "training_run",
 ]
 
 

@@ -5,7 +5,8 @@ ShardwiseError
 │   ├── NotationError     a fault in an expression, printed with a caret under it
 │   └── ShardingError     an expression that parses but breaks a rule of shardings
 ├── MissingValueError     a fact that the catalogue does not have a source for (exit code 2)
-└── NothingFitsError      no legal layout fits in memory (exit code 3)
+├── NothingFitsError      no legal layout fits in memory (exit code 3)
+└── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class MissingValueError(ShardwiseError):
 
 class NothingFitsError(ShardwiseError):
     """No legal layout fits; the smallest miss says by how much and what would help."""
+
+    exit_code = 3
+
+
+class MissedLimitError(ShardwiseError):
+    """The plan that was found misses its deadline or its budget; the message says by how much and what would do."""
 
     exit_code = 3
 

@@ -26,6 +26,7 @@ _PREFIXES = {
     "Ti": 2.0**40,
     "Pi": 2.0**50,
 }
+_DURATIONS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
 _UNITS = ("FLOP/s", "FLOPs/s", "B/s", "FLOP", "B")
 
@@ -59,6 +60,29 @@ def parse_count(text: str | float, *, what: str) -> int:
     return int(value)
 
 
+def parse_duration(text: str, *, what: str) -> float:
+    """Seconds of a duration with its unit ("30d", "12h", "2w", "90min"). Raises `InputError` when it is none above 0."""
+    match = _QUANTITY.match(text)
+    seconds = float(match.group(1)) * _DURATIONS.get(match.group(2), math.nan) if match else math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"{what}: found {text!r}; a time above 0 with s, min, h, d or w is required, such as 30d or 12h"
+        )
+    return seconds
+
+
+def parse_usd(text: str, *, what: str) -> float:
+    """US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` when it is no amount above 0."""
+    bare = text.strip().removeprefix("$").removesuffix("USD").strip()
+    try:
+        value = parse_quantity(bare, what=what)
+    except InputError:
+        value = math.nan
+    if not value > 0:
+        raise InputError(f"{what}: found {text!r}; dollars above 0 are required, such as 2M or 500k")
+    return value
+
+
 def _scale(suffix: str, *, apart: bool) -> float | None:
     if suffix in _PREFIXES and not (apart and suffix == "B"):
         return _PREFIXES[suffix]
@@ -89,6 +113,16 @@ def format_count(value: float) -> str:
 def format_bytes(value: float) -> str:
     """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
     return format_quantity(value, "B")
+
+
+def format_usd(value: float) -> str:
+    """Dollars: 5.1e6 gives "$5.1M", 930 gives "$930"."""
+    return f"${format_count(value)}" if value >= 1e3 else f"${value:.3g}"
+
+
+def format_energy(mwh: float) -> str:
+    """Energy given in MWh: 2,789 gives "2.79 GWh"."""
+    return format_quantity(mwh * 1e6, "Wh")
 
 
 def format_seconds(value: float) -> str:

@@ -44,6 +44,8 @@ FLAGS = {
     "show": ["--help", "--json"],
     "plan": [
         "--batch-tokens",
+        "--budget",
+        "--deadline",
         "--help",
         "--json",
         "--max",
@@ -196,6 +198,31 @@ def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert payload["job"]["overlap"] == "sum"
 
 
+def test_set_changes_how_the_run_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "run.pue=1.1",
+                    "--set", "chip.price_usd_per_hour=2.5", "--set", "chip.price_date=2026-01-01")  # fmt: skip
+    payload = json.loads(out)
+    assert payload["run"]["operations"]["pue"] == 1.1
+    assert payload["run"]["usd"] == pytest.approx(2.5 * payload["run"]["chip_hours"])
+    assert payload["run"]["price_date"] == "2026-01-01"
+    assert payload["cluster"]["chip_specification"]["sources"]["price_usd_per_hour"] == "set by hand"
+
+
+def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--set", "chip.price_usd_per_hour=2.5")
+    for part in (
+        "the whole run",
+        "without interruptions",
+        "goodput",
+        "chip-hours, $",
+        "at $2.50 a chip-hour",
+        "PUE 1.56",
+    ):
+        assert part in out
+    _, out, _ = run(capsys, *ESTIMATE[:-2], "--layout", "fsdp=8 recompute=full")
+    assert "the whole run" not in out
+
+
 WRONG = [
     (["plan", "llama-9", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'llama-9'", "llama-3-70b"]),
     (["plan", "llama-3-8b", "h100", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h100'", "h100:512"]),
@@ -219,6 +246,8 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8 schedule=1f1b"], ["'1f1b'", "'none' is required"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
+    ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),
+    ([*PLAN, "--set", "run.colour=2"], ["no 'colour'", "failures_per_device_hour"]),
     ([*PLAN, "--precision", "fp7"], ["'fp7'", "bf16"]),
     ([*PLAN, "--overlap", "none"], ["'none'", "per_axis, sum, max"]),
     ([*PLAN, "--out", "/nowhere/at/all/plan.json"], ["cannot write"]),

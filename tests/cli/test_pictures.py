@@ -184,10 +184,12 @@ def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> Non
 
 def test_memory_of_one_layout_is_the_estimates() -> None:
     found = payload(memory, *MEMORY, "--layout", "fsdp=8 recompute=full")
-    assert found.keys() == {"schema", "model", "cluster", "job", "memory_capacity_bytes", "layouts"}
+    assert found.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
     assert found["schema"] == "shardwise.memory/1"
     (one,) = found["layouts"]
-    assert one.keys() == {"layout", "memory_bytes", "fits", "margin", "fullest_stage", "stages"}
+    assert one.keys() == {
+        "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "margin", "fullest_stage", "stages",
+    }  # fmt: skip
     layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
     priced = sw.estimate(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
@@ -203,6 +205,63 @@ def test_the_report_is_a_tree_and_the_stages() -> None:
     assert "side by side" not in shown
     (total,) = [line for line in shown.splitlines() if "<- fullest" in line]
     assert total.split()[1:3] == shown.splitlines()[3].split()[:2]
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_micro_batches"),
+    [
+        ("fsdp=16 micro_batch_seqs=2", 1),
+        ("fsdp=4 pp=4 zero_stage=1", 4),
+        ("fsdp=4 pp=4 zero_stage=1 num_virtual_stages=2", 8),
+    ],
+)
+def test_the_default_batch_fills_the_pipeline(layout: str, num_micro_batches: int) -> None:
+    """A batch four times as large takes no more memory, for every stage; the defaults are said."""
+    found = payload(memory, "llama-3-8b", "h100:16", "--layout", layout)
+    (one,) = found["layouts"]
+    assert one["num_micro_batches"] == num_micro_batches
+    assert found["defaults"] == ["seq_len", "batch_tokens"]
+    assert found["job"] == {"global_batch_tokens": None, "seq_len": 4096, "precision": "bf16"}
+    batch = str(4 * one["global_batch_tokens"])
+    (larger,) = payload(memory, "llama-3-8b", "h100:16", "--layout", layout, "--batch-tokens", batch)["layouts"]
+    assert larger["num_micro_batches"] == 4 * num_micro_batches
+    assert larger["stages"] == one["stages"]
+    shown = run(memory, "llama-3-8b", "h100:16", "--layout", layout)
+    assert "sequences of 4,096 (default)" in shown
+    assert f"{one['global_batch_tokens']:,} tokens per batch (default: micro-batches that fill" in shown
+
+
+def test_what_is_given_is_no_default(tmp_path: Path) -> None:
+    arguments = ["llama-3-8b", "h100:8", "--layout", "fsdp=8"]
+    assert payload(memory, *arguments, "--seq-len", "8192")["defaults"] == ["batch_tokens"]
+    longer = payload(memory, *arguments, "--set", "job.seq_len=8192")
+    assert (longer["defaults"], longer["job"]["seq_len"]) == (["batch_tokens"], 8192)
+    assert longer["layouts"][0]["global_batch_tokens"] == 8 * 8192
+    given = payload(memory, *arguments, "--set", "job.global_batch_tokens=64Ki")
+    assert (given["defaults"], given["job"]["global_batch_tokens"]) == (["seq_len"], 65536)
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 1024}
+        ),
+        encoding="utf-8",
+    )
+    assert payload(memory, str(config), "h100:8", "--layout", "dp=8")["job"]["seq_len"] == 1024
+
+
+def test_layouts_of_other_batches_are_told_apart() -> None:
+    shown = run(
+        memory,
+        "llama-3-8b",
+        "h100:16",
+        "--layout",
+        "fsdp=8 dp=2",
+        "--layout",
+        "fsdp=4 pp=4 zero_stage=1 micro_batch_seqs=2",
+    )
+    assert "a batch for each layout (default" in shown
+    assert "batch of 65,536 tokens, micro-batches of each replica: 1" in shown
+    assert "micro-batches of each replica: 4" in shown
 
 
 def test_the_tree_has_every_term() -> None:

@@ -12,11 +12,13 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.arguments import parse_layout_text
+from shardwise.layout.legality import violations
 from shardwise.planning.explain import MODEL_ERROR, Explanation, changed_fields, explain, explanation_payload, verdict
 from shardwise.planning.explain.terms import FORMULAS
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.search.plan import nearest_fitting
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.units import format_bytes
 
 JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192)
 
@@ -105,6 +107,112 @@ def test_verdicts(plan: Plan) -> None:
     assert verdict(replace(best, step_time_s=best.step_time_s * 1.2), best) == "slower by 20.0%"
     assert verdict(replace(best, step_time_s=best.step_time_s * 0.8), best) == "faster by 20.0%"
     assert verdict(replace(best, fits=False, memory_bytes=90e9), best).startswith("does not fit: 10 GB too much")
+
+
+def test_every_option_ends_at_its_step(plan: Plan) -> None:
+    """Each is priced again here: what ends at 1 needs more memory, at 2 leaves replicas idle, at 3 has a time."""
+    small = replace(plan, job=sw.Job(global_batch_tokens=8 * 16384, seq_len=16384))
+    found = told(given(small, "tp=2 fsdp=8 recompute=full")).options
+    assert {one.step for one in found} == {1, 2, 3}
+    for one in found:
+        layout = parse_layout_text(one.layout, small.model, small.job)
+        broken = violations(small.model, small.job, 16, layout)
+        priced = None if broken else sw.estimate(small.model, small.cluster, small.job, layout)
+        if one.step == 1:
+            assert priced is not None
+            assert not priced.fits
+            assert one.memory_bytes == priced.memory_bytes
+            assert f"needs {format_bytes(priced.memory_bytes)}" in one.verdict
+        elif one.step == 2:
+            assert layout.num_replicas > small.job.num_seqs or "micro_batch" in broken[0]
+        else:
+            assert priced is not None
+            assert priced.fits
+            assert one.step_time_s is not None
+            assert one.step_time_s <= priced.step_time_s * (1 + 1e-12)
+            assert one.verdict.startswith(("undecided", "slower", "faster"))
+
+
+def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(plan: Plan) -> None:
+    idle = given(replace(plan, job=sw.Job(global_batch_tokens=12 * 8192, seq_len=8192)), "fsdp=16 recompute=selective")
+    found = {one.what: one for one in told(idle).options}
+    assert found["recompute full in place of selective"].step == 3
+    assert found["playbook: tp = 8 with ZeRO-3"].step == 3
+    wider = given(replace(idle, job=sw.Job(global_batch_tokens=6 * 8192, seq_len=8192)), "tp=2 fsdp=8")
+    found = {one.what: one for one in told(wider).options}
+    assert found["replicas in place of tp = 2"].verdict == "10 of 16 replicas have no sequence"
+
+
+def test_the_options_undo_each_choice_and_try_the_recipes(plan: Plan) -> None:
+    found = {one.what: one for one in told(given(plan, "tp=2 pp=2 fsdp=4 zero_stage=2 recompute=selective")).options}
+    assert {
+        "ZeRO stage 1 in place of 2", "ZeRO stage 0 in place of 2", "recompute none in place of selective",
+        "recompute full in place of selective", "micro-batches twice as large", "no sequence parallelism",
+        "replicas in place of tp = 2", "replicas in place of pp = 2", "playbook: ZeRO-3 alone", "playbook: tp = 8 with ZeRO-3",
+        "playbook: tp = 8 with a pipeline",
+    } <= found.keys()  # fmt: skip
+    assert found["replicas in place of tp = 2"].layout.startswith("fsdp=8 pp=2 zero_stage=2 ")
+    assert found["ZeRO stage 0 in place of 2"].layout.startswith("dp=4 tp=2 pp=2 sequence_parallel")
+    assert len({one.layout for one in found.values()}) == len(found)
+
+
+def test_the_fit_counts_what_the_model_needs_at_least(plan: Plan) -> None:
+    """8.03B parameters of 16 bytes are 128 GB: two devices of 80 GB."""
+    fit = told(plan).fit
+    assert fit.state_bytes == 16 * sw.num_params(plan.model)
+    assert (fit.devices_for_state, fit.num_devices) == (2, 16)
+    held = told(given(plan, "tp=2 pp=2 fsdp=4 zero_stage=2 recompute=full")).fit.held
+    assert held == (
+        "tp = 2 splits the matrices; pp = 2 the blocks; ZeRO-2 the optimizer and gradients over 4; "
+        "recompute full spares activations"
+    )
+
+
+def test_the_run_is_told_with_the_assumptions_of_the_file(plan: Plan) -> None:
+    assert told(plan).run is None
+    job = replace(JOB, tokens=1e12)
+    long = plan_layout(plan.model, plan.cluster, job, plan.layout, operations=sw.Operations(pue=1.1))
+    assert told(long).run == long.run
+    without = told(replace(long, run=None)).run
+    assert without is not None
+    assert without.operations == sw.Operations()
+
+
+def test_runners_up_are_all_different() -> None:
+    narrow = sw.plan(
+        sw.load_model("llama-3-8b"), sw.load_cluster("h100:2"), sw.Job(global_batch_tokens=2**16, seq_len=8192)
+    )
+    layouts = [str(other.layout) for other in narrow.alternatives]
+    assert len(layouts) == len(set(layouts))
+
+
+def test_a_layout_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`estimate` says it too; a plan file of such a layout is explained."""
+    words = [
+        "llama-3-8b",
+        "h100:16",
+        "--batch-tokens",
+        "512Ki",
+        "--seq-len",
+        "8192",
+        "--layout",
+        "fsdp=16 micro_batch_seqs=4",
+    ]
+    assert main(["estimate", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "DOES NOT FIT" in shown
+    assert "too much)" in shown
+    (line,) = [line for line in shown.splitlines() if "smallest change that fits: " in line]
+    assert main(["estimate", *words, "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["smallest_change"] == line.partition(": ")[2]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(payload), encoding="utf-8")
+    code, out, _ = run(capsys, str(file))
+    assert code == 0
+    assert "1. does it fit? NO" in out
+    assert line.strip() in out
+    assert "binding constraint: memory:" in out
 
 
 def test_the_smallest_change_keeps_the_degrees_where_it_can(plan: Plan) -> None:
@@ -196,7 +304,16 @@ def test_constants_are_sorted_and_priced(plan: Plan) -> None:
     torus = plan_layout(
         plan.model, sw.load_cluster("tpu-v5e:4x4"), JOB, sw.Layout(fsdp=16, zero_stage=3, recompute="full")
     )  # fmt: skip
-    assert "torus.bytes_per_s" in {one.name for one in told(torus).constants}
+    assert {"torus.bytes_per_s", "torus.hop_latency_s"} <= {one.name for one in told(torus).constants}
+
+
+def test_a_tenth_less_memory_comes_first_where_the_plan_hangs_on_it(plan: Plan) -> None:
+    full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=sw.Job(global_batch_tokens=2**16, seq_len=8192)),
+                 "cp=2 zero_stage=3 recompute=full")  # fmt: skip
+    first = told(full).constants[0]
+    assert (first.name, first.fits, first.change) == ("chip.memory_bytes", False, 0.0)
+    assert 0.9 * 80e9 < full.estimate.memory_bytes < 80e9
+    assert all(one.fits for one in told(plan).constants)
 
 
 def test_a_file_of_other_numbers_is_noted(plan: Plan) -> None:
@@ -208,7 +325,7 @@ def test_a_file_of_other_numbers_is_noted(plan: Plan) -> None:
 @pytest.fixture(scope="module")
 def file(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    sw.dump_plan(plan, path)
+    sw.dump_plan(replace(plan, job=replace(plan.job, tokens=1e12)), path)
     return path
 
 
@@ -222,8 +339,10 @@ def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureF
     code, out, err = run(capsys, str(file), "--against", "tp=8 fsdp=2")
     assert (code, err) == (0, "")
     parts = [
-        "1. does it fit?", "GPU-", "binding constraint", "optimizer  ", "2. does it reach the batch?", "micro-batches",
-        "3. what bounds throughput?", "hidden behind compute", "runners-up", "which constant", "against fsdp=2 tp=8",
+        "1. does it fit?", "devices hold as much", "how: ", "GPU-", "binding constraint", "optimizer  ",
+        "what does not get past this step", "2. does it reach the batch?", "sequences each:", "replicas have work",
+        "3. what bounds throughput?", "hidden behind compute", "what gets this far", "playbook: tp = 8", "runners-up",
+        "what the whole run takes", "failures_per_device_hour", "which constant", "against fsdp=2 tp=8",
         "other - plan",
     ]  # fmt: skip
     places = [out.index(part) for part in parts]
@@ -237,11 +356,12 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload["schema"] == "shardwise.explain/1"
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
-        "constants", "against", "terms", "notes",
+        "options", "run", "constants", "against", "terms", "notes",
     }  # fmt: skip
     assert [term["layout"] for term in payload["terms"]] == [str(plan.layout), payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}
-    assert json.loads(json.dumps(explanation_payload(told(plan, "tp=8 fsdp=2", "time.tp")))) == payload
+    long = replace(plan, job=replace(plan.job, tokens=1e12))
+    assert json.loads(json.dumps(explanation_payload(told(long, "tp=8 fsdp=2", "time.tp")))) == payload
 
 
 def test_one_term_is_shown_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,14 +112,16 @@ def test_layouts(words: list[str]) -> None:
 
 SETTABLE = (
     "model.num_layers", "model.d_model", "model.tied_embeddings", "model.bias", "model.mlp", "job.seq_len", "job.tokens",
-    "chip.memory_bytes", "chip.matmul_fraction", "chip.sources", "chip.name", "chip.colour", "room.key", "model",
+    "chip.memory_bytes", "chip.matmul_fraction", "chip.sources", "chip.name", "chip.colour", "chip.price_usd_per_hour",
+    "chip.price_date", "run.pue", "run.restart_s", "run.failures_per_device_hour", "run.checkpoint_interval_s",
+    "room.key", "model",
 )  # fmt: skip
 
 
 @fuzzed(150)
 @given(settings_=st.lists(st.builds(lambda k, v: f"{k}={v}", st.sampled_from(SETTABLE), TEXTS), max_size=3))
 def test_settings(settings_: list[str]) -> None:
-    check([*ESTIMATE, "--layout=fsdp=8", *(f"--set={setting}" for setting in settings_)])
+    check([*ESTIMATE, "--tokens=1T", "--layout=fsdp=8", *(f"--set={setting}" for setting in settings_)])
 
 
 @fuzzed(100)
@@ -129,6 +131,21 @@ def test_settings(settings_: list[str]) -> None:
 )
 def test_pins(pins: list[str], maxima: list[str]) -> None:
     check(["plan", *ESTIMATE[1:], *(f"--pin={pin}" for pin in pins), *(f"--max={most}" for most in maxima)])
+
+
+DEADLINES = st.sampled_from(["30d", "1h", "2w", "45min", "1e300d", "1e-300s", "0d", "-1d", "5m", "d", ""])
+BUDGETS = st.sampled_from(["2M", "500k", "$1", "1e308", "1e-300", "7 USD", "0", "-2M", "2 EUR", "", "USD"])
+
+
+@fuzzed(40)
+@given(
+    deadline=st.one_of(st.none(), DEADLINES, WORDS), budget=st.one_of(st.none(), BUDGETS, WORDS),
+    tokens=st.sampled_from([["--tokens=1T"], ["--tokens=1T"], []]),
+)  # fmt: skip
+def test_limits(deadline: str | None, budget: str | None, tokens: list[str]) -> None:
+    asked = [] if deadline is None else [f"--deadline={deadline}"]
+    asked += [] if budget is None else [f"--budget={budget}", "--set=chip.price_usd_per_hour=2"]
+    check(["plan", *ESTIMATE[1:], *tokens, *asked])
 
 
 CONFIG = {
@@ -233,7 +250,7 @@ def valid_plan() -> dict[str, Any]:
     """The payload of a small plan with a pipeline, a placement, runners-up and rules."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert main(["plan", *ESTIMATE[1:], "--json"]) == 0
+        assert main(["plan", *ESTIMATE[1:], "--tokens=1T", "--json"]) == 0
     payload: dict[str, Any] = json.loads(out.getvalue())
     payload["alternatives"] = payload["alternatives"][:2]
     return payload

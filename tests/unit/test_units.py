@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
 from shardwise.errors import InputError
-from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count, parse_quantity
+from shardwise.units import (
+    format_bytes,
+    format_energy,
+    format_quantity,
+    format_seconds,
+    format_usd,
+    parse_count,
+    parse_duration,
+    parse_quantity,
+    parse_usd,
+)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +118,35 @@ def test_widths_of_number_formats() -> None:
     with pytest.raises(InputError) as caught:
         bytes_per_element("bf17")
     assert all(name in str(caught.value) for name in ("bf17", *BYTES_PER_ELEMENT))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 2_592_000), ("12h", 43_200), ("2w", 1_209_600), ("90min", 5400), ("45 s", 45), (" 1.5 d ", 129_600)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text, what="--deadline") == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "", "d", "0d", "-1d", "1e999d", "3 months", "nan d", "5m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--deadline: found .* 30d or 12h"):
+        parse_duration(text, what="--deadline")
+
+
+@pytest.mark.parametrize(
+    ("text", "usd"), [("2M", 2e6), ("500k", 5e5), ("$1.5M", 1.5e6), ("2M USD", 2e6), ("1B", 1e9), ("20000", 2e4)]
+)
+def test_dollars(text: str, usd: float) -> None:
+    assert parse_usd(text, what="--budget") == usd
+
+
+@pytest.mark.parametrize("text", ["", "$", "0", "-2M", "2 EUR", "inf", "1e400"])
+def test_what_are_no_dollars_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--budget: found .* 2M or 500k"):
+        parse_usd(text, what="--budget")
+
+
+def test_dollars_and_energy_are_shown() -> None:
+    assert [format_usd(value) for value in (930.0, 5.11e6, 1.2e9)] == ["$930", "$5.11M", "$1.2B"]
+    assert format_energy(2789.0) == "2.79 GWh"

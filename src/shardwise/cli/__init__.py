@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits."""
+    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits or a limit is missed."""
     arguments = build_parser().parse_args(argv)
     try:
         print(arguments.run(arguments))

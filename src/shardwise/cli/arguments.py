@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError
 from shardwise.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
+    from shardwise.cluster.chip import Chip
     from shardwise.cluster.cluster import Cluster
+    from shardwise.cost.operations import Operations
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
@@ -29,21 +32,30 @@ def layout_help() -> str:
     return f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}'
 
 
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Model, cluster and job."""
+def add_job_arguments(
+    parser: argparse.ArgumentParser, *, several: bool = False, sizes: tuple[str, str] = ("", "")
+) -> None:
+    """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
     parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
+    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it)"
+    if several:
+        parser.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
+    else:
+        parser.add_argument("cluster", help=what)
+    batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
     parser.add_argument(
-        "cluster", help="CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it)"
+        "--batch-tokens", required=not batch, metavar="N", help=f"tokens of one global batch, such as 4Mi{batch}"
     )
-    parser.add_argument("--batch-tokens", required=True, metavar="N", help="tokens of one global batch, such as 4Mi")
-    parser.add_argument("--seq-len", required=True, metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
+    parser.add_argument(
+        "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
+    )
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
     parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision recipe (default: bf16)")
     parser.add_argument(
         "--overlap", default="per_axis", metavar="NAME",
         help="what communication hides behind: per_axis (default), sum or max",
     )  # fmt: skip
-    add_set_argument(parser, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
+    add_set_argument(parser, "model, job, chip or run", "model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
@@ -57,21 +69,46 @@ def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) 
 
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
+    model, (cluster,), job = resolve_several(arguments, [arguments.cluster])
+    return model, cluster, job
+
+
+def resolve_several(
+    arguments: argparse.Namespace, clusters: Iterable[str]
+) -> tuple[Architecture, tuple[Cluster, ...], Job]:
+    """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
     from shardwise.cluster.load import load_cluster
     from shardwise.cluster.networks import with_chip
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
-    model, cluster, job = _collect(
+    model, job, *found = collect(
         lambda: load_model(arguments.model),
-        lambda: load_cluster(arguments.cluster),
         lambda: _job(arguments, changes["job"]),
+        *(partial(load_cluster, text) for text in clusters),
     )
     model = replaced(model, changes["model"], "model")
-    return model, with_chip(cluster, replaced(cluster.chip, changes["chip"], "chip")), job
+    return model, tuple(with_chip(one, _changed_chip(one.chip, changes["chip"])) for one in found), job
 
 
-def _collect(*makers: Callable[[], Any]) -> list[Any]:
+def resolve_operations(arguments: argparse.Namespace) -> Operations:
+    """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
+    from shardwise.cost.operations import Operations
+
+    operations: Operations = replaced(Operations(), parse_changes(arguments.set)["run"], "run")
+    return operations
+
+
+def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
+    """The chip with values of one's own: they have no other source, and a price of one's own not the catalogue's date."""
+    changed: Chip = replaced(chip, changes, "chip")
+    date = chip.price_date if "price_usd_per_hour" not in changes else None
+    date = changed.price_date if "price_date" in changes else date
+    own = {name: "set by hand" for name in changes if name != "sources"}
+    return replace(changed, price_date=date, sources={**chip.sources, **own})
+
+
+def collect(*makers: Callable[[], Any]) -> list[Any]:
     """Run all makers and raise all their problems at once."""
     made: list[Any] = []
     problems: list[str] = []
@@ -88,18 +125,24 @@ def _collect(*makers: Callable[[], Any]) -> list[Any]:
 def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     from shardwise.job import Job
 
-    batch, seq_len, tokens = _collect(
-        lambda: parse_count(arguments.batch_tokens, what="--batch-tokens"),
+    batch, seq_len, tokens = collect(
+        lambda: (
+            parse_count(arguments.batch_tokens, what="--batch-tokens") if arguments.batch_tokens is not None else None
+        ),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
         lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
     )
-    given = {"global_batch_tokens": batch, "seq_len": seq_len, "tokens": tokens}
+    # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
+    seq_len = (
+        parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
+    )
+    given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
     job: Job = replaced(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
     return job
 
 
 def parse_changes(
-    settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip")
+    settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip", "run")
 ) -> dict[str, dict[str, str]]:
     """The values that `--set` gives, as text, by what they are of. Raises `InputError` for what is no setting."""
     changes: dict[str, dict[str, str]] = {room: {} for room in rooms}
@@ -117,10 +160,13 @@ def parse_changes(
 def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
     """The value with some of its fields replaced by what their texts say."""
     for name, text in changes.items():
-        known = [f.name for f in fields(value)]
+        known = {f.name: str(f.type) for f in fields(value)}
         if name not in known:
             raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
-        value = replace(value, **{name: convert(text, getattr(value, name), f"--set {what}.{name}")})
+        like = getattr(value, name)
+        if like is None and known[name].startswith("str"):
+            like = ""
+        value = replace(value, **{name: convert(text, like, f"--set {what}.{name}")})
     return value
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_operations
+
+if TYPE_CHECKING:
+    from shardwise.planning.plan import Plan
 
 
 def configure(verbs: Any) -> None:
@@ -26,5 +29,17 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.planning.plan import plan_layout
 
     model, cluster, job = resolve(arguments)
-    found = plan_layout(model, cluster, job, parse_layout_text(arguments.layout, model, job))
-    return json.dumps(plan_payload(found), indent=2) if arguments.json else plan_report(found)
+    layout = parse_layout_text(arguments.layout, model, job)
+    found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
+    change = None if found.estimate.fits else _smallest_change(found)
+    if arguments.json:
+        return json.dumps(plan_payload(found) | ({"smallest_change": change} if change else {}), indent=2)
+    return plan_report(found, smallest_change=change)
+
+
+def _smallest_change(found: Plan) -> str:
+    """What to change so that the layout fits; only here is something searched."""
+    from shardwise.planning.explain.against import smallest_change
+    from shardwise.search.plan import nearest_fitting
+
+    return smallest_change(found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwise.layout.layout import Layout
     from shardwise.planning.explain.against import Against, Difference
     from shardwise.planning.explain.report import Explanation
-    from shardwise.planning.explain.story import Batch, Fit, Share, Throughput
+    from shardwise.planning.explain.story import Share
     from shardwise.planning.explain.terms import Term
     from shardwise.planning.plan import Plan
 
@@ -66,41 +66,63 @@ def report(found: Explanation) -> str:
     if found.terms:
         return "\n\n".join("\n".join(_term(one)) for one in found.terms)
     head = [f"{found.model} on {found.cluster}: {found.layout}", *(f"  note: {note}" for note in found.notes)]
-    sections = [head, _fit(found.fit), _batch(found.batch), _throughput(found.throughput), _runners_up(found)]
-    sections += [_constants(found), _against(found.against, found.placement) if found.against else ()]
+    sections = [
+        head,
+        _fit(found),
+        _batch(found),
+        _throughput(found),
+        _runners_up(found),
+        _run(found),
+        _constants(found),
+    ]
+    sections += [_against(found.against, found.placement) if found.against else ()]
     return "\n\n".join("\n".join(lines) for lines in map(tuple, sections) if lines)
 
 
-def _fit(fit: Fit) -> Iterator[str]:
+def _fit(found: Explanation) -> Iterator[str]:
+    from shardwise.planning.explain.options import FIT, LEGAL
     from shardwise.units import format_bytes
 
-    verdict = f"yes, {fit.margin:.0%} free" if fit.fits else "NO"
+    fit = found.fit
+    verdict = f"yes, {fit.margin:.0%} free" if fit.fits else f"NO, {-fit.margin:.0%} too much"
     yield (
         f"1. does it fit? {verdict}: {format_bytes(fit.memory_bytes)} of {format_bytes(fit.memory_capacity_bytes)} "
         "on the fullest device"
     )
+    yield (
+        f"   weights, gradients and optimizer are {format_bytes(fit.state_bytes)}: {fit.devices_for_state:,} devices hold as "
+        f"much, there are {fit.num_devices:,}"
+    )
+    yield f"   how: {fit.held}"
     yield f"   {fit.regime}: {fit.because}"
     yield f"   binding constraint: {fit.binding}"
     if fit.smallest_change:
         yield f"   smallest change that fits: {fit.smallest_change}"
     yield from _tree(fit.memory, bytes_=True)
+    yield from _options(found, (LEGAL, FIT), "what does not get past this step")
 
 
-def _batch(batch: Batch) -> Iterator[str]:
+def _batch(found: Explanation) -> Iterator[str]:
+    from shardwise.planning.explain.options import BATCH
+
+    batch = found.batch
     yield f"2. does it reach the batch? {batch.global_batch_tokens:,} tokens are {batch.num_seqs:,} sequences"
     yield (
         f"   {batch.num_replicas:,} replicas, at most {batch.seqs_per_replica:,} sequences each: "
         f"{batch.num_micro_batches:,} micro-batches of {batch.micro_batch_seqs:,}"
     )
-    yield f"   {batch.because}"
+    yield f"   {batch.because}; at most {batch.most_replicas:,} replicas have work"
     for name, value in batch.waste.items():
         plain = name == "nearest_full_batch_tokens"
         yield f"   a batch without waste: {value:,.0f} tokens" if plain else f"   waste by uneven {name}: {value:.1%}"
+    yield from _options(found, (BATCH,), "what does not get past this step")
 
 
-def _throughput(step: Throughput) -> Iterator[str]:
+def _throughput(found: Explanation) -> Iterator[str]:
+    from shardwise.planning.explain.options import THROUGHPUT
     from shardwise.units import format_seconds
 
+    step = found.throughput
     yield (
         f"3. what bounds throughput? {step.bound}: a step of {format_seconds(step.step_time_s)}, "
         f"{step.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}"
@@ -108,6 +130,30 @@ def _throughput(step: Throughput) -> Iterator[str]:
     yield from _tree(step.time, bytes_=False)
     hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in step.hidden.items())
     yield f"   hidden behind compute: {hidden or 'nothing'} (overlap convention {step.overlap})"
+    yield from _options(found, (THROUGHPUT,), "what gets this far, against the plan")
+
+
+def _options(found: Explanation, steps: tuple[int, ...], title: str) -> Iterator[str]:
+    """The options that end at one of the steps."""
+    from shardwise.units import format_seconds
+
+    ending = [one for one in found.options if one.step in steps]
+    if ending:
+        yield f"   {title}"
+    for one in ending:
+        seconds = "" if one.step_time_s is None else f"{format_seconds(one.step_time_s)}, "
+        yield f"     {one.what}: {seconds}{one.verdict}"
+        yield f"       {one.layout}"
+
+
+def _run(found: Explanation) -> Iterator[str]:
+    from shardwise.cli.run_report import run_lines
+
+    if found.run:
+        yield "what the whole run takes"
+        yield from (f"   {line}" for line in run_lines(found.run))
+        for one in found.run.inputs:
+            yield f"     {one.name:<34}{one.value:>14,.6g} {one.unit:<11} {one.source}"
 
 
 def _tree(shares: Iterable[Share], *, bytes_: bool) -> Iterator[str]:
@@ -135,7 +181,8 @@ def _constants(found: Explanation) -> Iterator[str]:
     yield "which constant moves the answer most? each made a tenth worse"
     for one in found.constants:
         overtaken = f"; {one.overtaken_by} would be faster" if one.overtaken_by else ""
-        yield f"   {one.name:<26}{one.change:+7.2%}  {format_seconds(one.step_time_s):>8}{overtaken}"
+        outcome = "" if one.fits else "; the plan does not fit"
+        yield f"   {one.name:<26}{one.change:+7.2%}  {format_seconds(one.step_time_s):>8}{outcome}{overtaken}"
 
 
 def _against(other: Against, placement: str) -> Iterator[str]:

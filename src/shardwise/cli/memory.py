@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "shardwise.memory/1"
 BAR = 28
+SEQ_LEN = 4096  # of a job that does not say
+BATCH = "micro-batches that fill the pipeline, for every replica"
 # Terms of an estimate by what they are for, in the order of `terms.MEMORY_TERMS`.
 GROUPS = {
     "model state": ("parameters", "gradients", "master", "optimizer"),
@@ -32,7 +35,7 @@ def configure(verbs: Any) -> None:
         "memory", help="say what fills the devices under given layouts",
         description="What fills the devices under one layout, or several side by side: by term, stage by stage.",
     )  # fmt: skip
-    add_job_arguments(parser)
+    add_job_arguments(parser, sizes=(BATCH, str(SEQ_LEN)))
     parser.add_argument(
         "--layout", required=True, action="append", metavar="TEXT",
         help=f"{layout_help()}; may be repeated, to compare",
@@ -45,35 +48,74 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
-    model, cluster, job = resolve(arguments)
-    payload = memory_payload(model, cluster, job, parse_layouts(arguments.layout, model, job))
+    defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
+    model, cluster, job = _resolve(arguments)
+    layouts = parse_layouts(arguments.layout, model, job, full_batch="batch_tokens" in defaults)
+    payload = memory_payload(model, cluster, layouts, defaults)
     if arguments.plot:
         _plot(payload, cluster, arguments.plot)
     return json.dumps(payload, indent=2) if arguments.json else memory_text(payload)
 
 
-def parse_layouts(texts: Sequence[str], model: Architecture, job: Job) -> list[Layout]:
-    """Every layout. Raises `InputError` with the problems of all."""
+def _resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
+    """Model, cluster and job; a sequence that is left out has `SEQ_LEN` tokens, or as many as a table of positions."""
+    asked = arguments.seq_len
+    arguments.seq_len = str(SEQ_LEN) if asked is None else asked
+    found = resolve(arguments)
+    positions = found[0].max_positions
+    if asked is None and positions is not None and positions < SEQ_LEN:
+        arguments.seq_len = str(positions)
+        return resolve(arguments)
+    return found
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    key = {"seq_len": "job.seq_len", "batch_tokens": "job.global_batch_tokens"}[name]
+    return getattr(arguments, name) is not None or any(text.partition("=")[0].strip() == key for text in arguments.set)
+
+
+def parse_layouts(
+    texts: Sequence[str], model: Architecture, job: Job, *, full_batch: bool = False
+) -> list[tuple[Job, Layout]]:
+    """Every layout with its job. Raises `InputError` with the problems of all."""
     from shardwise.errors import InputError, require
 
-    layouts: list[Layout] = []
+    layouts: list[tuple[Job, Layout]] = []
     problems: list[str] = []
     for text in texts:
         try:
-            layouts.append(parse_layout_text(text, model, job))
+            own = filling_job(text, model, job) if full_batch else job
+            layouts.append((own, parse_layout_text(text, model, own)))
         except InputError as error:
             problems += error.problems
     require(problems)
     return layouts
 
 
-def memory_payload(model: Architecture, cluster: Cluster, job: Job, layouts: Sequence[Layout]) -> dict[str, Any]:
+def filling_job(text: str, model: Architecture, job: Job) -> Job:
+    """The job with the smallest batch that fills a layout: in each replica one micro-batch, in a pipeline one for each stage.
+
+    Interleaved stages hold up to half as many again, so they get two. A larger batch takes no more memory, but for the
+    schedule of all forward passes first, which holds every micro-batch.
+    """
+    from shardwise.planning.codec import DERIVED
+
+    chosen = " ".join(word for word in text.split() if word.partition("=")[0] not in DERIVED)
+    layout = parse_layout_text(chosen, model, job)
+    times = layout.pp * (2 if layout.num_virtual_stages > 1 else 1)
+    return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
+
+
+def memory_payload(
+    model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
+) -> dict[str, Any]:
     """Bytes of each stage of each layout, by term. Raises `InputError` with every rule that the layouts break."""
     from shardwise.cost.figures import stage_memories
     from shardwise.errors import InputError, require
+    from shardwise.layout.legality import degrees_of, num_micro_batches
 
     shown, problems = [], list[str]()
-    for layout in layouts:
+    for job, layout in layouts:
         try:
             stages = [dict(stage) for stage in stage_memories(model, cluster, job, layout)]
         except InputError as error:
@@ -82,31 +124,41 @@ def memory_payload(model: Architecture, cluster: Cluster, job: Job, layouts: Seq
         totals = [sum(stage.values()) for stage in stages]
         shown.append(
             {
-                "layout": str(layout), "memory_bytes": max(totals), "fits": max(totals) <= cluster.chip.memory_bytes,
+                "layout": str(layout), "global_batch_tokens": job.global_batch_tokens,
+                "num_micro_batches": num_micro_batches(job, degrees_of(layout)),
+                "memory_bytes": max(totals), "fits": max(totals) <= cluster.chip.memory_bytes,
                 "margin": 1 - max(totals) / cluster.chip.memory_bytes,
                 "fullest_stage": totals.index(max(totals)), "stages": stages,
             }
         )  # fmt: skip
     require(problems)
+    job = layouts[0][0]
+    batch = None if "batch_tokens" in defaults else job.global_batch_tokens
     return {
-        "schema": SCHEMA, "model": model.name, "cluster": cluster.name,
-        "job": {"global_batch_tokens": job.global_batch_tokens, "seq_len": job.seq_len, "precision": job.precision},
+        "schema": SCHEMA, "model": model.name, "cluster": cluster.name, "defaults": list(defaults),
+        "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
         "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
     }  # fmt: skip
 
 
 def memory_text(payload: Mapping[str, Any]) -> str:
     """Each layout's tree and stages; several side by side first."""
-    job = payload["job"]
-    head = (
-        f"memory of a device: {payload['model']} on {payload['cluster']}, {job['global_batch_tokens']:,} tokens per batch, "
-        f"sequences of {job['seq_len']:,}, {job['precision']}"
-    )
-    sections = [head]
+    sections = [_head(payload)]
     if len(payload["layouts"]) > 1:
         sections.append(_side_by_side(payload["layouts"]))
     sections += [_layout(one, payload["memory_capacity_bytes"], i + 1) for i, one in enumerate(payload["layouts"])]
     return "\n\n".join(sections)
+
+
+def _head(payload: Mapping[str, Any]) -> str:
+    """The job; what the user left out is said to be the default."""
+    job, defaults = payload["job"], payload["defaults"]
+    batches = {one["global_batch_tokens"] for one in payload["layouts"]}
+    batch = f"{batches.pop():,} tokens per batch" if len(batches) == 1 else "a batch for each layout"
+    default = f"default: {BATCH}"
+    batch += f" ({default})" if "batch_tokens" in defaults else ""
+    seq_len = f"sequences of {job['seq_len']:,}" + (" (default)" if "seq_len" in defaults else "")
+    return f"memory of a device: {payload['model']} on {payload['cluster']}, {batch}, {seq_len}, {job['precision']}"
 
 
 def _side_by_side(layouts: Sequence[Mapping[str, Any]]) -> str:
@@ -134,6 +186,7 @@ def _layout(one: Mapping[str, Any], capacity: float, number: int) -> str:
     lines = [
         f"[{number}] {one['layout']}",
         f"  {format_bytes(one['memory_bytes'])} of {format_bytes(capacity)} ({free})",
+        f"  batch of {one['global_batch_tokens']:,} tokens, micro-batches of each replica: {one['num_micro_batches']:,}",
     ]
     lines += ["", f"  stage {fullest}, the fullest" if len(stages) > 1 else "  every device", *_tree(stages[fullest])]
     if len(stages) > 1:

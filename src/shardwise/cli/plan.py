@@ -1,4 +1,4 @@
-"""`shardwise plan`: the fastest layout that fits, and why."""
+"""`shardwise plan`: the fastest layout that fits, and why; on several clusters, and within a deadline or a budget."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, convert, policies, resolve
-from shardwise.errors import InputError
+from shardwise.cli.arguments import add_job_arguments, collect, convert, policies, resolve_operations, resolve_several
+from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError
+from shardwise.units import parse_duration, parse_usd
 
 if TYPE_CHECKING:
+    from shardwise.planning.compare import Comparison, Limits
+    from shardwise.planning.plan import Plan
     from shardwise.search.space import Choices
 
 
@@ -18,9 +21,12 @@ def configure(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser(
         "plan", help="search all layouts and choose the fastest that fits",
-        description="Search all layouts of a training job on a cluster and choose the fastest that fits.",
+        description="Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
+        "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest.",
     )  # fmt: skip
-    add_job_arguments(parser)
+    add_job_arguments(parser, several=True)
+    parser.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
+    parser.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
     parser.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with this, such as tp=8, sequence_parallel=true or recompute="
@@ -35,16 +41,103 @@ def configure(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """The plan, as a report or as JSON."""
-    from shardwise.cli.report import plan_report
-    from shardwise.planning.codec import dump_plan, plan_payload
+    """The plan, as a report or as JSON; for several clusters their comparison."""
+    from shardwise.planning.codec import dump_plan
+    from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
 
-    choices = narrowed_choices(arguments.pin, arguments.max)
-    found = plan(*resolve(arguments), choices=choices)
+    choices, limits = narrowed_choices(arguments.pin, arguments.max), _limits(arguments)
+    model, clusters, job = resolve_several(arguments, arguments.cluster)
+    operations = resolve_operations(arguments)
+    _require_tokens(arguments, job.tokens)
+    if len(clusters) == 1:
+        found = plan(model, clusters[0], job, choices=choices, operations=operations)
+        _require_within(found, limits, choices)
+        chosen, shown = found, _one(found, limits, arguments.json)
+    else:
+        comparison = plan_clusters(model, clusters, job, limits=limits, choices=choices, operations=operations)
+        chosen, shown = _chosen(comparison, choices), _several(comparison, arguments.json)
     if arguments.out:
-        dump_plan(found, arguments.out)
-    return json.dumps(plan_payload(found), indent=2) if arguments.json else plan_report(found)
+        dump_plan(chosen, arguments.out)
+    return shown
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    """The deadline and the budget. Raises `InputError` with what is wrong with both."""
+    from shardwise.planning.compare import Limits
+
+    deadline, budget = collect(
+        lambda: None if arguments.deadline is None else parse_duration(arguments.deadline, what="--deadline"),
+        lambda: None if arguments.budget is None else parse_usd(arguments.budget, what="--budget"),
+    )
+    return Limits(deadline_s=deadline, budget_usd=budget)
+
+
+def _require_tokens(arguments: argparse.Namespace, tokens: float | None) -> None:
+    """A limit is one of a whole run, which has a length."""
+    given = [f"--{name}" for name in ("deadline", "budget") if getattr(arguments, name) is not None]
+    if given and tokens is None:
+        raise InputError(
+            f"{' and '.join(given)}: found no --tokens; the length of the run is required, such as --tokens 15T"
+        )
+
+
+def _require_within(found: Plan, limits: Limits, choices: Choices | None) -> None:
+    """Raise `MissedLimitError` for a plan that misses a limit: by how much, and what would do.
+
+    A budget without a price is wrong input: `MissingValueError` names the value.
+    """
+    from shardwise.search.clusters import misses, remedies
+
+    if not limits or limits.met(found.run):
+        return
+    assert found.run is not None
+    if limits.budget_usd is not None and found.run.usd is None:
+        raise _no_price([found.cluster.chip.name])
+    lines = [f"{found.cluster.name}: {line}" for line in misses(limits, found.run)]
+    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices)]
+    raise MissedLimitError("\n".join(lines))
+
+
+def _no_price(chips: Iterable[str]) -> MissingValueError:
+    from shardwise.planning.compare import PRICE
+
+    return MissingValueError(
+        f"--budget: no sourced {PRICE} of {', '.join(sorted(set(chips)))}; give one with --set chip.{PRICE}=VALUE"
+    )
+
+
+def _one(found: Plan, limits: Limits, as_json: bool) -> str:
+    from shardwise.cli.report import plan_report
+    from shardwise.cli.run_report import spare_lines
+    from shardwise.planning.codec import plan_payload
+
+    if as_json:
+        return json.dumps(plan_payload(found), indent=2)
+    return "\n\n".join(filter(None, [plan_report(found), "\n".join(spare_lines(limits, found.run))]))
+
+
+def _several(comparison: Comparison, as_json: bool) -> str:
+    from shardwise.cli.comparison import comparison_report
+    from shardwise.planning.compare import comparison_payload
+
+    return json.dumps(comparison_payload(comparison), indent=2) if as_json else comparison_report(comparison)
+
+
+def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
+    """The plan that was chosen. Where there is none, raises what says why on each cluster."""
+    from shardwise.cli.comparison import comparison_table, near_miss
+
+    if comparison.plan is not None:
+        return comparison.plan
+    if not any(one.plan for one in comparison.contenders):
+        raise NothingFitsError("\n".join(f"{one.cluster}: {one.problem}" for one in comparison.contenders))
+    if comparison.limits.budget_usd is not None and all(
+        one.run.usd is None for one in comparison.contenders if one.run
+    ):
+        raise _no_price(one.chip for one in comparison.contenders if one.run)
+    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices))
+    raise MissedLimitError("\n".join(lines))
 
 
 def narrowed_choices(pins: Iterable[str], maxima: Iterable[str]) -> Choices | None:

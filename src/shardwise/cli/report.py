@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from shardwise.cli.run_report import run_lines
 from shardwise.cost.estimate import Estimate
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
@@ -17,27 +18,41 @@ from shardwise.units import format_bytes, format_count, format_seconds
 BAR = 28
 
 
-def plan_report(plan: Plan) -> str:
-    """The report: job, layout, time, memory, runners-up, the books' rules, the search."""
-    sections = [_headline(plan), _layout(plan), _time(plan.estimate), _memory(plan.estimate)]
+def plan_report(plan: Plan, *, smallest_change: str | None = None) -> str:
+    """The report: job, the whole run, layout, time, memory, runners-up, the books' rules, the search.
+
+    `smallest_change` is what would make a layout fit that does not.
+    """
+    sections = [
+        _headline(plan, smallest_change),
+        _run(plan),
+        _layout(plan),
+        _time(plan.estimate),
+        _memory(plan.estimate),
+    ]
     sections += [_alternatives(plan), _rules(plan), _search(plan)]
     return "\n\n".join(section for section in sections if section)
 
 
-def _headline(plan: Plan) -> str:
+def _headline(plan: Plan, smallest_change: str | None) -> str:
     job, estimate = plan.job, plan.estimate
+    over = estimate.memory_bytes - estimate.memory_capacity_bytes
+    fits = f"fits, {estimate.margin:.0%} free" if estimate.fits else f"DOES NOT FIT, {format_bytes(over)} too much"
     lines = [
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
         f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
         f"MFU {estimate.mfu:.1%} (causal attention)   HFU {estimate.hfu:.1%}",
         f"  bound by {estimate.bound}, overlap convention {job.overlap}",
-        f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} "
-        f"({'fits' if estimate.fits else 'DOES NOT FIT'}, {estimate.margin:.0%} free)",
+        f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
-    if estimate.train_days is not None and job.tokens:
-        lines.append(f"  {format_count(job.tokens)} tokens take {estimate.train_days:.1f} days without interruptions")
+    if smallest_change:
+        lines.append(f"  smallest change that fits: {smallest_change}")
     return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+
+
+def _run(plan: Plan) -> str:
+    return "\n  ".join(["the whole run", *run_lines(plan.run)]) if plan.run else ""
 
 
 def _layout(plan: Plan) -> str:

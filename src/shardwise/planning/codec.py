@@ -17,6 +17,7 @@ from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.rules import Rule
+from shardwise.cost.run import Run
 from shardwise.errors import InputError, require
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
@@ -51,6 +52,7 @@ def plan_payload(plan: Plan) -> Payload:
         "rules": [asdict(rule) for rule in plan.rules],
         "search": asdict(plan.search) if plan.search else None,
         "versions": dict(plan.versions),
+        "run": asdict(plan.run) if plan.run else None,
     }
 
 
@@ -134,6 +136,7 @@ def parse_plan(payload: Any) -> Plan:
         rules=tuple(parse(Rule, rule, "rule") for rule in _list(payload, "rules")),
         search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
         versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
+        run=parse(Run, payload["run"], "run") if payload.get("run") else None,
     )  # fmt: skip
 
 

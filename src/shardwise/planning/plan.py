@@ -10,7 +10,9 @@ from typing import Any
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.operations import Operations
 from shardwise.cost.rules import Rule, book_rules
+from shardwise.cost.run import Run, training_run
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
@@ -40,7 +42,10 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Model, cluster and job as resolved, the layout, its estimate, and where they come from."""
+    """Model, cluster and job as resolved, the layout, its estimate, and where they come from.
+
+    `run` is what the whole run takes; None for a job without a length in tokens, and in a file of an earlier version.
+    """
 
     model: Architecture
     cluster: Cluster
@@ -51,13 +56,18 @@ class Plan:
     rules: tuple[Rule, ...] = ()
     search: SearchSummary | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    run: Run | None = None
 
 
-def plan_layout(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Plan:
+def plan_layout(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None
+) -> Plan:
     """A plan for one given layout, without a search. Raises `InputError` with every rule that it breaks."""
+    priced = estimate(architecture, cluster, job, layout)
     return Plan(
-        model=architecture, cluster=cluster, job=job, layout=layout, estimate=estimate(architecture, cluster, job, layout),
+        model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=versions(),
+        run=training_run(architecture, cluster, job, priced, operations),
     )  # fmt: skip
 
 

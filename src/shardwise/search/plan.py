@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.operations import Operations
 from shardwise.cost.rules import book_rules
+from shardwise.cost.run import training_run
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -20,11 +22,14 @@ NUM_ALTERNATIVES = 6
 NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
 
 
-def plan(architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None) -> Plan:
+def plan(
+    architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
+    operations: Operations | None = None,
+) -> Plan:  # fmt: skip
     """The fastest layout that fits, the runners-up with the reason each lost, and the books' rules beside it.
 
     Layouts that leave a tenth of the memory free are preferred; if there is none, any that fits will do. Raises
-    `NothingFitsError` with the smallest miss.
+    `NothingFitsError` with the smallest miss. `operations` say how the cluster is run, for what the whole run takes.
     """
     found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
     if not found.best:
@@ -39,6 +44,7 @@ def plan(architecture: Architecture, cluster: Cluster, job: Job, *, choices: Cho
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
         alternatives=tuple(_alternatives(architecture, cluster, job, found, chosen)),
         rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
+        run=training_run(architecture, cluster, job, chosen, operations),
     )  # fmt: skip
 
 
@@ -59,7 +65,7 @@ def _alternatives(
         if _shape(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
             seen.add(_shape(other.layout))
             picked.append(other)
-    if found.pareto and found.pareto[0].layout != found.best[0].layout:
+    if found.pareto and found.pareto[0].layout not in (one.layout for one in (found.best[0], *picked)):
         picked.append(found.pareto[0])
     for other in picked:
         priced = estimate(architecture, cluster, job, other.layout)

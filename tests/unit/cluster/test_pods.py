@@ -157,7 +157,7 @@ def test_a_plan_puts_replicas_or_stages_across_pods_and_keeps_its_file(tmp_path:
                    Job(global_batch_tokens=8 * 2**20, seq_len=4096))  # fmt: skip
     layout = plan_payload(plan)["layout"]
     crossing = {axis for axis, sizes in layout["placement"]["cuts"].items() if sizes[-1] > 1}
-    assert crossing in ({"dp"}, {"pp"})
+    assert crossing in ({"dp"}, {"fsdp"}, {"pp"})
     assert any("between pods only bandwidth" in note for note in plan.estimate.notes)
     path = tmp_path / "plan.json"
     dump_plan(plan, path)

@@ -2,6 +2,7 @@
 
 reasons   one layout against another in a sentence, and the lead it cannot tell apart
 story     the three steps of the playbook's decision procedure, as values
+options   what else could have been done, and the step at which it drops out
 constants which measured constant moves the step the most
 against   any other layout, term by term
 terms     one term: its formula, its inputs, the expression that it was read off

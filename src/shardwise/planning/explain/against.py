@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import placements
+from shardwise.layout.legality import degrees_of
+from shardwise.layout.placement import Placement, cut_levels, placements
+from shardwise.layout.shardings import atomic_degrees
 from shardwise.planning.explain.reasons import changed_fields, verdict, why_slower
 from shardwise.planning.plan import Plan
 
@@ -56,10 +58,20 @@ def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
 
 def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
     """The layout on its own placement, or where it has none on the fastest, with its estimate."""
-    options = [layout.placement] if layout.placement else placements(plan.cluster.topology)
+    options = [layout.placement] if layout.placement else _different_placements(plan, layout)
     placed = [replace(layout, placement=option) for option in options]
     priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
     return min(priced, key=lambda pair: pair[1].step_time_s)
+
+
+def _different_placements(plan: Plan, layout: Layout) -> list[Placement]:
+    """One placement of each kind: those that give every axis of the layout the same links cost the same."""
+    topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, degrees_of(layout))
+    kinds: dict[tuple[object, ...], Placement] = {}
+    for option in placements(topology):
+        cuts = cut_levels(topology, option, degrees)
+        kinds.setdefault(tuple((axis, cuts[axis]) for axis in sorted(cuts) if degrees[axis] > 1), option)
+    return list(kinds.values())
 
 
 def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, Difference]:

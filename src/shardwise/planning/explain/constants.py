@@ -15,36 +15,40 @@ SCALE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant, the step's time when it is a tenth worse, and the runner-up that would then be faster, if any."""
+    """A constant, and the plan when it is a tenth worse: its step's time, whether it fits, the runner-up that is then better."""
 
     name: str
     value: float
     step_time_s: float
     change: float
+    fits: bool
     overtaken_by: str | None
 
 
 def constants(plan: Plan) -> tuple[Constant, ...]:
-    """The constants of the chip and its links, the one that moves the step the most first."""
+    """The constants of the chip and its links: those without which the plan does not fit, then by what they add to the step."""
     found = [_priced(plan, name, value, cluster) for name, value, cluster in _scaled(plan.cluster)]
-    return tuple(sorted(found, key=lambda constant: -abs(constant.change)))
+    return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
 
 
 def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
-    step_s = estimate(plan.model, cluster, plan.job, plan.layout).step_time_s
+    mine = estimate(plan.model, cluster, plan.job, plan.layout)
+    step_s = mine.step_time_s
     others = [(estimate(plan.model, cluster, plan.job, a.layout), a.layout) for a in plan.alternatives]
     faster = [
-        (priced.step_time_s, str(layout)) for priced, layout in others if priced.fits and priced.step_time_s < step_s
+        (priced.step_time_s, str(layout))
+        for priced, layout in others
+        if priced.fits and (priced.step_time_s < step_s or not mine.fits)
     ]
     return Constant(
         name=name, value=value, step_time_s=step_s, change=step_s / plan.estimate.step_time_s - 1,
-        overtaken_by=min(faster)[1] if faster else None,
+        fits=mine.fits, overtaken_by=min(faster)[1] if faster else None,
     )  # fmt: skip
 
 
 def _scaled(cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
     """Each constant's name and value, and the cluster with this one scaled."""
-    for name in ("matmul_fraction", "memory_bytes_per_s"):
+    for name in ("matmul_fraction", "memory_bytes_per_s", "memory_bytes"):
         value: float = getattr(cluster.chip, name)
         yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
     for name, value, topology in _scaled_links(cluster.topology):
@@ -60,9 +64,13 @@ def _scaled_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
         return
     if not isinstance(topology, Switched):
         yield "torus.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)
+        latency = topology.hop_latency_s
+        yield "torus.hop_latency_s", latency, replace(topology, hop_latency_s=latency / SCALE)
         return
     for number, tier in enumerate(topology.tiers):
         if tier.size > 1:
-            tiers = list[Tier](topology.tiers)
-            tiers[number] = replace(tier, bytes_per_s=tier.bytes_per_s * SCALE)
-            yield f"{tier.name}.bytes_per_s", tier.bytes_per_s, Switched(tiers=tuple(tiers))
+            for name in ("bytes_per_s", "hop_latency_s", "base_latency_s"):
+                own: float = getattr(tier, name)
+                tiers = list[Tier](topology.tiers)
+                tiers[number] = replace(tier, **{name: own * SCALE if name == "bytes_per_s" else own / SCALE})  # type: ignore[arg-type]
+                yield f"{tier.name}.{name}", own, Switched(tiers=tuple(tiers))

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwise.cost.estimate import estimate
+from shardwise.cost.run import Run, training_run
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
 from shardwise.planning.explain.against import Against, Nearest, against, best_placed, smallest_change
 from shardwise.planning.explain.constants import Constant, constants
+from shardwise.planning.explain.options import Option, options
 from shardwise.planning.explain.reasons import MODEL_ERROR
 from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
 from shardwise.planning.explain.terms import Term, term
@@ -32,6 +34,8 @@ class Explanation:
     batch: Batch
     throughput: Throughput
     runners_up: tuple[RunnerUp, ...]
+    options: tuple[Option, ...]
+    run: Run | None
     constants: tuple[Constant, ...]
     against: Against | None = None
     terms: tuple[Term, ...] = ()
@@ -49,7 +53,8 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
         fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
-        constants=constants(priced), against=against(priced, other, nearest) if other else None,
+        options=options(priced), run=priced.run, constants=constants(priced),
+        against=against(priced, other, nearest) if other else None,
         terms=_terms(priced, other, term_name) if term_name else (), notes=(*_moved(plan, priced), *priced.estimate.notes),
     )  # fmt: skip
 
@@ -60,13 +65,15 @@ def explanation_payload(explanation: Explanation) -> dict[str, Any]:
 
 
 def reprice(plan: Plan) -> Plan:
-    """The plan with its estimates made anew. Raises `InputError` for a layout that is not legal for its model and job."""
+    """The plan with its estimates and its run made anew. Raises `InputError` for a layout that is not legal."""
 
     def again(layout: Layout) -> Any:
         return estimate(plan.model, plan.cluster, plan.job, layout)
 
     others = tuple(replace(other, estimate=again(other.layout)) for other in plan.alternatives)
-    return replace(plan, estimate=again(plan.layout), alternatives=others)
+    mine = again(plan.layout)
+    run = training_run(plan.model, plan.cluster, plan.job, mine, plan.run.operations if plan.run else None)
+    return replace(plan, estimate=mine, alternatives=others, run=run)
 
 
 def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ Source: Tazi et al., The Ultra-Scale Playbook, 2025, "Finding the best training 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params
@@ -34,9 +36,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step 1. `regime` is the playbook's; `binding` is what a better layout would need more of."""
+    """Step 1. `regime` is the playbook's; `binding` is what a better layout would need more of.
+
+    `state_bytes` are weights, gradients, master copy and moments of the whole model, once; `devices_for_state` hold as much.
+    """
 
     fits: bool
+    num_devices: int
+    state_bytes: float
+    devices_for_state: int
+    held: str
     memory_bytes: float
     memory_capacity_bytes: float
     margin: float
@@ -55,6 +64,7 @@ class Batch:
     num_seqs: int
     num_replicas: int
     seqs_per_replica: int
+    most_replicas: int
     micro_batch_seqs: int
     num_micro_batches: int
     waste: Mapping[str, float]
@@ -88,13 +98,30 @@ class RunnerUp:
 
 def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
     """Step 1, fitting a training step in memory."""
-    priced = plan.estimate
+    priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not _fits_without_recompute(plan)
+    state = num_params(plan.model) * precision_named(plan.job.precision).bytes_per_parameter
     return Fit(
-        fits=priced.fits, memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
+        fits=priced.fits, num_devices=devices, state_bytes=state,
+        devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),
+        memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
         margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
         binding=binding(plan), memory=shares("memory", priced.memory), smallest_change=smallest_change,
     )  # fmt: skip
+
+
+def _held(plan: Plan) -> str:
+    """How the layout gets the state and the activations of a model onto its devices."""
+    layout = plan.layout
+    ways = [f"tp = {layout.tp} splits the matrices"] if layout.tp > 1 else []
+    ways += [f"pp = {layout.pp} the blocks"] if layout.pp > 1 else []
+    ways += [f"ep = {layout.ep} the experts"] if layout.ep > 1 else []
+    shards = layout.fsdp * layout.cp
+    parts = ("", "optimizer", "optimizer and gradients", "optimizer, gradients and weights")[layout.zero_stage]
+    ways += [f"ZeRO-{layout.zero_stage} the {parts} over {shards:,}"] if layout.zero_stage and shards > 1 else []
+    ways += [f"cp = {layout.cp} the sequences"] if layout.cp > 1 else []
+    ways += [f"recompute {layout.recompute} spares activations"] if layout.recompute != "none" else []
+    return "; ".join(ways) or "every device holds all of it"
 
 
 def _fits_without_recompute(plan: Plan) -> bool:
@@ -172,7 +199,8 @@ def batch(plan: Plan) -> Batch:
     degrees = degrees_of(plan.layout)
     return Batch(
         global_batch_tokens=plan.job.global_batch_tokens, num_seqs=plan.job.num_seqs, num_replicas=plan.layout.num_replicas,
-        seqs_per_replica=seqs_per_replica(plan.job, degrees), micro_batch_seqs=plan.layout.micro_batch_seqs,
+        seqs_per_replica=seqs_per_replica(plan.job, degrees), most_replicas=plan.job.num_seqs,
+        micro_batch_seqs=plan.layout.micro_batch_seqs,
         num_micro_batches=num_micro_batches(plan.job, degrees), waste=plan.estimate.waste, because=_batch_reason(plan),
     )  # fmt: skip
 

@@ -1,0 +1,85 @@
+"""Several clusters side by side, as text for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from shardwise.planning.compare import Comparison, Contender
+from shardwise.search.clusters import misses, remedies
+from shardwise.units import format_count, format_energy, format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from shardwise.search.space import Choices
+
+ABSENT = "-"
+Column = Callable[[Contender], str]
+COLUMNS: Mapping[str, Column] = {
+    "devices": lambda one: f"{one.num_devices:,}",
+    "step": lambda one: format_seconds(one.plan.estimate.step_time_s) if one.plan else "nothing fits",
+    "MFU": lambda one: f"{one.plan.estimate.mfu:.1%}" if one.plan else ABSENT,
+    "days": lambda one: f"{one.run.days:,.1f}" if one.run else ABSENT,
+    "chip-hours": lambda one: format_count(one.run.chip_hours) if one.run else ABSENT,
+    "cost": lambda one: format_usd(one.run.usd) if one.run and one.run.usd is not None else ABSENT,
+    "energy": lambda one: format_energy(one.run.energy_mwh) if one.run and one.run.energy_mwh is not None else ABSENT,
+    "in time": lambda one: _said(one.in_time),
+    "in budget": lambda one: _said(one.within_budget),
+}
+
+
+def _said(met: bool | None) -> str:
+    return ABSENT if met is None else "yes" if met else "NO"
+
+
+def comparison_report(comparison: Comparison) -> str:
+    """The table, the choice with its reason, each cluster's layout, what is absent."""
+    assert comparison.chosen is not None
+    chosen = comparison.contenders[comparison.chosen]
+    sections = [
+        comparison_table(comparison),
+        f"chosen: {chosen.cluster}, {comparison.reason}",
+        "\n".join(["layouts", *(f"  {one.cluster:<20} {_layout(one)}" for one in comparison.contenders)]),
+    ]
+    return "\n\n".join([*sections, *filter(None, ["\n".join(_absent(comparison))])])
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """A line for each cluster, the chosen one marked; columns of limits that nobody asked for are left out."""
+    limits = comparison.limits
+    unasked = {"in time": limits.deadline_s is None, "in budget": limits.budget_usd is None}
+    unasked |= dict.fromkeys(
+        ("days", "chip-hours", "cost", "energy"), not any(one.run for one in comparison.contenders)
+    )
+    names = [name for name in COLUMNS if not unasked.get(name)]
+    rows = [["cluster", *names]]
+    rows += [[one.cluster, *(COLUMNS[name](one) for name in names)] for one in comparison.contenders]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append(("* " if number - 1 == comparison.chosen else "  ") + "  ".join(cells))
+    return "\n".join(lines)
+
+
+def _layout(one: Contender) -> str:
+    return str(one.plan.layout) if one.plan else (one.problem or "")
+
+
+def _absent(comparison: Comparison) -> Iterator[str]:
+    for one in comparison.contenders:
+        if one.run and one.run.missing:
+            yield f"{one.cluster}: no sourced {', '.join(one.run.missing)} of {one.chip}, so what follows from it is left out"
+
+
+def near_miss(comparison: Comparison, choices: Choices | None) -> Iterator[str]:
+    """What each cluster misses, and for the one that misses by the least what would do."""
+    limits = comparison.limits
+    planned = [(one, one.plan, one.run) for one in comparison.contenders if one.plan and one.run]
+    for one in comparison.contenders:
+        missed = misses(limits, one.run) if one.run else [one.problem or "nothing fits"]
+        yield from (f"{one.cluster}: {line}" for line in missed)
+    by_days = limits.deadline_s is not None
+    nearest, plan, _ = min(planned, key=lambda found: found[2].days if by_days else found[2].usd or math.inf)
+    for line in remedies(plan, limits, choices=choices):
+        yield f"what would do for {nearest.cluster}: {line}"

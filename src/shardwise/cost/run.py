@@ -1,0 +1,196 @@
+"""A whole training run: days with interruptions, chip-hours, dollars, energy.
+
+Letters: M seconds between failures of the whole job, R seconds to be running again, d (delta) seconds to write a checkpoint,
+t (tau) seconds of training between two checkpoints.
+
+Sources: Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A higher order
+estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22(3), 2006.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.cluster.chip import MOST
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import Estimate
+from shardwise.cost.operations import SOURCES, UNITS, Operations
+from shardwise.cost.rules.training import SECONDS_PER_DAY
+from shardwise.errors import InputError
+from shardwise.job import Job, precision_named
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import num_params
+
+SECONDS_PER_HOUR = 3600.0
+FORMULAS: Mapping[str, str] = {
+    "ideal_days": "tokens / batch · step time",
+    "mtbf_s": "M = 3600 / (failures per device-hour · devices)",
+    "checkpoint_bytes": "parameters · (weights + master copy + two moments), the bytes of the precision recipe",
+    "checkpoint_s": "d = checkpoint bytes / (bytes/s of a device · devices); training waits for it",
+    "checkpoint_interval_s": "t = sqrt(2·d·M), at most M, at least a step",
+    "goodput": "t / (M · e^((R + d) / M) · (e^((t + d) / M) - 1)): a checkpoint is read back in d",
+    "days": "ideal days / goodput",
+    "num_interruptions": "days / M",
+    "chip_hours": "devices · days · 24",
+    "usd": "chip-hours · price of a chip-hour",
+    "energy_mwh": "chip-hours · watts of a chip · PUE; hosts and networks left out",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value that the run was computed from, and where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a training run takes from its first step to its last, interruptions included.
+
+    `lost` are the shares of the time that go to checkpoints and to interruptions: with `goodput` they add up to 1. Without
+    failures there are no checkpoints, and `mtbf_s`, `checkpoint_interval_s` are None. `usd` and `energy_mwh` are None where
+    the chip has no sourced price or power; `missing` names what is absent.
+    """
+
+    tokens: float
+    num_steps: int
+    ideal_days: float
+    goodput: float
+    lost: Mapping[str, float]
+    days: float
+    mtbf_s: float | None
+    num_interruptions: float
+    checkpoint_bytes: float
+    checkpoint_s: float
+    checkpoint_interval_s: float | None
+    chip_hours: float
+    usd: float | None
+    price_date: str | None
+    energy_mwh: float | None
+    missing: tuple[str, ...]
+    operations: Operations
+    inputs: tuple[Given, ...]
+    formulas: Mapping[str, str]
+
+
+def training_run(
+    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, operations: Operations | None = None
+) -> Run | None:
+    """What the job's tokens take at the estimate's step time; None for a job without a length in tokens.
+
+    Assumes: failures come at a constant rate that grows with the devices; training waits while a checkpoint is written;
+    devices are paid for and draw full power from the first step to the last. Raises `InputError` for a run without an end.
+    Source: Daly 2006 for the time that a run with checkpoints takes; the formulas are in `FORMULAS`.
+    """
+    if job.tokens is None:
+        return None
+    given = operations or Operations()
+    size = checkpoint_bytes(architecture, job)
+    ideal_s = job.tokens / job.global_batch_tokens * estimate.step_time_s
+    pace = _pace(size, cluster.num_devices, estimate.step_time_s, given)
+    wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
+    chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
+    if not math.isfinite(chip_hours * MOST):
+        raise InputError(
+            f"run: {job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or run.restart_s, "
+            "are required"
+        )
+    price, power = cluster.chip.price_usd_per_hour, cluster.chip.power_w
+    return Run(
+        tokens=job.tokens, num_steps=math.ceil(job.tokens / job.global_batch_tokens), ideal_days=ideal_s / SECONDS_PER_DAY,
+        goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
+        mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
+        checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
+        chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
+        energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
+        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
+        operations=given, inputs=tuple(_inputs(cluster, job, estimate, given)), formulas=FORMULAS,
+    )  # fmt: skip
+
+
+class _Pace(NamedTuple):
+    """How fast a job gets on between its interruptions; no failures, no checkpoints."""
+
+    goodput: float
+    lost: Mapping[str, float]
+    checkpoint_s: float
+    mtbf_s: float | None = None
+    interval_s: float | None = None
+
+
+def _pace(size: float, num_devices: int, step_s: float, given: Operations) -> _Pace:
+    write_s = size / (given.checkpoint_bytes_per_s_per_device * num_devices)
+    mtbf_s = time_between_failures(num_devices, given)
+    if mtbf_s is None:
+        return _Pace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
+    # A checkpoint falls between two steps, and a restart reads one back.
+    interval_s = max(step_s, given.checkpoint_interval_s or young_interval(write_s, mtbf_s))
+    share = goodput(interval_s, write_s, mtbf_s, given.restart_s + write_s)
+    writing = share * write_s / interval_s
+    lost = {"checkpoints": writing, "interruptions": max(0.0, 1 - share - writing)}
+    return _Pace(share, lost, write_s, mtbf_s, interval_s)
+
+
+def time_between_failures(num_devices: int, operations: Operations) -> float | None:
+    """M in seconds: a failure of any device stops the job. None where nothing fails."""
+    rate = operations.failures_per_device_hour * num_devices
+    return SECONDS_PER_HOUR / rate if rate > 0 else None
+
+
+def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
+    """Bytes that a run needs to go on: weights, master copy and moments; 14 for each parameter in bf16 with AdamW.
+
+    Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's of 176B parameters had 2.3 TiB, 14
+    for each (BigScience, BLOOM model card, 2022).
+    """
+    recipe = precision_named(job.precision)
+    return num_params(architecture) * (recipe.bytes_per_parameter - recipe.gradient_bytes)
+
+
+def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
+    """Seconds of training between checkpoints that lose the least: sqrt(2·d·M), and M where that is longer.
+
+    Source: Young 1974, to first order in d / M; the cut at M is Daly's, 2006. Differs: Daly takes off d and adds terms that
+    matter only where d comes near M.
+    """
+    return min(math.sqrt(2 * checkpoint_s * mtbf_s), mtbf_s)
+
+
+def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: float) -> float:
+    """Share of the time that makes progress: t / (M · e^(R/M) · (e^((t + d)/M) - 1)); 0 where it is too small to tell.
+
+    Exact for failures at a constant rate, which may also strike a checkpoint or a restart. To first order it is
+    1 - d/t - (R + (t + d)/2)/M. Source: Daly 2006, the complete wall-clock time.
+    """
+    lost = (restart_s + interval_s + checkpoint_s) / mtbf_s
+    if lost > 700:  # e^700 is about as much as a float holds
+        return 0.0
+    return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s))
+
+
+def _inputs(cluster: Cluster, job: Job, estimate: Estimate, operations: Operations) -> Iterator[Given]:
+    """Every value that the run is computed from; those of `Operations` with the source of the default, or as set."""
+    chip, recipe, usual = cluster.chip, precision_named(job.precision), Operations()
+    yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
+    yield Given(name="global_batch_tokens", value=job.global_batch_tokens, unit="tokens", source="the job")
+    yield Given(name="step_time_s", value=estimate.step_time_s, unit="s", source="the estimate")
+    yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
+    kept = recipe.bytes_per_parameter - recipe.gradient_bytes
+    yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
+    for name, unit in UNITS.items():
+        value = getattr(operations, name)
+        if value is not None:
+            source = SOURCES[name] if value == getattr(usual, name) else "set by hand"
+            yield Given(name=name, value=value, unit=unit, source=source)
+    for name, unit in (("price_usd_per_hour", "USD/h"), ("power_w", "W")):
+        value = getattr(chip, name)
+        if value is not None:
+            date = f"{chip.price_date}: " if name == "price_usd_per_hour" and chip.price_date else ""
+            yield Given(name=name, value=value, unit=unit, source=f"{date}{chip.sources.get(name, 'no source')}")

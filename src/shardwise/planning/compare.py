@@ -1,0 +1,151 @@
+"""Plans of one job on several clusters, held against a deadline and a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.cost.rules.training import SECONDS_PER_DAY
+from shardwise.cost.run import Run
+from shardwise.planning.codec import plan_payload
+from shardwise.planning.explain.reasons import MODEL_ERROR
+from shardwise.planning.plan import Plan
+
+SCHEMA = "shardwise.comparison/1"
+PRICE = "price_usd_per_hour"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run must keep within: seconds from its first step to its last, and US dollars. None: no limit."""
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.deadline_s is not None or self.budget_usd is not None
+
+    def in_time(self, run: Run | None) -> bool | None:
+        """Whether the run meets the deadline; None where there is none, or nothing to hold against it."""
+        return None if self.deadline_s is None or run is None else run.days * SECONDS_PER_DAY <= self.deadline_s
+
+    def within_budget(self, run: Run | None) -> bool | None:
+        """Whether the run is within the budget; None where there is none, or the chip has no price."""
+        return None if self.budget_usd is None or run is None or run.usd is None else run.usd <= self.budget_usd
+
+    def met(self, run: Run | None) -> bool:
+        """Whether all limits that there are are met; what cannot be judged is not."""
+        judged = (self.deadline_s is None, self.in_time(run)), (self.budget_usd is None, self.within_budget(run))
+        return all(free or met is True for free, met in judged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One cluster: its plan, or why it has none; which of the limits that were asked for it meets (None: cannot be said)."""
+
+    cluster: str
+    chip: str
+    num_devices: int
+    plan: Plan | None
+    problem: str | None
+    in_time: bool | None
+    within_budget: bool | None
+
+    @property
+    def run(self) -> Run | None:
+        """What the whole run takes there."""
+        return self.plan.run if self.plan else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The contenders in the order that they were given; `chosen` is the place of one, None where none meets the limits."""
+
+    contenders: tuple[Contender, ...]
+    limits: Limits
+    chosen: int | None
+    reason: str
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the contender that was chosen."""
+        return None if self.chosen is None else self.contenders[self.chosen].plan
+
+
+def compare(contenders: Sequence[Contender], limits: Limits) -> Comparison:
+    """Choose: with a deadline the cheapest that meets all limits, otherwise the fastest that does.
+
+    Where one of those has no sourced price, chip-hours decide in place of dollars. A job without a length in tokens is
+    compared by its tokens per second.
+    """
+    able = [i for i, one in enumerate(contenders) if one.plan and (not limits or limits.met(one.run))]
+    if not able:
+        return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=_none(limits))
+    measure, reason = _measure([contenders[i] for i in able], limits)
+    ranked = sorted(able, key=lambda i: measure(contenders[i]))
+    if len(ranked) > 1:
+        lead = measure(contenders[ranked[1]]) / measure(contenders[ranked[0]]) - 1
+        if lead < MODEL_ERROR:
+            reason += f"; {contenders[ranked[1]].cluster} is within {lead:.1%}, which the model does not tell apart"
+    return Comparison(contenders=tuple(contenders), limits=limits, chosen=ranked[0], reason=reason)
+
+
+def _none(limits: Limits) -> str:
+    asked = [
+        name for name, limit in (("deadline", limits.deadline_s), ("budget", limits.budget_usd)) if limit is not None
+    ]
+    return f"no cluster meets the {' and the '.join(asked)}" if asked else "no layout fits on any of the clusters"
+
+
+def _measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
+    """What decides, less being better, and how that is said."""
+    if limits.deadline_s is None:
+        return _seconds, "the fastest" if limits.budget_usd is None else "the fastest within the budget"
+    kept = "meets the deadline" + ("" if limits.budget_usd is None else " and the budget")
+    dearer = sorted({one.chip for one in able if one.run and one.run.usd is None})
+    if dearer:
+        return _chip_hours, f"the one of the fewest chip-hours that {kept}: no sourced {PRICE} for {', '.join(dearer)}"
+    return _dollars, f"the cheapest that {kept}"
+
+
+def _seconds(one: Contender) -> float:
+    """Of the run; of a step where its length is not known, which ranks alike without interruptions."""
+    assert one.plan
+    return one.run.days * SECONDS_PER_DAY if one.run else one.plan.estimate.step_time_s
+
+
+def _chip_hours(one: Contender) -> float:
+    assert one.run
+    return one.run.chip_hours
+
+
+def _dollars(one: Contender) -> float:
+    assert one.run
+    assert one.run.usd is not None
+    return one.run.usd
+
+
+def comparison_payload(comparison: Comparison) -> dict[str, Any]:
+    """The versioned payload that `plan --json` prints for several clusters; `plan` is that of the chosen one."""
+    limits, chosen = comparison.limits, comparison.plan
+    return {
+        "schema": SCHEMA,
+        "deadline_days": None if limits.deadline_s is None else limits.deadline_s / SECONDS_PER_DAY,
+        "budget_usd": limits.budget_usd,
+        "chosen": None if comparison.chosen is None else comparison.contenders[comparison.chosen].cluster,
+        "reason": comparison.reason,
+        "clusters": [_contender(one) for one in comparison.contenders],
+        "plan": plan_payload(chosen) if chosen else None,
+    }
+
+
+def _contender(one: Contender) -> dict[str, Any]:
+    estimate, run = one.plan.estimate if one.plan else None, one.run
+    return {
+        "cluster": one.cluster, "chip": one.chip, "num_devices": one.num_devices, "problem": one.problem,
+        "layout": str(one.plan.layout) if one.plan else None,
+        **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
+        **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},
+        "missing": list(run.missing) if run else [], "in_time": one.in_time, "within_budget": one.within_budget,
+    }  # fmt: skip

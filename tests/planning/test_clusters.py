@@ -1,0 +1,265 @@
+"""Several clusters, deadlines and budgets: what is chosen and why, and what a miss says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.planning.compare import Comparison, Contender, compare
+from shardwise.search.clusters import misses, remedies, sizes
+
+MODEL = sw.load_model("llama-3-8b")
+JOB = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)
+WORDS = ["--batch-tokens", "1Mi", "--seq-len", "8192", "--tokens", "100B"]
+DAY = 86400.0
+
+
+def cluster(text: str, price: float | None) -> sw.Cluster:
+    found = sw.load_cluster(text)
+    return replace(found, chip=replace(found.chip, price_usd_per_hour=price, price_date=price and "2026-01-01"))
+
+
+CLUSTERS = (cluster("h100:32", 2.0), cluster("h100:64", 2.0), cluster("tpu-v5p:4x4x4", 4.0))
+
+
+@pytest.fixture(scope="module")
+def planned() -> Comparison:
+    return sw.plan_clusters(MODEL, CLUSTERS, JOB)
+
+
+def days(comparison: Comparison, place: int) -> float:
+    run = comparison.contenders[place].run
+    assert run is not None
+    return run.days
+
+
+def usd(comparison: Comparison, place: int) -> float:
+    run = comparison.contenders[place].run
+    assert run is not None
+    assert run.usd is not None
+    return run.usd
+
+
+def again(comparison: Comparison, limits: sw.Limits, *, priceless: tuple[int, ...] = ()) -> Comparison:
+    """The same plans against other limits."""
+    contenders = []
+    for place, one in enumerate(comparison.contenders):
+        plan = one.plan
+        assert plan is not None
+        assert plan.run is not None
+        if place in priceless:
+            plan = replace(plan, run=replace(plan.run, usd=None))
+        run = plan.run
+        contenders.append(replace(one, plan=plan, in_time=limits.in_time(run), within_budget=limits.within_budget(run)))
+    return compare(contenders, limits)
+
+
+def test_without_limits_the_fastest_is_chosen(planned: Comparison) -> None:
+    fastest = min(range(3), key=lambda place: days(planned, place))
+    assert planned.chosen == fastest
+    assert planned.reason.startswith("the fastest")
+    assert planned.plan is planned.contenders[fastest].plan
+    alone = sw.plan(MODEL, CLUSTERS[0], JOB)
+    assert planned.contenders[0].plan is not None
+    assert planned.contenders[0].plan.estimate == alone.estimate
+
+
+def test_with_a_deadline_the_cheapest_that_meets_it(planned: Comparison) -> None:
+    loose = sw.Limits(deadline_s=1.01 * days(planned, 0) * DAY)
+    found = again(planned, loose)
+    assert all(one.in_time for one in found.contenders)
+    assert found.chosen == min(range(3), key=lambda place: usd(planned, place))
+    assert "the cheapest that meets the deadline" in found.reason
+    tight = again(planned, sw.Limits(deadline_s=0.9 * days(planned, 0) * DAY))
+    assert tight.contenders[0].in_time is False
+    assert tight.chosen != 0
+
+
+def test_with_a_budget_the_fastest_within_it(planned: Comparison) -> None:
+    dearest = max(range(3), key=lambda place: usd(planned, place))
+    found = again(planned, sw.Limits(budget_usd=0.999 * usd(planned, dearest)))
+    assert found.contenders[dearest].within_budget is False
+    left = [place for place in range(3) if place != dearest]
+    assert found.chosen == min(left, key=lambda place: days(planned, place))
+    assert "the fastest within the budget" in found.reason
+
+
+def test_without_prices_chip_hours_decide_and_it_is_said(planned: Comparison) -> None:
+    loose = sw.Limits(deadline_s=2 * days(planned, 0) * DAY)
+    found = again(planned, loose, priceless=(2,))
+    hours = [one.run.chip_hours for one in found.contenders if one.run]
+    assert found.chosen == hours.index(min(hours))
+    assert "fewest chip-hours" in found.reason
+    assert "no sourced price_usd_per_hour for tpu-v5p" in found.reason
+
+
+def test_a_cluster_without_a_price_is_never_within_a_budget(planned: Comparison) -> None:
+    found = again(planned, sw.Limits(budget_usd=1e12), priceless=(0, 1, 2))
+    assert found.chosen is None
+    assert [one.within_budget for one in found.contenders] == [None, None, None]
+
+
+def test_a_lead_that_the_model_cannot_tell_apart_is_said(planned: Comparison) -> None:
+    twin = replace(planned.contenders[0], cluster="twin")
+    found = compare([planned.contenders[0], twin], sw.Limits())
+    assert "twin is within 0.0%, which the model does not tell apart" in found.reason
+
+
+def test_both_limits_must_be_met(planned: Comparison) -> None:
+    fastest = min(range(3), key=lambda place: days(planned, place))
+    limits = sw.Limits(deadline_s=1.0001 * days(planned, fastest) * DAY, budget_usd=0.99 * usd(planned, fastest))
+    found = again(planned, limits)
+    assert found.chosen is None
+    assert found.reason == "no cluster meets the deadline and the budget"
+
+
+def test_a_cluster_on_which_nothing_fits_stays_with_its_reason() -> None:
+    big = sw.load_model("llama-3-70b")
+    found = sw.plan_clusters(big, [sw.load_cluster("h100:8"), sw.load_cluster("h100:64")], JOB)
+    assert found.contenders[0] == Contender(
+        cluster="h100:8", chip="h100", num_devices=8, plan=None, problem=found.contenders[0].problem,
+        in_time=None, within_budget=None,
+    )  # fmt: skip
+    assert "no legal layout fits" in (found.contenders[0].problem or "")
+    assert found.chosen == 1
+
+
+def test_a_miss_says_by_how_much_and_what_would_do() -> None:
+    plan = sw.plan(MODEL, CLUSTERS[0], JOB)
+    assert plan.run is not None
+    limits = sw.Limits(deadline_s=plan.run.days / 1.2 * DAY)
+    (miss,) = misses(limits, plan.run)
+    assert f"{plan.run.days:.1f} days are" in miss
+    assert "(20% too long)" in miss
+    more, mfu = remedies(plan, limits)
+    name = more.partition(",")[0]
+    bigger = sw.plan(MODEL, cluster(name, 2.0), JOB).run
+    assert bigger is not None
+    assert limits.in_time(bigger)
+    assert f"{bigger.days:.1f} days" in more
+    assert f"an MFU of {plan.estimate.mfu * 1.2:.1%}" in mfu
+
+
+def test_a_budget_that_is_missed_says_how_many_tokens_it_pays() -> None:
+    plan = sw.plan(MODEL, CLUSTERS[0], JOB)
+    assert plan.run is not None
+    assert plan.run.usd is not None
+    limits = sw.Limits(budget_usd=plan.run.usd / 2)
+    (miss,) = misses(limits, plan.run)
+    assert "(100% too much)" in miss
+    fewer, tokens = remedies(plan, limits)
+    assert "h100:16, h100:8" in fewer
+    assert "50B of the 100B tokens, or $1.00 a chip-hour in place of $2.00" in tokens
+
+
+def test_a_cluster_of_ones_own_grows_by_an_assumption_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('chip = "h100"\n[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "450 GB/s"\n', encoding="utf-8")
+    plan = sw.plan(MODEL, sw.load_cluster(str(file)), JOB)
+    assert plan.run is not None
+    more, _ = remedies(plan, sw.Limits(deadline_s=plan.run.days / 3 * DAY))
+    assert more.startswith(("24 devices", "25 devices"))
+    assert "not planned" in more
+
+
+def test_sizes_are_whole_and_sorted() -> None:
+    found = [one.num_devices for one in sizes(sw.load_cluster("h100:16"), 1.5)]
+    assert found[:3] == [24, 32, 40]
+    assert found == sorted(found)
+    assert [one.name for one in sizes(sw.load_cluster("h100:16"), 0.5)] == ["h100:8", "h100:4", "h100:2", "h100:1"]
+    torus = [one.num_devices for one in sizes(sw.load_cluster("tpu-v5p:4x4x4"), 2.5)]
+    assert torus[0] == 192
+    assert torus == sorted(torus)
+    assert max(torus) <= 8960
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["plan", "llama-3-8b", *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--budget", "1M",
+                         "--set", "chip.price_usd_per_hour=2")  # fmt: skip
+    assert (code, err) == (0, "")
+    for part in (
+        "cluster",
+        "chip-hours",
+        "in time",
+        "in budget",
+        "* h100:",
+        "chosen: h100:",
+        "the cheapest",
+        "layouts",
+    ):
+        assert part in out
+    code, out, _ = run(capsys, "h100:32", "h100:64", *WORDS[:-2])
+    assert code == 0
+    assert "days" not in out
+    assert "chosen: h100:64, the fastest" in out
+
+
+def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    code, out, _ = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--json", "--out", str(target))
+    payload: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert payload["schema"] == "shardwise.comparison/1"
+    assert payload["deadline_days"] == 30
+    assert [one["cluster"] for one in payload["clusters"]] == ["h100:32", "h100:64"]
+    assert all(one["in_time"] for one in payload["clusters"])
+    assert {"step_time_s", "mfu", "days", "chip_hours", "usd", "energy_mwh", "layout", "missing"} <= payload[
+        "clusters"
+    ][0].keys()
+    assert payload["plan"]["cluster"]["name"] == payload["chosen"]
+    assert json.loads(target.read_text(encoding="utf-8")) == payload["plan"]
+
+
+def test_one_cluster_keeps_its_payload_and_says_what_is_spare(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d", "--json")
+    assert code == 0
+    assert json.loads(out)["schema"] == "shardwise.plan/1"
+    _, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d")
+    assert "meets the deadline of 30.0 days with" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "parts"),
+    [
+        (["h100:32", *WORDS, "--deadline", "1d"], 3, ["more than the deadline of 1.0", "what would do: h100:", "planned anew"]),
+        (["h100:32", "h100:64", *WORDS, "--deadline", "1d"], 3, ["no cluster meets", "NO", "what would do for h100:64"]),
+        (["h100:32", *WORDS, "--budget", "1k", "--set", "chip.price_usd_per_hour=2"], 3, ["too much)", "of the 100B tokens"]),
+        (["h100:32", *WORDS[:-2], "--deadline", "1d", "--budget", "2M"], 2, ["--deadline and --budget", "--tokens 15T"]),
+        (["h100:32", *WORDS, "--deadline", "soon", "--budget", "lots"], 2, ["'soon'", "30d or 12h", "'lots'", "2M or 500k"]),
+        (["h900:8", "h100:12", *WORDS], 2, ["'h900'", "nodes of 8"]),
+        (["h100:8", "h100:16", *WORDS, "--pin", "pp=64"], 3, ["h100:8: no legal layout", "h100:16: no legal layout"]),
+    ],
+)  # fmt: skip
+def test_misses_and_mistakes(
+    arguments: list[str], exit_code: int, parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (exit_code, "")
+    assert err.startswith("error: ")
+    for part in parts:
+        assert part in err
+
+
+def test_a_budget_without_a_price_names_the_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[chip]\nname = "mine"\npeak_flops_per_s = { bf16 = "800 TFLOP/s" }\nmemory_bytes = "96 GB"\nmemory_bytes_per_s = '
+        '"3 TB/s"\n[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "450 GB/s"\n',
+        encoding="utf-8",
+    )
+    for clusters in ([str(file)], [str(file), str(file)]):
+        code, _, err = run(capsys, *clusters, *WORDS, "--budget", "2M")
+        assert code == 2
+        assert "no sourced price_usd_per_hour of mine" in err
