@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture
 
 
+def policies() -> tuple[str, ...]:
+    """Names of the recompute policies."""
+    from shardwise.model.recompute import POLICIES
+
+    return tuple(POLICIES)
+
+
+def layout_help() -> str:
+    """What a layout on the command line may look like."""
+    return f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}'
+
+
 def add_job_arguments(
     parser: argparse.ArgumentParser, *, several: bool = False, sizes: tuple[str, str] = ("", "")
 ) -> None:

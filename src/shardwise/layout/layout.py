@@ -7,11 +7,10 @@ from typing import Literal
 
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
+from shardwise.model.recompute import POLICIES
 
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "afab", "1f1b", "interleaved"]
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
@@ -27,7 +26,8 @@ class Layout:
     between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces beside the products. `placement` says which links each axis runs over.
+    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`.
+    `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -43,7 +43,7 @@ class Layout:
     cp_variant: CpVariant = "all_gather"
     async_tp: bool = False
     micro_batch_seqs: int = 1
-    recompute: Recompute = "none"
+    recompute: str = "none"
     schedule: Schedule = "none"
     placement: Placement | None = None
 
@@ -58,7 +58,7 @@ class Layout:
         ]
         choices = {
             "zero_stage": (0, 1, 2, 3),
-            "recompute": RECOMPUTES,
+            "recompute": tuple(POLICIES),
             "schedule": SCHEDULES,
             "cp_variant": CP_VARIANTS,
         }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import RECEIVED, RETURNED
+from shardwise.model.block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
 from shardwise.model.program import Program, Role
 from shardwise.sharding.spec import Axes, Spec
@@ -110,11 +110,12 @@ def expert_spec(family: Family, dims: tuple[str, ...]) -> Spec:
 
 
 def weight_use(family: Family, dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding where it is used. Experts' matrices are split by expert; the router keeps all its rows."""
+    """A weight's sharding where it is used. What leads with E is an expert's own and is split by expert; the router, whose
+    columns or only dim are the experts, stays whole."""
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
-    if "E" in dims and "M" in dims:
+    if dims[0] == "E" and len(dims) > 1:
         split |= {"E": family.expert_axes, "M": () if family.whole_experts else TP}
-    return Spec.of(dims, split)
+    return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
 def weight_shard(family: Family, dims: tuple[str, ...]) -> Spec:

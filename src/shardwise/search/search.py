@@ -162,8 +162,7 @@ class _Search:
         return Layout(
             **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
-            cp_variant=mode.cp_variant, async_tp=mode.async_tp,
-            recompute=choices.recompute[recompute],  # type: ignore[arg-type]
+            cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[recompute],
             schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip

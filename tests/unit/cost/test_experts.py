@@ -11,9 +11,10 @@ from shardwise.cluster.topology import Switched
 from shardwise.cost.estimate import estimate
 from shardwise.cost.rules import book_rules
 from shardwise.job import Job
-from shardwise.layout.layout import RECOMPUTES, Layout
+from shardwise.layout.layout import Layout
 from shardwise.model.counts import model_flops_per_token, num_active_params
 from shardwise.model.load import load_model
+from shardwise.model.recompute import POLICIES
 
 MODEL = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=4)
 CLUSTER = load_cluster("h100:8")
@@ -81,7 +82,7 @@ def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -
 def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() -> None:
     none, selective, full = (
         estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=8, zero_stage=3, recompute=policy)).time["ep"]
-        for policy in RECOMPUTES
+        for policy in POLICIES
     )
     assert selective == pytest.approx(none)
     assert full == pytest.approx(1.5 * none, rel=1e-6)  # there and back once more
