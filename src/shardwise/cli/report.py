@@ -65,6 +65,8 @@ def _layout(plan: Plan) -> str:
         f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
         f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
     ]
+    if layout.expert_tp != layout.tp:
+        lines.append(f"  experts are whole: tp = {layout.tp} is a part of ep = {layout.ep}")
     if layout.cp > 1:
         lines.append(f"  context parallelism by {layout.cp_variant}")
     if layout.async_tp:

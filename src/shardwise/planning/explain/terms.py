@@ -16,6 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.realise import Realised
 from shardwise.layout.shardings import atomic_degrees, family_of, optimizer_rest, weight_rest, weight_shard, weight_use
+from shardwise.model.decoder import unit_counts
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
 from shardwise.sharding.spec import Spec
@@ -73,7 +74,9 @@ MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
     "E": "experts", "k": "experts that a token takes", "M": "hidden width of an expert",
-    "S": "hidden width of the shared expert",
+    "S": "hidden width of the shared expert", "Q": "width of the queries' latent", "C": "width of the keys' and values' latent",
+    "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
+    "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
     "p": "pipeline stages", "v": "virtual stages of a stage",
 }  # fmt: skip
@@ -175,6 +178,7 @@ class _Reader:
         self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
         self.family = self.pricer.of_structure(family_of(layout))
         self.degrees = _degrees(plan, layout)
+        self.units = tuple(unit_counts(plan.model))
 
     def read(self, name: str) -> Iterator[_Read]:
         """What there is to read; nothing for terms that are a constant or follow from others."""
@@ -189,19 +193,19 @@ class _Reader:
             yield from self.state(own)
 
     def flops(self, phase: str) -> Iterator[_Read]:
-        for unit in ("block", "head"):
+        for unit in self.units:
             kernels = self.pricer.parts(self.family, unit).kernels
             yield _Read(f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO))
 
     def collectives(self, axis: str) -> Iterator[_Read]:
-        for unit in ("embedding", "block", "head", "carry"):
+        for unit in (*self.units, "carry"):
             for one in self.pricer.parts(self.family, unit).collectives:
                 if _charged(one) == axis and math.prod(self.degrees[a] for a in one.axes) > 1:
                     over = "·".join(a for a in one.axes if self.degrees[a] > 1)
                     yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.payload)
 
     def saved(self, *, logits: bool) -> Iterator[_Read]:
-        for name in ("block", "head"):
+        for name in self.units:
             unit = self.pricer.parts(self.family, name).unit
             by_role: dict[Role, Polynomial] = {}
             for tensor, spec in unit.saved.items():
@@ -215,7 +219,7 @@ class _Reader:
         resting = self.resting(own)
         if resting is None:
             return
-        for name in ("block", "embedding", "head"):
+        for name in self.units:
             dims = self.pricer.parts(self.family, name).unit.weights.values()
             yield _Read(f"elements of the {name}", sum((resting(d).local_elements() for d in dims), start=ZERO))
 

@@ -1,0 +1,59 @@
+"""What every kind of operation knows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import Polynomial
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Shardings of the operands at the operation, natural shardings of the results, and why each operand moves."""
+
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    reasons: tuple[str, ...] = ()  # one for each operand, empty where it stays
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(ABC):
+    """Reads `inputs` and defines `outputs`, by name."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """One of contract, map, lookup, scatter, scan, carry."""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The inputs whose values are read; an input behind them gives its sharding or shape only."""
+        return self.inputs
+
+    @abstractmethod
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        """Shardings of operands and results when the operands lie as in `specs`.
+
+        `fixed(name)` says which operands may not move; `goal` is the sharding that the result is wanted in, if known.
+        """
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        """For each input that a gradient flows into, the operation that gives it from the outputs' gradients.
+
+        The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`.
+        """
+        return []
+
+    def flops(self, placed: Placed) -> Polynomial:
+        """Floating-point operations on one device."""
+        return Polynomial()

@@ -1,0 +1,65 @@
+"""Rows of a table by number, and their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.model.operations.base import Dims, Operation, Placed
+from shardwise.sharding.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Operation):
+    """`result[...] = table[index[...]]` along `dim`: an embedding, or the target's logit.
+
+    Where `dim` is split, each device answers for its own rows and gives zero for the others: a partial sum.
+    """
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "lookup"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        table, index = specs
+        own = table.axes_of(self.dim)
+        shared = {d: table.axes_of(d) if d in table.dims else index.without(own).axes_of(d) for d in index.dims}
+        index = Spec.of(index.dims, shared)
+        out = dims[self.outputs[0]]
+        split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
+        return Placed((table, index), (Spec.of(out, split, own),))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        table, index = self.inputs
+        return [(table, Scatter((cotangents[self.outputs[0]], index, table), ("?",), self.dim))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Operation):
+    """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "scatter"
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.inputs[:-1]
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        dy, index, table = specs
+        own = table.axes_of(self.dim)
+        dy = dy.without(own)
+        index = Spec.of(index.dims, {d: dy.axes_of(d) for d in index.dims})
+        summed = {a for d in dy.dims if d not in table.dims for a in dy.axes_of(d)}
+        split = {d: own if d == self.dim else dy.axes_of(d) for d in table.dims}
+        out = Spec.of(table.dims, split, summed | set(dy.partial))
+        return Placed((dy, index, table), (out,))
