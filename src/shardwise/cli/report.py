@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.cli.run_report import run_lines
-from shardwise.cost.estimate import Estimate
+from shardwise.cost.estimate import Estimate, mfu_format
+from shardwise.job import Job, precision_named
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import Placement, between_pods
@@ -42,13 +43,19 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
         f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
-        f"MFU {estimate.mfu:.1%} (causal attention)   HFU {estimate.hfu:.1%}",
+        f"MFU {estimate.mfu:.1%} (causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
         f"  bound by {estimate.bound}, overlap convention {job.overlap}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
     return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+
+
+def _against_peak(job: Job) -> str:
+    """Which peak an MFU is measured against, where products run in another format."""
+    fmt = mfu_format(job)
+    return f", of the {fmt} peak" if precision_named(job.precision).product_format != fmt else ""
 
 
 def _run(plan: Plan) -> str:

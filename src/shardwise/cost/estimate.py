@@ -52,7 +52,8 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
     """Price one layout. Raises `InputError` with every rule that the layout breaks.
 
     Assumes: flash attention, elementwise operations fused with their neighbours, causal attention evenly split over cp.
-    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation.
+    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation, and
+    is measured against the peak of `mfu_format`.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
     found = Pricing(architecture, cluster, job, layout).run()
@@ -61,6 +62,16 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
             "estimate: the step's time or memory is no finite number; smaller sizes, or rates that a chip can have, are required"
         )
     return found
+
+
+def mfu_format(job: Job) -> str:
+    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever products run in.
+
+    So an MFU says how fast a step is whatever the recipe, and two recipes compare as their step times do; above 1 it is
+    possible. Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU.
+    Source: DeepSeek (arXiv 2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
+    """
+    return precision_named(job.precision).activations
 
 
 class Pricing:
@@ -143,7 +154,7 @@ class Pricing:
         self, step_s: float, time: dict[str, float], hidden: dict[str, float], memory: Mapping[str, float]
     ) -> Estimate:
         tokens, devices = self.job.global_batch_tokens, self.cluster.num_devices
-        peak = self.cluster.chip.peak(precision_named(self.job.precision).activations)
+        peak = self.cluster.chip.peak(mfu_format(self.job))
         flops_s = model_flops_per_token(self.architecture, self.job.seq_len) * tokens / (devices * peak)
         total, capacity = sum(memory.values()), self.cluster.chip.memory_bytes
         return Estimate(

@@ -25,7 +25,7 @@ from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
-from shardwise.model.program import Program, Role
+from shardwise.model.program import Program, Role, Tensor
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
@@ -53,6 +53,11 @@ class Unit:
     def weights(self) -> Mapping[str, tuple[str, ...]]:
         """Names and dims of the unit's own weights."""
         return {name: self.forward.program.dims(name) for name in self.gradients}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor of the three programs by name, of one that is in several the earliest."""
+        return {**self.update.program.tensors, **self.backward.program.tensors, **self.forward.program.tensors}
 
     def phases(self) -> Mapping[str, tuple[Step, ...]]:
         """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
