@@ -17,6 +17,11 @@ from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes, format_count, format_seconds
 
 BAR = 28
+OFFLOADED = {
+    "optimizer": "moments and master weights",
+    "activations": "activations until their backward pass",
+    "both": "moments, master weights, and activations until their backward pass",
+}
 
 
 def plan_report(plan: Plan, *, smallest_change: str | None = None) -> str:
@@ -72,6 +77,10 @@ def _layout(plan: Plan) -> str:
         f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
         f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
     ]
+    if layout.recompute_layers is not None:
+        lines.append(f"  recompute of the first {layout.recompute_layers} layers of each stage")
+    if layout.offload != "none":
+        lines.append(f"  on the host: {OFFLOADED[layout.offload]}")
     if layout.cp > 1:
         lines.append(f"  context parallelism by {layout.cp_variant}")
     if layout.async_tp:

@@ -50,6 +50,10 @@ FORMULAS: Mapping[str, Formula] = {
     "time.dp": Formula(f"gradients of the replicas, once per step: {_TRAFFIC}", "max(traffic - compute, 0)"),
     "time.control": Formula("the loss, summed once per step", "latency and 4 bytes"),
     "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) / (v · m) · busy time"),
+    "time.host": Formula(
+        "activations to the host and back, beside each pass, and the optimizer's state through the device, beside the update",
+        "m · Σ max(bytes / PCIe rate - pass, 0) + max(bytes of state / PCIe rate - update, 0)",
+    ),
     "time.optimizer": Formula("the update streams the optimizer's state", "bytes of state / memory rate"),
     "memory.parameters": Formula("weights as they rest", "Σ elements at rest · bytes of a weight"),
     "memory.gradients": Formula("gradients as they rest between micro-batches", "Σ elements · bytes of a gradient"),
