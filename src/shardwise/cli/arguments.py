@@ -215,4 +215,6 @@ def _layout_value(key: str, text: str, like: Any) -> Any:
         return {"axes": axes.split(","), "levels": [int(level) for level in levels.split(",")]}
     if key == "layers_per_stage":
         return [parse_count(part, what="--layout: layers_per_stage") for part in text.strip("[]").split(",")]
+    if key == "recompute_layers":
+        return None if text == "all" else parse_count(text, what=f"--layout: {key}")
     return convert(text, like, f"--layout: {key}")
