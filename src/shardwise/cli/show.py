@@ -152,5 +152,7 @@ def _precisions() -> str:
 
 def _first_words(source: str) -> str:
     """A source without what it says, where that makes a table too wide."""
+    if len(source) <= WIDEST_SOURCE:
+        return source
     clause = source.partition(";")[0]
     return clause if len(clause) <= WIDEST_SOURCE else clause.partition(":")[0]

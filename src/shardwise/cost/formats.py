@@ -62,6 +62,7 @@ class Formats:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.roles = widths(precision)
+        self._known: dict[tuple[bool, bool], Mapping[Role, float]] = {}
 
     def product_rate_format(self, kernel: Kernel) -> str:
         """The format that a kernel's FLOPs run in."""
@@ -138,8 +139,11 @@ class Formats:
         return copies * self.precision.cast_bytes() + (self.roles[one.role] if one.also_read else 0.0)
 
     def _roles(self, products: Products, phase: str) -> Mapping[Role, float]:
-        weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
-        return {**self.roles, Role.WEIGHT: weight}
+        key = bool(products.operands), phase == "update"
+        if key not in self._known:
+            weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
+            self._known[key] = {**self.roles, Role.WEIGHT: weight}
+        return self._known[key]
 
 
 def elements_of(saved: Sequence[Saved], role: Role) -> Polynomial:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from shardwise.cost.estimate import Estimate
+from shardwise.cost.formats import Saved
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.realise import Realised
-from shardwise.layout.shardings import atomic_degrees, family_of, optimizer_rest, weight_rest, weight_shard, weight_use
+from shardwise.layout.shardings import (
+    Family,
+    atomic_degrees,
+    family_of,
+    optimizer_rest,
+    weight_rest,
+    weight_shard,
+    weight_use,
+)
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
 from shardwise.sharding.spec import Spec
@@ -61,7 +70,7 @@ FORMULAS: Mapping[str, Formula] = {
     "memory.optimizer": Formula("the optimizer's two moments", "Σ elements · 2 · bytes of a moment"),
     "memory.activations": Formula(
         "tensors kept for the backward pass of every micro-batch in flight",
-        "in flight · blocks · Σ saved elements · bytes",
+        "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
     ),
     "memory.workspace": Formula(
         "what one block needs while it runs backward", "what recompute rebuilds + half of a block's activations"
@@ -178,13 +187,16 @@ class _Reader:
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
         self.family = self.pricer.of_structure(family_of(layout))
-        self.degrees = _degrees(plan, layout)
+        self.degrees, self.layout = _degrees(plan, layout), layout
 
     def read(self, name: str) -> Iterator[_Read]:
         """What there is to read; nothing for terms that are a constant or follow from others."""
         tree, _, own = name.partition(".")
         if own in ("forward", "backward", "recompute"):
             yield from self.flops(own)
+        elif name == "time.host":
+            yield from self.saved(logits=False) if self.layout.offloads_activations else ()
+            yield from self.state("optimizer") if self.layout.offloads_optimizer else ()
         elif tree == "time":
             yield from self.collectives(own)
         elif own in ("activations", "logits"):
@@ -205,15 +217,27 @@ class _Reader:
                     yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.payload)
 
     def saved(self, *, logits: bool) -> Iterator[_Read]:
-        for name in ("block", "head"):
-            unit = self.pricer.parts(self.family, name).unit
-            by_role: dict[Role, Polynomial] = {}
-            for tensor, spec in unit.saved.items():
-                role = unit.forward.program.tensors[tensor].role
-                by_role[role] = by_role.get(role, ZERO) + spec.local_elements()
-            for role, expression in by_role.items():
-                if (role is Role.LOGITS) is logits:
-                    yield _Read(f"{name}, elements kept as {role.name.lower()}", expression)
+        for name, family in self.kept():
+            found: dict[str, Polynomial] = {}
+            for one in self.pricer.parts(family, name.split()[0]).products.saved:
+                if (one.role is Role.LOGITS) is logits:
+                    what = f"{name}, elements kept as {one.role.name.lower()}{self.cast(one)}"
+                    found[what] = found.get(what, ZERO) + one.elements
+            yield from (_Read(what, expression) for what, expression in found.items())
+
+    def kept(self) -> Iterator[tuple[str, Family]]:
+        """Units whose activations are kept, with the family that says which."""
+        yield "block", self.family
+        if self.layout.recompute_layers is not None:
+            yield "block without recomputation", replace(self.family, recompute="none")
+        yield "head", self.family
+
+    def cast(self, one: Saved) -> str:
+        """In which format it is kept, where that is not its own."""
+        recipe = self.pricer.precision
+        if not (recipe.matmul and recipe.saves_casts and one.num_orders):
+            return ""
+        return f" in {recipe.matmul}{' and as it is' if one.also_read else ''}"
 
     def state(self, own: str) -> Iterator[_Read]:
         resting = self.resting(own)
