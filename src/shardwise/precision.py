@@ -129,6 +129,10 @@ PRECISIONS = {
         _fp8("fp8_nanotron", _BF16, weights="fp8", gradients="fp8", master="bf16", accumulated_gradients="fp32",
              moments="fp8", gradient_reduction="fp32",
              source=f"{_TABLE}: 2 + 4 + 1 + 1 + 1 + 1 = 10 bytes; nanotron, pull request 70: one scale per tensor"),
+        replace(_FP32_WEIGHTS, name="int8_aqt", matmul="int8", gathered="bf16", cast_reads=2, saves_casts=False,
+                transposed_copies=False,
+                source="AQT as MaxText uses it (quantization=int8): fp32 weights used in bf16; what products take is scaled by "
+                "its own maximum and cast, in the forward and in the backward pass, and a TPU takes any order of dims"),
     )
 }  # fmt: skip
 

@@ -38,7 +38,12 @@ def add_job_arguments(
         "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
     )
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
-    parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision recipe (default: bf16)")
+    parser.add_argument(
+        "--precision",
+        default="bf16",
+        metavar="NAME",
+        help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
+    )
     parser.add_argument(
         "--overlap", default="per_axis", metavar="NAME",
         help="what communication hides behind: per_axis (default), sum or max",

@@ -58,6 +58,11 @@ def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
 
 
 def _entry(name: str, values: Sequence[Value]) -> str:
+    sources = {source for _, _, source in values}
+    if len(values) > 1 and len(sources) == 1:  # said once
+        return "\n".join(
+            [name, table([(f"  {key}", shown(key, value)) for key, value, _ in values]), f"  source: {sources.pop()}"]
+        )
     rows = [
         (f"  {key}", "no source" if value is None and not source else shown(key, value), source)
         for key, value, source in values

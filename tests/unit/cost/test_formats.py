@@ -25,7 +25,7 @@ from shardwise.sharding.collective import Kind
 
 DENSE = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192)
-FP8 = [name for name, recipe in PRECISIONS.items() if recipe.matmul]
+FP8 = [name for name, recipe in PRECISIONS.items() if recipe.matmul == "fp8"]
 
 
 def unit_of(model: str, name: str = "block", *, sp: bool = False, recompute: str = "none") -> Unit:
@@ -191,6 +191,15 @@ def test_fp8_products_run_at_the_rate_that_was_measured_in_fp8() -> None:
     chip = load_cluster("h100:8").chip
     assert chip.matmul_flops_per_s("fp8") == pytest.approx(1402.6e12, rel=1e-3)  # its MAMF in fp8
     assert chip.matmul_flops_per_s("bf16") == pytest.approx(794.5e12, rel=1e-3)
+
+
+def test_int8_is_faster_where_a_chip_has_it() -> None:
+    """A v6e multiplies twice as fast in int8 as in bf16, and in fp8 no faster, so that the casts are lost."""
+    layout = Layout(fsdp=16, zero_stage=3, recompute="full")
+    plain, int8, fp8 = (
+        run("llama-3-8b", "tpu-v6e:4x4", name, layout).step_time_s for name in ("bf16", "int8_aqt", "fp8_delayed")
+    )
+    assert int8 < plain < fp8
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

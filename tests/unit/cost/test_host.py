@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from shardwise.layout.layout import Layout, Offload
 from shardwise.layout.stages import recomputed_layers
 from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
+from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.search.plan import nearest_fitting, plan
 from shardwise.search.space import Choices
 from shardwise.terms import TIME_TERMS
@@ -133,6 +135,18 @@ def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
     )
     alone = estimate(MODEL, little_less, JOB, replace(BASE, recompute="full"))
     assert estimate(MODEL, little_less, JOB, nearest).step_time_s < alone.step_time_s
+
+
+def test_a_plan_with_all_of_it_comes_back_from_its_file() -> None:
+    pins = {"offload": "both", "recompute": "full", "recompute_layers": 8}
+    job = replace(JOB, precision="fp8_deepseek_v3")
+    found = plan(MODEL, CLUSTER, job, choices=Choices().narrowed(pins, {}))
+    again = parse_plan(json.loads(json.dumps(plan_payload(found))))
+    assert again.layout == found.layout
+    assert str(again.layout).endswith("recompute=full recompute_layers=8 offload=both")
+    assert again.estimate == found.estimate
+    assert again.cluster == found.cluster
+    assert again.job == job
 
 
 def test_where_nothing_fits_offload_is_named() -> None:

@@ -36,6 +36,8 @@ def why_slower(other: Estimate, best: Estimate) -> str:
 
 
 def _label(term: str) -> str:
+    if term == "host":
+        return "exposed transfers to the host"
     return f"exposed {term} communication" if term in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control") else term
 
 
