@@ -130,7 +130,8 @@ class Pricing:
         for unit, times in unit_counts(self.architecture).items():
             without = sum(stage.get(unit, 0) for stage in kept)
             yield unit, times - without, self.family
-            yield unit, without, plain
+            if without:
+                yield unit, without, plain
 
     def counts(self, stage: int) -> Counts:
         return stage_counts(
