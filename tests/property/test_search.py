@@ -185,8 +185,8 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
     """Under several recipes, and for stages with fewer layers than are to recompute."""
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
-    rows = search(architecture, cluster, job, choices=POLICIES, sample=250, seed=len(overlap)).sampled
-    assert len(rows) > 150
+    rows = search(architecture, cluster, job, choices=POLICIES, sample=120, seed=len(overlap)).sampled
+    assert len(rows) > 60
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
     assert len({row.layout.recompute_layers for row in rows}) > 3
