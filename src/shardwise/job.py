@@ -1,70 +1,18 @@
-"""What is to be trained: tokens, batch, precision recipe, and the convention for overlap."""
+"""What is to be trained: tokens, batch, precision recipe (precision.py), and the convention for overlap."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.dtypes import bytes_per_element
-from shardwise.errors import InputError, require
+from shardwise.errors import require
+from shardwise.precision import PRECISIONS, Precision, precision_named
+
+__all__ = ["OVERLAPS", "PRECISIONS", "Job", "Overlap", "Precision", "precision_named"]
 
 Overlap = Literal["per_axis", "sum", "max"]
 OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
 MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """Number formats of a training run; their widths give the bytes of state per parameter.
-
-    `moments` are AdamW's two; `accumulated_gradients` is a second copy of the gradients in another format, into which
-    micro-batches are added. A format of None means that no such copy is kept.
-    """
-
-    name: str
-    weights: str
-    gradients: str
-    master: str | None
-    moments: str
-    accumulated_gradients: str | None = None
-    activations: str = "bf16"
-    gradient_reduction: str = "bf16"
-    source: str = ""
-
-    @property
-    def bytes_per_parameter(self) -> float:
-        """Weights, gradients, master copy and two moments, in bytes."""
-        master = bytes_per_element(self.master) if self.master else 0.0
-        return bytes_per_element(self.weights) + self.gradient_bytes + master + 2 * bytes_per_element(self.moments)
-
-    @property
-    def gradient_bytes(self) -> float:
-        """Bytes of a parameter's gradient, with the copy that it is accumulated in."""
-        copy = bytes_per_element(self.accumulated_gradients) if self.accumulated_gradients else 0.0
-        return bytes_per_element(self.gradients) + copy
-
-
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision(name="bf16", weights="bf16", gradients="bf16", master="fp32", moments="fp32",
-                  source="S1, memory: 2 + 2 + 4 + 8 = 16 bytes per parameter"),
-        Precision(name="bf16_fp32_gradients", weights="bf16", gradients="bf16", accumulated_gradients="fp32", master="fp32",
-                  moments="fp32", gradient_reduction="fp32",
-                  source="S1, memory: gradients are also accumulated in fp32, 2 + 2 + 4 + 4 + 8 = 20 bytes per parameter"),
-        Precision(name="bf16_no_master", weights="bf16", gradients="bf16", master=None, moments="fp32",
-                  source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
-        Precision(name="fp32", weights="fp32", gradients="fp32", master=None, moments="fp32", activations="fp32",
-                  gradient_reduction="fp32", source="S1, memory: 4 + 4 + 8 = 16 bytes per parameter"),
-    )
-}  # fmt: skip
-
-
-def precision_named(name: str) -> Precision:
-    """A recipe by name. Raises `InputError` that lists the names."""
-    if name not in PRECISIONS:
-        raise InputError(f"precision: found {name!r}; one of {', '.join(PRECISIONS)} is required")
-    return PRECISIONS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

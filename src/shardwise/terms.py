@@ -3,6 +3,7 @@
 TIME_TERMS = (
     "forward", "backward", "recompute",  # compute of the worst stage
     "tp", "cp", "ep", "pp", "fsdp", "dp", "control",  # exposed communication, by axis
+    "host",  # transfers to and from the memory of the host, where they show
     "bubble", "optimizer",
 )  # fmt: skip
 MEMORY_TERMS = (

@@ -142,8 +142,8 @@ def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureF
     assert {"seq_len", "global_batch_tokens", "overlap"} <= payload["job"].keys()
     assert payload["layout"].keys() == {
         "dp", "fsdp", "tp", "cp", "pp", "ep", "etp", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
-        "async_tp", "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute", "schedule",
-        "placement",
+        "async_tp", "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute",
+        "recompute_layers", "offload", "schedule", "placement",
     }  # fmt: skip
     estimate = payload["estimate"]
     assert {
@@ -176,7 +176,7 @@ def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) 
         elif isinstance(value, list):
             text = ",".join(map(str, value))
         else:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
+            text = str(value).lower() if isinstance(value, bool) else {"etp": "none"}.get(key, "all") if value is None else str(value)
         words.append(f"{key}={text}")
     code, out, _ = run(capsys, *ESTIMATE, "--layout", " ".join(words), "--json")
     assert code == 0

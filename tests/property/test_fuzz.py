@@ -84,7 +84,8 @@ def test_models_and_clusters(model: str, cluster: str) -> None:
 @fuzzed(300)
 @given(
     batch=st.one_of(NUMBERS, WORDS), seq_len=st.one_of(NUMBERS, st.sampled_from(["4096", "1024"])),
-    tokens=st.one_of(st.none(), NUMBERS, WORDS), precision=st.one_of(st.sampled_from(["bf16", "fp32"]), WORDS),
+    tokens=st.one_of(st.none(), NUMBERS, WORDS),
+    precision=st.one_of(st.sampled_from(["bf16", "fp32", "mxfp8", "fp8_deepseek_v3"]), WORDS),
     overlap=st.one_of(st.sampled_from(["sum", "max"]), WORDS),
 )  # fmt: skip
 def test_jobs(batch: str, seq_len: str, tokens: str | None, precision: str, overlap: str) -> None:
@@ -95,10 +96,12 @@ def test_jobs(batch: str, seq_len: str, tokens: str | None, precision: str, over
 
 KEYS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
-    "micro_batch_seqs", "recompute", "schedule", "placement", "num_micro_batches", "layers_per_stage", "colour", "",
+    "micro_batch_seqs", "recompute", "recompute_layers", "offload",
+    "schedule", "placement", "num_micro_batches", "layers_per_stage", "colour", "",
 )  # fmt: skip
 TEXTS = st.one_of(
     NUMBERS, WORDS,
+    st.sampled_from(["optimizer", "both"]),
     st.sampled_from(["true", "full", "1f1b", "afab", "tp,cp,fsdp,dp,pp@0,1", "tp@0", "tp,cp@9,9", "[16]", "8,8", "@"]),
 )  # fmt: skip
 ASSIGNED = st.builds(lambda key, value: f"{key}={value}", st.sampled_from(KEYS), TEXTS)

@@ -14,14 +14,14 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
 from shardwise.errors import NothingFitsError
 from shardwise.job import OVERLAPS, Job, Overlap
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.layout.legality import RULES, degrees_of, natural_schedule, violations
 from shardwise.layout.placement import Links, cut_levels, placements
 from shardwise.layout.shardings import TP, ZERO, atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.search.search import search
-from shardwise.search.space import Choices, build_space
+from shardwise.search.space import QUARTERS, Choices, build_space
 
 SMALL = Architecture(
     name="small",
@@ -159,6 +159,38 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
     assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
     assert any(row.layout.expert_tp < row.layout.tp for row in rows) or not architecture.num_experts
+    for row in rows:
+        scalar = estimate(architecture, cluster, job, row.layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
+        assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
+
+
+POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *QUARTERS), offload=OFFLOADS)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(
+    ("model", "cluster_name", "job"),
+    [
+        ("small", "h100:16", JOB),
+        ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024, precision="fp8_deepseek_v3")),
+        ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096, precision="mxfp8")),
+        ("llama-3-8b", "h100:16", Job(global_batch_tokens=2**19, seq_len=8192, precision="fp8_torchao")),
+        ("llama-3.2-1b", "tpu-v5e:4x4", Job(global_batch_tokens=2**18, seq_len=4096)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
+    model: str, cluster_name: str, job: Job, overlap: Overlap
+) -> None:
+    """Under several recipes, and for stages with fewer layers than are to recompute."""
+    architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
+    cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
+    rows = search(architecture, cluster, job, choices=POLICIES, sample=120, seed=len(overlap)).sampled
+    assert len(rows) > 60
+    assert {row.layout.offload for row in rows} == set(OFFLOADS)
+    assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
+    assert len({row.layout.recompute_layers for row in rows}) > 3
     for row in rows:
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout

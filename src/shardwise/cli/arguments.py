@@ -50,7 +50,12 @@ def add_job_arguments(
         "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
     )
     parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
-    parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision recipe (default: bf16)")
+    parser.add_argument(
+        "--precision",
+        default="bf16",
+        metavar="NAME",
+        help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
+    )
     parser.add_argument(
         "--overlap", default="per_axis", metavar="NAME",
         help="what communication hides behind: per_axis (default), sum or max",
@@ -229,4 +234,6 @@ def _layout_value(key: str, text: str, like: Any) -> Any:
         return [parse_count(part, what="--layout: layers_per_stage") for part in text.strip("[]").split(",")]
     if key == "etp":
         return None if text.lower() == "none" else parse_count(text, what="--layout: etp")
+    if key == "recompute_layers":
+        return None if text == "all" else parse_count(text, what=f"--layout: {key}")
     return convert(text, like, f"--layout: {key}")

@@ -29,7 +29,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
     parser.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
-        help="search only layouts with this, such as tp=8, sequence_parallel=true or recompute="
+        help="search only layouts with this, such as tp=8, offload=optimizer or recompute="
         f"{'|'.join(policies())}; may be repeated",
     )  # fmt: skip
     parser.add_argument(
@@ -152,7 +152,8 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, Any]:
     """What each text asks for; a key that is not known keeps its text, and `Choices.narrowed` names the keys there are."""
     from shardwise.search.space import FLAGS, NUMERIC
 
-    like: dict[str, Any] = dict.fromkeys(NUMERIC, 1) | dict.fromkeys(FLAGS, True)
+    like: dict[str, Any] = dict.fromkeys((*NUMERIC, "recompute_layers"), 1)
+    like |= dict.fromkeys(FLAGS, True)
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))

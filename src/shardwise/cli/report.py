@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.cli.run_report import run_lines
-from shardwise.cost.estimate import Estimate
+from shardwise.cost.estimate import Estimate, mfu_format
+from shardwise.job import Job, precision_named
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import Placement, between_pods
@@ -16,6 +17,11 @@ from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes, format_count, format_seconds
 
 BAR = 28
+OFFLOADED = {
+    "optimizer": "moments and master weights",
+    "activations": "activations until their backward pass",
+    "both": "moments, master weights, and activations until their backward pass",
+}
 
 
 def plan_report(plan: Plan, *, smallest_change: str | None = None) -> str:
@@ -42,13 +48,19 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
         f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
-        f"MFU {estimate.mfu:.1%} (causal attention)   HFU {estimate.hfu:.1%}",
+        f"MFU {estimate.mfu:.1%} (causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
         f"  bound by {estimate.bound}, overlap convention {job.overlap}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
     return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+
+
+def _against_peak(job: Job) -> str:
+    """Which peak an MFU is measured against, where products run in another format."""
+    fmt = mfu_format(job)
+    return f", of the {fmt} peak" if precision_named(job.precision).product_format != fmt else ""
 
 
 def _run(plan: Plan) -> str:
@@ -67,6 +79,10 @@ def _layout(plan: Plan) -> str:
     ]
     if layout.expert_tp != layout.tp:
         lines.append(f"  experts are whole: tp = {layout.tp} is a part of ep = {layout.ep}")
+    if layout.recompute_layers is not None:
+        lines.append(f"  recompute of the first {layout.recompute_layers} layers of each stage")
+    if layout.offload != "none":
+        lines.append(f"  on the host: {OFFLOADED[layout.offload]}")
     if layout.cp > 1:
         lines.append(f"  context parallelism by {layout.cp_variant}")
     if layout.async_tp:

@@ -12,6 +12,7 @@ from shardwise.cli import show_networks
 from shardwise.cli.show_values import Row, Value, shown, table
 
 SCHEMA = "shardwise.show/1"
+WIDEST_SOURCE = 100  # of a table
 EPILOG = """examples:
   shardwise show chips
   shardwise show chips h200
@@ -60,6 +61,11 @@ def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
 
 
 def _entry(name: str, values: Sequence[Value]) -> str:
+    sources = {source for _, _, source in values}
+    if len(values) > 1 and len(sources) == 1:  # said once
+        return "\n".join(
+            [name, table([(f"  {key}", shown(key, value)) for key, value, _ in values]), f"  source: {sources.pop()}"]
+        )
     rows = [
         (f"  {key}", "no source" if value is None and not source else shown(key, value), source)
         for key, value, source in values
@@ -127,7 +133,7 @@ def _precision(name: str) -> list[Value]:
     values.pop("name")
     return [
         ("bytes_per_parameter", recipe.bytes_per_parameter, source),
-        *((k, v or "none", source) for k, v in values.items()),
+        *((k, "none" if v is None else v, source) for k, v in values.items()),
     ]
 
 
@@ -135,9 +141,35 @@ def _precisions() -> str:
     from shardwise.job import PRECISIONS
 
     rows: list[Row] = [
-        ("precision", "bytes/parameter", "weights", "gradients", "master", "moments", "activations", "source")
+        (
+            "precision",
+            "bytes/parameter",
+            "weights",
+            "gradients",
+            "master",
+            "moments",
+            "activations",
+            "products",
+            "source",
+        )
     ]
     for name, recipe in PRECISIONS.items():
-        formats = (recipe.weights, recipe.gradients, recipe.master or "-", recipe.moments, recipe.activations)
-        rows.append((name, f"{recipe.bytes_per_parameter:g}", *formats, recipe.source))
+        moments = recipe.moments + (f"+{recipe.second_moment}" if recipe.second_moment else "")
+        formats = (
+            recipe.weights,
+            recipe.gradients,
+            recipe.master or "-",
+            moments,
+            recipe.activations,
+            recipe.product_format,
+        )
+        rows.append((name, f"{recipe.bytes_per_parameter:g}", *formats, _first_words(recipe.source)))
     return table(rows, right=(1,))
+
+
+def _first_words(source: str) -> str:
+    """A source without what it says, where that makes a table too wide."""
+    if len(source) <= WIDEST_SOURCE:
+        return source
+    clause = source.partition(";")[0]
+    return clause if len(clause) <= WIDEST_SOURCE else clause.partition(":")[0]

@@ -11,7 +11,7 @@ from shardwise.errors import MissingValueError, require
 MOST = 1e21  # of any quantity of one chip; a thousand times an exaflop
 OPTIONAL = (
     "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
-    "matrix_unit", "price_usd_per_hour", "price_date",
+    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction",
 )  # fmt: skip
 
 
@@ -20,12 +20,12 @@ class Chip:
     """Dense peaks, memory and their sustained fractions.
 
     `matmul_fraction` and `memory_fraction` are what micro-benchmarks reach of the peaks; 1.0 where the catalogue has no
-    measurement, and then the estimate is a bound. `runtime_bytes` is memory that no tensor of ours can have.
-    `host_shape`: chips on one host, along the axes of a torus; `pcie_bytes_per_s`: one chip to its host, one direction;
-    `dcn_bytes_per_s_per_host`: a host to other hosts over the data-centre network; `vmem_bytes`: on-chip memory that
-    software manages, `vmem_bytes_per_s`: from it to the matrix unit; `matrix_unit`: side of the systolic array;
-    `price_usd_per_hour` was read on `price_date`. What has no source is None, and `known` raises for it. `sources` says
-    for each value where it comes from.
+    measurement, and then the estimate is a bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
+    `runtime_bytes` is memory that no tensor of ours can have. `host_shape`: chips on one host, along the axes of a torus;
+    `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
+    data-centre network; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`: from it to the matrix
+    unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. What has no source is
+    None, and `known` raises for it. `sources` says for each value where it comes from.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Chip:
     matrix_unit: int | None = None
     price_usd_per_hour: float | None = None
     price_date: str | None = None
+    fp8_matmul_fraction: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,9 +62,10 @@ class Chip:
             low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
             if value is not None and (low or not value <= MOST):
                 yield f"{chip}: {name} is {value:g}; a positive number of at most {MOST:g} is required"
-        for name in ("matmul_fraction", "memory_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                yield f"{chip}: {name} is {getattr(self, name):g}; a part of the peak, above 0 and at most 1, is required"
+        for name in ("matmul_fraction", "fp8_matmul_fraction", "memory_fraction"):
+            part = getattr(self, name)
+            if part is not None and not 0 < part <= 1:
+                yield f"{chip}: {name} is {part:g}; a part of the peak, above 0 and at most 1, is required"
         if self.host_shape is not None and not (
             isinstance(self.host_shape, tuple) and self.host_shape and min(self.host_shape) >= 1
         ):
@@ -91,7 +93,8 @@ class Chip:
 
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Rate that matrix products sustain, in FLOP/s."""
-        return self.peak(dtype) * self.matmul_fraction
+        own = self.fp8_matmul_fraction if dtype == "fp8" else None
+        return self.peak(dtype) * (self.matmul_fraction if own is None else own)
 
     def sustained_bytes_per_s(self) -> float:
         """Rate at which memory streams, in bytes/s."""

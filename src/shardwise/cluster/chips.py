@@ -57,7 +57,8 @@ def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> 
         reader.problems.append(f"{where}: name: found {shown(name)}; a text is required")
     readers: dict[str, Callable[[str], Any]] = {
         "host_shape": reader.sizes, "matrix_unit": reader.size, "price_date": reader.text,
-        "matmul_fraction": reader.fraction, "memory_fraction": reader.fraction, "runtime_bytes": reader.at_least_0,
+        "matmul_fraction": reader.fraction, "fp8_matmul_fraction": reader.fraction, "memory_fraction": reader.fraction,
+        "runtime_bytes": reader.at_least_0,
     }  # fmt: skip
     values: dict[str, Any] = {}
     for key in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", *OPTIONAL, "matmul_fraction", "memory_fraction"):

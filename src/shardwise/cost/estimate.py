@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.topology import Pods
+from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
-from shardwise.cost.step import Counts, Model, StageCost, stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import KEPT, Counts, Model, StageCost, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
 from shardwise.layout.placement import Links, cut_levels, default_placement
-from shardwise.layout.shardings import atomic_degrees, family_of
+from shardwise.layout.shardings import Family, atomic_degrees, family_of
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token
-from shardwise.model.decoder import unit_counts
+from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.schedule.closed_form import bubble_ratio, in_flight, in_flight_afab
 from shardwise.terms import TIME_TERMS
 
@@ -52,7 +53,8 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
     """Price one layout. Raises `InputError` with every rule that the layout breaks.
 
     Assumes: flash attention, elementwise operations fused with their neighbours, causal attention evenly split over cp.
-    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation.
+    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation, and
+    is measured against the peak of `mfu_format`.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
     found = Pricing(architecture, cluster, job, layout).run()
@@ -61,6 +63,16 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
             "estimate: the step's time or memory is no finite number; smaller sizes, or rates that a chip can have, are required"
         )
     return found
+
+
+def mfu_format(job: Job) -> str:
+    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever products run in.
+
+    So an MFU says how fast a step is whatever the recipe, and two recipes compare as their step times do; above 1 it is
+    possible. Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU.
+    Source: DeepSeek (arXiv 2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
+    """
+    return precision_named(job.precision).activations
 
 
 class Pricing:
@@ -72,6 +84,7 @@ class Pricing:
         self.layers = layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
         self.dense = dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
         self.units = tuple(unit_counts(architecture))
+        self.host = host_of(layout.offload, cluster.chip)
         self.afab = layout.schedule == "afab"
         self.family = family_of(layout)
         self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
@@ -80,7 +93,7 @@ class Pricing:
     def run(self) -> Estimate:
         activation, state = self.unit_costs()
         counts = [self.counts(stage) for stage in range(self.layout.pp)]
-        costs = [stage_cost(c, activation, state) for c in counts]
+        costs = [stage_cost(c, activation, state, self.host) for c in counts]
         bubble = bubble_ratio(self.layout.pp, self.num_micro_batches, self.layout.num_virtual_stages)
         totals = [step_time(cost, self.num_micro_batches, bubble, self.job.overlap) for cost in costs]
         slowest = max(range(len(totals)), key=lambda stage: totals[stage].total_s)
@@ -94,17 +107,31 @@ class Pricing:
         placement = self.layout.placement or default_placement(topology)
         links = Links(topology, cut_levels(topology, placement, self.degrees))
         activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
+        if self.layout.recompute_layers is not None:
+            plain = replace(self.family, recompute="none")
+            kept = [unit for unit in self.units if unit in LAYERS]
+            activation |= {KEPT + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
         return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in self.units}
 
     def hardware_ratio(self) -> float:
         """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
         done = needed = 0.0
         values = unit_values(self.architecture, self.job.seq_len, self.degrees)  # all devices, not the last of a ring
-        for unit, times in unit_counts(self.architecture).items():
-            flops = self.pricer.flops(unit, self.family, values)
+        for unit, times, family in self.families():
+            flops = self.pricer.flops(unit, family, values)
             done += times * sum(flops.values())
             needed += times * 3.0 * flops["forward"]
         return done / needed
+
+    def families(self) -> Iterator[tuple[str, int, Family]]:
+        """Each unit as often as the model has it: layers that recompute and those that do not."""
+        plain = replace(self.family, recompute="none")
+        kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
+        for unit, times in unit_counts(self.architecture).items():
+            without = sum(stage.get(unit, 0) for stage in kept)
+            yield unit, times - without, self.family
+            if without:
+                yield unit, without, plain
 
     def counts(self, stage: int) -> Counts:
         return stage_counts(
@@ -113,6 +140,7 @@ class Pricing:
             first=stage == 0,
             last=stage == self.layout.pp - 1,
             num_virtual_stages=self.layout.num_virtual_stages,
+            recompute_layers=self.layout.recompute_layers,
         )
 
     def memory(
@@ -120,30 +148,32 @@ class Pricing:
     ) -> dict[str, float]:
         m = self.num_micro_batches
         flying = in_flight_afab(m) if self.afab else in_flight(self.layout.pp, m, self.layout.num_virtual_stages, stage)
-        return stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
+        return stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes, self.host)
 
     def terms(self, cost: StageCost, bubble_s: float) -> tuple[dict[str, float], dict[str, float]]:
         """Exposed terms that add up to the step, and what of the traffic is hidden."""
         m = self.num_micro_batches
         time = dict.fromkeys(TIME_TERMS, 0.0)
         time |= {"forward": m * cost.forward_s, "backward": m * cost.backward_s, "recompute": m * cost.recompute_s}
-        time |= {"bubble": bubble_s, "optimizer": cost.update_s}
+        time |= {"bubble": bubble_s, "optimizer": cost.update_s, "host": max(cost.stream_s - cost.update_s, 0.0)}
         work_b = cost.backward_s + cost.recompute_s
-        hidden: dict[str, float] = {}
+        hidden = {"host": cost.stream_s - time["host"]}
         for times, work, traffic in (
             (m - 1, cost.forward_s, cost.forward_traffic), (m - 1, work_b, cost.backward_traffic),
             (1, cost.forward_s, cost.first_traffic), (1, work_b, cost.last_traffic),
         ):  # fmt: skip
-            for axis, seconds in exposed_by_axis(self.job.overlap, work, traffic).items():
+            exposed = exposed_by_axis(self.job.overlap, work, traffic)
+            exposed["host"] = max(cost.host_s - work - sum(exposed.values()), 0.0)
+            for axis, seconds in exposed.items():
                 time[axis] += times * seconds
-                hidden[axis] = hidden.get(axis, 0.0) + times * (traffic[axis] - seconds)
+                hidden[axis] = hidden.get(axis, 0.0) + times * ({"host": cost.host_s, **traffic}[axis] - seconds)
         return time, {axis: seconds for axis, seconds in hidden.items() if seconds > 0}
 
     def summary(
         self, step_s: float, time: dict[str, float], hidden: dict[str, float], memory: Mapping[str, float]
     ) -> Estimate:
         tokens, devices = self.job.global_batch_tokens, self.cluster.num_devices
-        peak = self.cluster.chip.peak(precision_named(self.job.precision).activations)
+        peak = self.cluster.chip.peak(mfu_format(self.job))
         flops_s = model_flops_per_token(self.architecture, self.job.seq_len) * tokens / (devices * peak)
         total, capacity = sum(memory.values()), self.cluster.chip.memory_bytes
         return Estimate(
@@ -167,6 +197,8 @@ class Pricing:
             found.append(
                 "the latency of the data-centre network has no source: between pods only bandwidth is priced, a bound"
             )
+        if self.layout.offload != "none":
+            found.append("how much memory the hosts have is not known: what is offloaded is taken to fit there")
         return tuple(found)
 
     def waste(self) -> dict[str, float]:
@@ -187,5 +219,5 @@ def _bound(time: Mapping[str, float]) -> str:
     """What takes the most of the step: compute, the bubble, the optimizer, or the traffic of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
     groups |= {f"communication over {axis}": time[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")}
-    groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"]}
+    groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}
     return max(groups, key=lambda name: groups[name])

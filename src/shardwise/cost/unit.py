@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
 from shardwise.cost.communication import collective_s
-from shardwise.dtypes import bytes_per_element
+from shardwise.cost.formats import Formats, Products, elements_of, products_of
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
@@ -21,8 +21,8 @@ from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
 from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.program import Role, density
-from shardwise.symbolic import ZERO, Local, Polynomial, Value, Values, maximum
+from shardwise.model.program import Role
+from shardwise.symbolic import ZERO, Local, Value, Values, maximum
 
 # Unfused cross-entropy on bf16 logits: the logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4).
 # Source: torch.nn.functional.cross_entropy on float32 logits keeps log_softmax's output and makes one gradient of it.
@@ -87,34 +87,19 @@ def unit_values(
     return values
 
 
-def widths(precision: Precision) -> dict[Role, float]:
-    """Bytes per element of each role."""
-    activations = bytes_per_element(precision.activations)
-    return {
-        Role.WEIGHT: bytes_per_element(precision.weights),
-        Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
-        Role.ACTIVATION: activations,
-        Role.RESIDUAL: activations,
-        Role.ROUTED: activations,
-        Role.LOGITS: activations,
-        Role.STATISTIC: 4.0,
-        Role.STATE: bytes_per_element(precision.moments),
-        Role.CONSTANT: 4.0,
-    }
-
-
 class _Parts(NamedTuple):
     """Everything of a unit that costs something, taken from its derivation once."""
 
     unit: Unit
     kernels: tuple[Kernel, ...]
     collectives: tuple[Realised, ...]
+    products: Products
 
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str) -> _Parts:
     unit = derived_unit(structure, family, name)
-    return _Parts(unit, kernels(unit), realise(unit))
+    return _Parts(unit, kernels(unit), realise(unit), products_of(unit))
 
 
 class UnitPricer:
@@ -124,7 +109,7 @@ class UnitPricer:
         self.structure = architecture.structure
         self.chip = chip
         self.precision = precision
-        self.widths = widths(precision)
+        self.formats = Formats(precision)
 
     def of_structure(self, family: Family) -> Family:
         return replace(family, experts=self.structure.experts)
@@ -136,8 +121,8 @@ class UnitPricer:
         """Compute, activation traffic and activation memory of one unit."""
         family = self.of_structure(family)
         parts = self.parts(family, name)
-        compute = {p: self.compute_s(parts.kernels, p, values) for p in ("forward", "backward", "recompute")}
-        comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights and not one.beside)
+        compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
+        comm = self.traffic(parts, values, links, lambda one: not one.carries_weights and not one.beside)
         for key, seconds_left in self.pipelined_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
 
@@ -145,22 +130,22 @@ class UnitPricer:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
 
         again = ("recompute", "backward")
-        saved, logits = self.saved_bytes(parts.unit, values)
-        kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name).unit, values)
+        saved, logits = self.saved_bytes(parts, values)
+        kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name), values)
         return ActivationCost(
             compute["forward"], compute["backward"], compute["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
-            saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts.collectives, values),
+            saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
         family = self.of_structure(family)
         parts = self.parts(family, name)
-        comm = self.traffic(parts.collectives, values, links, lambda one: one.carries_weights or one.scope == "step")
-        gathered = self.traffic(parts.collectives, values, links, lambda one: one.role is Role.WEIGHT)
+        comm = self.traffic(parts, values, links, lambda one: one.carries_weights or one.scope == "step")
+        gathered = self.traffic(parts, values, links, lambda one: one.role is Role.WEIGHT)
 
         def seconds(phase: str, *groups: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for group in groups), start=0.0)
@@ -170,19 +155,23 @@ class UnitPricer:
         return StateCost(
             seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
             seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
-            self.compute_s(parts.kernels, "update", values), self.exchange_s(parts.unit, family, values, links),
-            *self.state_bytes(parts.unit, family, values),
+            self.compute_s(parts, "update", values), self.exchange_s(parts.unit, family, values, links),
+            *self.state_bytes(parts, family, values),
         )  # fmt: skip
 
-    def compute_s(self, found: tuple[Kernel, ...], phase: str, values: Values) -> Value:
-        """Seconds of a phase's kernels."""
-        return sum((self.kernel_s(kernel, values) for kernel in found if kernel.phase == phase), start=0.0)
+    def compute_s(self, parts: _Parts, phase: str, values: Values) -> Value:
+        """Seconds of a phase's kernels, with the casts of what its products take."""
+        found = (self.kernel_s(kernel, parts, values) for kernel in parts.kernels if kernel.phase == phase)
+        casts = self.formats.cast_bytes(phase, parts.products, values) / self.chip.sustained_bytes_per_s()
+        return sum(found, start=0.0) + casts
 
-    def kernel_s(self, kernel: Kernel, values: Values) -> Value:
+    def kernel_s(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
         """A kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
-        rate = self.chip.matmul_flops_per_s(self.precision.activations)
-        memory = self.kernel_bytes(kernel, values) / self.chip.sustained_bytes_per_s()
-        return maximum(kernel.flops.evaluate(values) / rate, memory) if kernel.flops else memory
+        memory = self.kernel_bytes(kernel, parts, values) / self.chip.sustained_bytes_per_s()
+        if not kernel.flops:
+            return memory
+        rate = self.chip.matmul_flops_per_s(self.formats.product_rate_format(kernel))
+        return maximum(kernel.flops.evaluate(values) / rate, memory)
 
     def pipelined_s(self, parts: _Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
         """What shows of the collectives that run in pieces beside computations, by phase and axis.
@@ -197,8 +186,10 @@ class UnitPricer:
         for (phase, beside), moved in together.items():
             kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(beside)]
             pieces = values.degree(moved[0].axes)
-            compute = sum((self.kernel_s(kernel, values) for kernel in kernels), start=0.0) * (1.0 - 1.0 / pieces)
-            traffic = sum((self.collective_s(one, values, links) for one in moved), start=0.0)
+            compute = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
+                1.0 - 1.0 / pieces
+            )
+            traffic = sum((self.collective_s(one, parts, values, links) for one in moved), start=0.0)
             yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
@@ -208,40 +199,33 @@ class UnitPricer:
             found[kernel.phase] = found.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
         return found
 
-    def kernel_bytes(self, kernel: Kernel, values: Values) -> Value:
-        return sum(
-            (elements.evaluate(values) * self.widths[role] for role, elements in kernel.elements.items()), start=0.0
-        )
+    def kernel_bytes(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
+        return self.formats.kernel_bytes(kernel, parts.products, values)
 
     def traffic(
-        self, found: tuple[Realised, ...], values: Values, links: Links, wanted: Callable[[Realised], bool]
+        self, parts: _Parts, values: Values, links: Links, wanted: Callable[[Realised], bool]
     ) -> dict[tuple[str, str], Value]:
         """Seconds of the wanted collectives by phase and axis."""
         total: dict[tuple[str, str], Value] = {}
-        for one in found:
+        for one in parts.collectives:
             if wanted(one):
                 key = (one.phase, one.group)
-                total[key] = total.get(key, 0.0) + self.collective_s(one, values, links)
+                total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
-    def collective_s(self, one: Realised, values: Values, links: Links) -> Value:
-        payload = one.payload.evaluate(values) * self.widths[one.role]
-        return collective_s(one.kind, one.axes, payload, links)
+    def collective_s(self, one: Realised, parts: _Parts, values: Values, links: Links) -> Value:
+        return collective_s(one.kind, one.axes, self.formats.moved_bytes(one, parts.products, values), links)
 
-    def saved_bytes(self, unit: Unit, values: Values) -> tuple[Value, Value]:
+    def saved_bytes(self, parts: _Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
-        by_role: dict[Role, Polynomial] = {}
-        for name, spec in unit.saved.items():
-            role = unit.forward.program.tensors[name].role
-            by_role[role] = by_role.get(role, ZERO) + spec.local_elements() * density(role)
-        logits = by_role.pop(Role.LOGITS, ZERO).evaluate(values) * BYTES_PER_LOGIT
-        return sum((p.evaluate(values) * self.widths[r] for r, p in by_role.items()), start=0.0), logits
+        logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * BYTES_PER_LOGIT
+        return self.formats.saved_bytes(parts.products, values), logits
 
-    def buffer_bytes(self, found: tuple[Realised, ...], values: Values) -> Value:
+    def buffer_bytes(self, parts: _Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves."""
         sizes = [
-            one.payload.evaluate(values) * self.widths[one.role] / (values.degree(one.axes) if one.beside else 1)
-            for one in found
+            self.formats.moved_bytes(one, parts.products, values) / (values.degree(one.axes) if one.beside else 1)
+            for one in parts.collectives
             if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]
         return 2.0 * maximum(0.0, *sizes)
@@ -249,24 +233,22 @@ class UnitPricer:
     def exchange_s(self, unit: Unit, family: Family, values: Values, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
         shard = sum((optimizer_rest(family, d).local_elements() for d in unit.weights.values()), start=ZERO)
-        return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.widths[Role.WEIGHT_GRADIENT])
+        return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.formats.roles[Role.WEIGHT_GRADIENT])
 
-    def state_bytes(self, unit: Unit, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
+    def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
         """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
-        precision = self.precision
-        weight, gradient = bytes_per_element(precision.weights), precision.gradient_bytes
-        dims = unit.weights.values()
+        precision, gradient = self.precision, self.precision.gradient_bytes
+        dims = parts.unit.weights.values()
         use = sum((weight_use(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         shard = sum((optimizer_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
-        # With fp32 weights the weights are their own master copy.
-        master = bytes_per_element(precision.master) if precision.master else 0.0
         held = shard if family.zero_stage >= 2 else use
-        transient = use * ((weight if family.zero_stage == 3 else 0.0) + (gradient if family.zero_stage >= 2 else 0.0))
+        gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
+        transient = use * (gathered + (gradient if family.zero_stage >= 2 else 0.0))
         return (
-            rest * weight,
+            rest * self.formats.weight_at_rest(parts.products),
             held * gradient,
-            shard * master,
-            shard * 2 * bytes_per_element(precision.moments),
+            shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
+            shard * precision.moment_bytes,
             transient,
         )

@@ -25,7 +25,7 @@ from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
-from shardwise.model.program import Program, Role
+from shardwise.model.program import Program, Role, Tensor
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
@@ -37,6 +37,7 @@ class Unit:
     """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
 
     `gradients` names those of its own weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
+    `tensors` are those of all three programs, by name.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Unit:
     update: ShardedProgram
     saved: Mapping[str, Spec]
     gradients: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
 
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
@@ -88,11 +90,12 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
         program, rest, use=using(family, forward.program), final=final, operations=operations, primal=forward.specs,
         stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
     )  # fmt: skip
+    update = _shard_update(forward.program, gradients, sharded, family)
     border = _end_of(again.operations, sharded.steps)
     return Unit(
         name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
-        backward_steps=sharded.steps[border:], update=_shard_update(forward.program, gradients, sharded, family),
-        saved=saved, gradients=gradients,
+        backward_steps=sharded.steps[border:], update=update, saved=saved, gradients=gradients,
+        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
     )  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from shardwise.layout.derivation import Unit
 from shardwise.layout.derive import Compute, Step
+from shardwise.layout.products import is_block_product
 from shardwise.model.operations import Contract, Lookup, Scan, ScanGradient
-from shardwise.model.program import Role, Tensor, density
+from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Polynomial
 
@@ -21,7 +22,8 @@ from shardwise.symbolic import ZERO, Polynomial
 class Kernel:
     """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
 
-    `inputs` are those of its first operation, `outputs` what all of its operations define, by name.
+    `inputs` are those of its first operation, `outputs` what all of its operations define, by name. Of a product with a
+    block's weights (layout/products.py) `taken` are the elements of its operands, by role; nothing of other kernels.
     """
 
     phase: str
@@ -30,6 +32,7 @@ class Kernel:
     outputs: tuple[str, ...]
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
+    taken: Mapping[Role, Polynomial]
 
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
@@ -84,7 +87,9 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
                 touched[name] = spec
     outputs = tuple(name for step in run for name in step.operation.outputs)
     first = run[0].operation
-    return Kernel(phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched))
+    taken = {name: touched[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
+    flops = _matmul_flops(unit, run)
+    return Kernel(phase, first.kind, first.inputs, outputs, flops, _by_role(unit, touched), _by_role(unit, taken))
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
@@ -92,7 +97,7 @@ def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
     total = ZERO
     for step in run:
         if isinstance(step.operation, (Contract, Scan, ScanGradient)):
-            routed = Role.ROUTED in {_tensor(unit, name).role for name in step.operation.operands}
+            routed = Role.ROUTED in {unit.tensors[name].role for name in step.operation.operands}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 
@@ -100,13 +105,6 @@ def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
 def _by_role(unit: Unit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
     for name, spec in touched.items():
-        role = _tensor(unit, name).role
+        role = unit.tensors[name].role
         elements[role] = elements.get(role, ZERO) + spec.local_elements() * density(role)
     return elements
-
-
-def _tensor(unit: Unit, name: str) -> Tensor:
-    for sharded in (unit.forward, unit.backward, unit.update):
-        if name in sharded.program.tensors:
-            return sharded.program.tensors[name]
-    raise KeyError(name)

@@ -11,8 +11,10 @@ from shardwise.model.recompute import POLICIES
 
 Schedule = Literal["none", "afab", "1f1b", "interleaved"]
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
+Offload = Literal["none", "optimizer", "activations", "both"]
 SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
@@ -26,8 +28,9 @@ class Layout:
     between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`.
-    `placement` says which links each axis runs over.
+    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`, for
+    the first `recompute_layers` layers of each stage (None: all of them). `offload` says what rests in the memory of the
+    host. `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -44,11 +47,14 @@ class Layout:
     async_tp: bool = False
     micro_batch_seqs: int = 1
     recompute: str = "none"
+    recompute_layers: int | None = None
+    offload: Offload = "none"
     schedule: Schedule = "none"
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
-        counts = (*AXES, "num_virtual_stages", "micro_batch_seqs")
+        counts: tuple[str, ...] = (*AXES, "num_virtual_stages", "micro_batch_seqs")
+        counts += ("recompute_layers",) if self.recompute_layers is not None else ()
         problems = [
             f"layout: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
             for name in counts
@@ -61,6 +67,7 @@ class Layout:
             "recompute": tuple(POLICIES),
             "schedule": SCHEDULES,
             "cp_variant": CP_VARIANTS,
+            "offload": OFFLOADS,
         }
         problems += [
             f"layout: {name} is {getattr(self, name)!r}; one of {', '.join(map(str, allowed))} is required"
@@ -82,6 +89,16 @@ class Layout:
         return self.dp * self.fsdp * self.tp * self.cp * self.pp
 
     @property
+    def offloads_optimizer(self) -> bool:
+        """Moments and master weights rest in the memory of the host."""
+        return self.offload in ("optimizer", "both")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """What is kept for the backward pass waits in the memory of the host."""
+        return self.offload in ("activations", "both")
+
+    @property
     def num_replicas(self) -> int:
         """Groups of devices that work on sequences of their own."""
         return self.dp * self.fsdp
@@ -100,4 +117,9 @@ class Layout:
             parts.append(f"etp={self.expert_tp}")
         if self.async_tp:
             parts.append("async_tp=true")
-        return " ".join([*parts, f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"])
+        parts += [f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"]
+        if self.recompute_layers is not None:
+            parts.append(f"recompute_layers={self.recompute_layers}")
+        if self.offload != "none":
+            parts.append(f"offload={self.offload}")
+        return " ".join(parts)

@@ -263,6 +263,11 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
             f"schedule: {layout.schedule!r} with pp = {layout.pp} and num_virtual_stages = {layout.num_virtual_stages}; "
             f"{natural_schedule(layout.pp, layout.num_virtual_stages)!r} is required"
         )
+    if layout.recompute == "none" and layout.recompute_layers is not None:
+        found.append(
+            f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set recompute=full or "
+            "selective, or leave recompute_layers out"
+        )
     return found
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from shardwise.layout.derivation import Unit
 from shardwise.layout.derive import Communicate, Compute, Step
 from shardwise.layout.pipeline import pipelined
+from shardwise.layout.products import taken_by_products
 from shardwise.model.program import Role, density
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
@@ -26,7 +27,7 @@ WEIGHT_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 class Realised:
     """One collective of an engine. `payload` are elements (see `Collective.payload_elements`; of routed
     tokens those that are there), `tensors` what it carries, `beside` the results of the computations that it is pipelined
-    with."""
+    with. `for_products`: nothing but products with a block's weights take what it brings."""
 
     unit: str
     phase: str
@@ -36,6 +37,7 @@ class Realised:
     payload: Polynomial
     tensors: tuple[str, ...]
     beside: tuple[str, ...] = ()
+    for_products: bool = False
 
     @property
     def scope(self) -> str:
@@ -63,10 +65,14 @@ def axis_group(axes: Axes) -> str:
 def realise(unit: Unit) -> tuple[Realised, ...]:
     """All collectives of one unit, slices left out, weights and gradients fused."""
     found: list[Realised] = []
-    for phase, steps in unit.phases().items():
+    phases, tensors = unit.phases(), unit.tensors
+    for phase, steps in phases.items():
         beside = {one.step: _results(steps, one.beside) for one in pipelined(steps, unit.family)}
         found += [
-            _plain(unit.name, phase, s, beside.get(position, ()))
+            replace(
+                _plain(unit.name, phase, s, beside.get(position, ())),
+                for_products=taken_by_products(phases, tensors, phase, position),
+            )
             for position, s in enumerate(steps)
             if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE
         ]

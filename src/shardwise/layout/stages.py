@@ -7,9 +7,11 @@ interior stages first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
+from shardwise.symbolic import Value, minimum
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
@@ -35,6 +37,22 @@ def _virtual_stages(architecture: Architecture, count: int) -> tuple[int, ...]:
         if min(layers) >= 1:
             break
     return layers
+
+
+def recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[str, Value]:
+    """How many of a stage's layers of each kind recompute: the first `most`, dense ones before the others; None: all.
+
+    Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come
+    first, which virtual stages need not keep to.
+    """
+    if most is None:
+        return dict(layers)
+    found, left = {}, most
+    for kind, count in layers.items():
+        never = isinstance(count, int) and count == 0
+        found[kind] = 0 if never else minimum(left, count)
+        left = left - found[kind]
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
@@ -11,12 +12,12 @@ from shardwise.cost.rules import book_rules
 from shardwise.cost.run import training_run
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.explain import MEMORY_RESERVE, changed_fields, smallest_miss, why_slower
+from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
 from shardwise.search.search import Found, SearchResult, search
-from shardwise.search.space import AXES, Choices
+from shardwise.search.space import AXES, QUARTERS, Choices
 
 NUM_ALTERNATIVES = 6
 NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
@@ -37,7 +38,8 @@ def plan(
     if not found.best:
         leanest = found.leanest.layout
         priced = estimate(architecture, cluster, job, leanest)
-        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None))
+        offloaded = offload_would(_offloaded(architecture, cluster, job, leanest))
+        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, offloaded=offloaded))
     layout = found.best[0].layout
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
@@ -46,6 +48,17 @@ def plan(
         rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
         run=training_run(architecture, cluster, job, chosen, operations),
     )  # fmt: skip
+
+
+def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
+    """A layout with each kind of offload; nothing where it has one already, or where PCIe has no sourced rate."""
+    if layout.offload != "none" or cluster.chip.pcie_bytes_per_s is None:
+        return {}
+    return {
+        offload: estimate(architecture, cluster, job, replace(layout, offload=offload))
+        for offload in OFFLOADS
+        if offload != "none"
+    }
 
 
 def _summary(found: SearchResult) -> SearchSummary:
@@ -79,19 +92,25 @@ def _shape(layout: Layout) -> tuple[int, int, int]:
 def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout | None:
     """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
 
-    First its degrees stay, and recomputation, micro-batch, ZeRO stage and sequence parallelism are free: what fits then is
-    the smallest change of all. Otherwise the nearest of: other degrees with the same choices, the fastest of every
-    factorisation, and the Pareto front of time and memory.
+    First its degrees stay, and recomputation (of a part of the layers too), micro-batch, ZeRO stage and sequence parallelism
+    are free: what fits then is the smallest change of all. Otherwise the nearest of: other degrees with the same choices,
+    the fastest of every factorisation, and the Pareto front of time and memory. At last, the same degrees with offload.
     """
     degrees = {axis: getattr(layout, axis) for axis in AXES}
     chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
-    every = Choices(micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})))
-    same_degrees = every.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
+    every = Choices(
+        micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})),
+        offload=(layout.offload,),
+    )
+    parts = replace(every, recompute_layers=(None, *QUARTERS))
+    same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
     same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})
-    for tries in ((same_degrees,), (same_choices, every)):
+    known = cluster.chip.pcie_bytes_per_s is not None
+    offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
+    for tries in ((same_degrees,), (same_choices, every), offloaded):
         fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices)]
         if fitting:
-            return min(fitting, key=lambda row: (len(changed_fields(layout, row.layout)), row.step_time_s)).layout
+            return min(fitting, key=lambda row: (num_changes(layout, row.layout), row.step_time_s)).layout
     return None
 
 

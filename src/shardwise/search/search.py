@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.host import host_of
 from shardwise.cost.step import Model, stage_cost, stage_counts, stage_memory, step_time
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
@@ -21,7 +22,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import bubble_ratio, in_flight
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
-from shardwise.search.space import Choices, Space, build_space
+from shardwise.search.space import Choices, Policy, Space, build_space
 from shardwise.search.tables import Gathered, Tables, build_tables
 from shardwise.terms import MEMORY_TERMS
 
@@ -82,6 +83,7 @@ class _Search:
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)
+        self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
         self.front = front
@@ -91,7 +93,7 @@ class _Search:
 
     def sample(self, count: int, seed: int) -> None:
         """Keep each row with the chance that leaves about `count` of them."""
-        rows = self.placed.count[self.space.factorisation].sum() * len(self.space.choices.recompute)
+        rows = self.placed.count[self.space.factorisation].sum() * len(self.space.choices.policies)
         self.wanted = min(1.0, count / max(1, int(rows)))
         self.random = np.random.default_rng(seed)
 
@@ -102,12 +104,12 @@ class _Search:
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
         for (sp, zero, single), rows in self.families.items():
-            for recompute in range(len(self.space.choices.recompute)):
+            for number, policy in enumerate(self.space.choices.policies):
                 for candidate, placed in self.chunks(rows):
-                    seconds, memory = self.price(sp, zero, recompute, bool(single), candidate, placed)
-                    self.keep_some(seconds, memory, (candidate, placed, recompute))
+                    seconds, memory = self.price(sp, zero, policy, bool(single), candidate, placed)
+                    self.keep_some(seconds, memory, (candidate, placed, number))
                     self.front.add(
-                        seconds, memory, (candidate, placed, recompute), self.space.factorisation.take(candidate)
+                        seconds, memory, (candidate, placed, number), self.space.factorisation.take(candidate)
                     )
 
     def chunks(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
@@ -120,14 +122,14 @@ class _Search:
             yield candidate[start : start + CHUNK], placed[start : start + CHUNK]
 
     def price(
-        self, sp: int, zero: int, recompute: int, single: bool, candidate: Ints, placed: Ints
+        self, sp: int, zero: int, policy: Policy, single: bool, candidate: Ints, placed: Ints
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Step time of the slowest and memory of the fullest stage, for a chunk of one family."""
         space, tables = self.space, self.tables
         factorisation = space.factorisation.take(candidate)
         micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
         block_row = tables.block_row[placed, micro_batch]
-        activation: Any = {u: Gathered(cost, block_row) for u, cost in tables.activation[sp, recompute].items()}
+        activation: Any = {u: Gathered(cost, block_row) for u, cost in tables.activation[sp, policy.recompute].items()}
         state: Any = {u: Gathered(cost, placed) for u, cost in tables.state[sp, zero].items()}
         stage_row = tables.stage_row[factorisation, virtual]
         degrees: dict[str, Any] = {axis: space.degrees[axis].take(factorisation) for axis in ("dp", "fsdp", "pp")}
@@ -135,6 +137,7 @@ class _Search:
         m = num_micro_batches(self.job, degrees)
         v = np.array(space.choices.num_virtual_stages).take(virtual)
         bubble = bubble_ratio(degrees["pp"], m, v)
+        host, again = self.hosts[policy.offload], self.recompute_layers(policy, stage_row)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))
         for stage, layers in tables.layers.items():
@@ -142,27 +145,40 @@ class _Search:
                 continue
             last = single or stage == -1
             here = {kind: n.take(stage_row) if isinstance(n, np.ndarray) else n for kind, n in layers.items()}
-            counts = stage_counts(here, self.model, first=stage == 0, last=last, num_virtual_stages=v)
-            cost = stage_cost(counts, activation, state)
+            counts = stage_counts(
+                here, self.model, first=stage == 0, last=last, num_virtual_stages=v, recompute_layers=again
+            )
+            cost = stage_cost(counts, activation, state, host)
             np.maximum(slowest, step_time(cost, m, bubble, self.job.overlap).total_s, out=slowest)
             flying = in_flight(degrees["pp"], m, v, stage if stage >= 0 else degrees["pp"] - 1)
-            memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
+            memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes, host)
             np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
 
-    def layout(self, candidate: int, placed: int, recompute: int) -> Layout:
+    def recompute_layers(self, policy: Policy, stage_row: Ints) -> Any:
+        """How many of a stage's layers recompute at most, for some rows of stages; None: all."""
+        if not isinstance(policy.layers, float):
+            return policy.layers
+        return np.ceil(policy.layers * self.tables.fullest.take(stage_row)).astype(np.int64)
+
+    def layout(self, candidate: int, placed: int, number: int) -> Layout:
         """The layout of one row."""
         space, choices = self.space, self.space.choices
+        policy = choices.policies[number]
+        stage_row = self.tables.stage_row[space.factorisation[candidate], space.virtual[candidate]]
+        again = self.recompute_layers(policy, np.array([stage_row]))
         sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
         row = self.tables.block_row[placed, micro_batch]
-        mode = self.modes[self.tables.mode[sp, recompute][row]]
+        mode = self.modes[self.tables.mode[sp, policy.recompute][row]]
         degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
         experts = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         return Layout(
             **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
-            cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[recompute],
+            cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[policy.recompute],
+            recompute_layers=again if again is None or isinstance(again, int) else int(again[0]),
+            offload=policy.offload,  # type: ignore[arg-type]
             schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
-from shardwise.layout.layout import CP_VARIANTS
+from shardwise.layout.layout import CP_VARIANTS, OFFLOADS
 from shardwise.layout.legality import RULES
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
@@ -28,9 +28,23 @@ AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
 GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
 FLAGS = ("sequence_parallel", "async_tp")
-NAMED: Mapping[str, Collection[str]] = {"recompute": POLICIES, "cp_variant": CP_VARIANTS}  # choices by name
-PINNABLE = (*NUMERIC, *FLAGS, *NAMED)
+NAMED: Mapping[str, Collection[str]] = {  # choices by name
+    "recompute": POLICIES,
+    "cp_variant": CP_VARIANTS,
+    "offload": OFFLOADS,
+}
+PINNABLE = (*NUMERIC, *FLAGS, *NAMED, "recompute_layers")
+QUARTERS = (0.25, 0.5, 0.75)  # of a stage's layers
 MOST = 10**7  # of any number of a layout, as of devices
+
+
+class Policy(NamedTuple):
+    """What is kept for the backward pass, and where: a policy of recomputation by its number, of how many of a stage's layers
+    (a part below 1 is of the fullest stage's, rounded up; None is all), and what is offloaded."""
+
+    recompute: int
+    layers: int | float | None
+    offload: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,8 @@ class Choices(Limits):
     """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices, within
     the limits.
 
-    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly.
+    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
+    and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -67,6 +82,8 @@ class Choices(Limits):
     num_virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     zero_stage: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
+    recompute_layers: tuple[int | float | None, ...] = (None,)
+    offload: tuple[str, ...] = ("none",)
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
 
@@ -77,6 +94,22 @@ class Choices(Limits):
         """
         whole = (False, True) if architecture.num_experts and "ep" not in {**self.pins, **self.maxima} else (False,)
         return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What can be done about activations and state, every combination that makes sense."""
+        return tuple(
+            Policy(number, layers, offload)
+            for number, recompute in enumerate(self.recompute)
+            for layers in self.recompute_layers
+            if layers is None or (recompute != "none" and (isinstance(layers, int) or recompute == "full"))
+            for offload in self.offload
+        )
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether some of the layouts keep the optimizer's state on the host."""
+        return any(offload in ("optimizer", "both") for offload in self.offload)
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
@@ -107,7 +140,9 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     ]
     if problems:
         return problems
-    return [
+    if pins.get("recompute") == "none" and "recompute_layers" in pins:
+        problems.append("pin: recompute_layers needs recompute=full or selective; drop one of the two")
+    return problems + [
         f"pin: {name} = {pins[name]} is above its maximum {most}; drop one of the two"
         for name, most in maxima.items()
         if name in pins and pins[name] > most
@@ -193,7 +228,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     index = np.nonzero(legal)
     kept, factorisation = np.unique(index[0], return_inverse=True)
     degrees = {axis: rows[kept, i] for i, axis in enumerate(AXES)}
-    times = len(choices.recompute)
+    times = len(choices.policies)
     return Space(
         choices, degrees, factorisation, index[1], index[2], index[3], index[4],
         int(np.prod(shape)) * times, {name: count * times for name, count in illegal.items()},

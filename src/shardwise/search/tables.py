@@ -8,20 +8,21 @@ of the derived expressions as for one layout, with arrays in place of numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.step import KEPT
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
 from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import unit_counts
+from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.search.placed import Placed
 from shardwise.search.space import Space
 from shardwise.symbolic import Value, Values
@@ -69,10 +70,13 @@ def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
     )  # fmt: skip
 
 
-def lean_state(cost: StateCost, overlap: Overlap) -> StateCost:
-    """The same for state: bytes at rest in one column."""
-    rest = cost.parameters_bytes + cost.gradients_bytes + cost.master_bytes + cost.optimizer_bytes
-    cost = cost._replace(parameters_bytes=rest, gradients_bytes=0.0, master_bytes=0.0, optimizer_bytes=0.0)
+def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> StateCost:
+    """The same for state: bytes at rest in one column, in two where the optimizer's can rest on the host."""
+    optimizer = cost.master_bytes + cost.optimizer_bytes
+    rest = cost.parameters_bytes + cost.gradients_bytes + (0.0 if offloads else optimizer)
+    cost = cost._replace(
+        parameters_bytes=rest, gradients_bytes=0.0, master_bytes=0.0, optimizer_bytes=optimizer if offloads else 0.0
+    )
     if overlap == "max":
         return cost
     added = cost.step_fsdp_s + cost.step_dp_s + cost.step_control_s
@@ -90,6 +94,7 @@ class Tables:
     layers: Mapping[
         int, Mapping[str, Value]
     ]  # by stage that can be the worst: layers by kind, over (pp, virtual) numbers
+    fullest: Ints  # over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
 
 
@@ -105,7 +110,8 @@ def build_tables(
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = build.block_tables()
     layers, stage_row = build.stages()
-    return Tables(activation, mode, block_row, build.state_tables(), layers, stage_row)
+    fullest = np.max([np.asarray(sum(kinds.values())) for kinds in layers.values()], axis=0)
+    return Tables(activation, mode, block_row, build.state_tables(), layers, fullest, stage_row)
 
 
 class _Builder:
@@ -151,7 +157,10 @@ class _Builder:
             choices = self.space.choices
             family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
             tables[sp, zero] = {
-                u: lean_state(self.pricer.state(u, family, values, links), self.job.overlap) for u in self.units
+                u: lean_state(
+                    self.pricer.state(u, family, values, links), self.job.overlap, offloads=choices.offloads_optimizer
+                )
+                for u in self.units
             }
         return tables
 
@@ -206,8 +215,11 @@ class _ByMode:
     def costs(self, sp: int, policy: int, mode: Mode) -> dict[str, ActivationCost]:
         family = mode_family(3, bool(self.choices.sequence_parallel[sp]), self.choices.recompute[policy], mode)
         price, values = self.builder.pricer.activation, self.values[mode.cp_variant]
-        units = (*self.builder.units, "carry")
-        return {u: lean_activation(price(u, family, values, self.links), self.job.overlap) for u in units}
+        priced = {u: price(u, family, values, self.links) for u in (*self.builder.units, "carry")}
+        if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
+            plain = replace(family, recompute="none")
+            priced |= {KEPT + u: price(u, plain, values, self.links) for u in self.builder.units if u in LAYERS}
+        return {u: lean_activation(cost, self.job.overlap) for u, cost in priced.items()}
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it."""

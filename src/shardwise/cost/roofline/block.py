@@ -82,14 +82,15 @@ def block_roofline(architecture: Architecture, chip: Chip, num_seqs: int, seq_le
     peak = chip.peak(dtype)
 
     def timed(kernel: Kernel) -> OperationTime:
-        flops, moved = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, values))
+        flops, moved = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
         return OperationTime(
             phase=kernel.phase, name=_name(kernel), num_operations=len(kernel.outputs) if kernel.kind == "map" else 1,
             flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
         )  # fmt: skip
 
     family = pricer.of_structure(Family(zero_stage=0, sequence_parallel=False, recompute="none"))
-    found = [timed(kernel) for kernel in pricer.parts(family, "block").kernels if kernel.phase in PHASES]
+    parts = pricer.parts(family, "block")
+    found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(
         model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
         bytes_per_s=chip.memory_bytes_per_s, operations=tuple(found),

@@ -60,7 +60,9 @@ class _Book:
         self.topology = self.pods.torus if self.pods else cluster.topology  # of one pod
         self.precision = precision_named(job.precision)
         dtype = self.precision.activations
-        self.flops_per_s, self.axis_bytes_per_s = cluster.chip.peak(dtype), self.topology.axis_bytes_per_s()
+        self.flops_per_s = cluster.chip.peak(self.precision.product_format)
+        self.mfu_peak_flops_per_s = cluster.chip.peak(dtype)  # what an MFU is measured against
+        self.axis_bytes_per_s = self.topology.axis_bytes_per_s()
         self.alpha = critical_intensity(self.flops_per_s, self.axis_bytes_per_s, bytes_per_element(dtype))
         self.switched = isinstance(self.topology, Switched)
         near = self.topology.neighbour_bytes_per_s()
@@ -72,7 +74,7 @@ class _Book:
         self.sparse = bool(architecture.num_experts)
         self.sparsity = architecture.num_experts / architecture.experts_per_token if self.sparse else 1.0
         self.tokens = tokens_per_chip(job.global_batch_tokens, self.num_chips)
-        nominal = architecture.nominal_num_params
+        nominal = None if self.sparse else architecture.nominal_num_params  # of experts a token meets a few
         self.num_params = float(nominal or num_active_params(architecture))
         self.counted = "nominal number of parameters" if nominal else "counted number of parameters that a token meets"
 
@@ -106,7 +108,7 @@ class _Book:
         fsdp = fsdp_min_tokens_per_chip(self.alpha * self.sparsity, self.axes)
         batch = self.job.global_batch_tokens
         usable, experts = max_chips(batch, fsdp), "·E/k" if self.sparse else ""
-        peak = f"C = {self.flops_per_s:.4g} FLOP/s ({self.precision.activations})"
+        peak = f"C = {self.flops_per_s:.4g} FLOP/s ({self.precision.product_format})"
         return (
             Rule(name="critical_intensity", value=self.alpha, unit="FLOPs/byte", source=f"{BOOK}; {NOTE}, 2.1",
                  verdict=f"each byte sent must go with {self.alpha:,.0f} FLOPs",
@@ -172,7 +174,7 @@ class _Book:
     def time_rules(self) -> tuple[Rule, ...]:
         if self.job.tokens is None:
             return ()
-        seconds = training_seconds(self.num_params, self.job.tokens, self.num_chips, self.flops_per_s, 0.40)
+        seconds = training_seconds(self.num_params, self.job.tokens, self.num_chips, self.mfu_peak_flops_per_s, 0.40)
         days, params = seconds / SECONDS_PER_DAY, f"P = {self.num_params:.4g}, the {self.counted}"
         return (
             Rule(name="train_days_at_40_mfu", value=days, unit="days", source=BOOK,

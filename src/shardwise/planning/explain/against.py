@@ -93,4 +93,6 @@ def smallest_change(layout: Layout, nearest: Nearest) -> str:
 
 
 def _text(value: object) -> str:
+    if value is None:  # layers that recompute
+        return "all"
     return str(value).lower() if isinstance(value, bool) else str(value)

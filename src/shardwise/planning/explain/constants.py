@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cost.estimate import estimate
+from shardwise.job import precision_named
 from shardwise.planning.plan import Plan
 
 SCALE = 0.9
@@ -27,7 +28,7 @@ class Constant:
 
 def constants(plan: Plan) -> tuple[Constant, ...]:
     """The constants of the chip and its links: those without which the plan does not fit, then by what they add to the step."""
-    found = [_priced(plan, name, value, cluster) for name, value, cluster in _scaled(plan.cluster)]
+    found = [_priced(plan, name, value, cluster) for name, value, cluster in _scaled(plan, plan.cluster)]
     return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
 
 
@@ -46,9 +47,19 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
     )  # fmt: skip
 
 
-def _scaled(cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
+def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """The constants of the chip that the plan's estimate has a use for."""
+    yield "matmul_fraction"
+    if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":
+        yield "fp8_matmul_fraction"
+    yield from ("memory_bytes_per_s", "memory_bytes")
+    if plan.layout.offload != "none":
+        yield "pcie_bytes_per_s"
+
+
+def _scaled(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
     """Each constant's name and value, and the cluster with this one scaled."""
-    for name in ("matmul_fraction", "memory_bytes_per_s", "memory_bytes"):
+    for name in _of_chip(plan, cluster):
         value: float = getattr(cluster.chip, name)
         yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
     for name, value, topology in _scaled_links(cluster.topology):

@@ -84,7 +84,9 @@ def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     for stage in range(layout.zero_stage - 1, -1, -1):
         yield f"ZeRO stage {stage} in place of {layout.zero_stage}", _with_zero(layout, stage)
     for policy in POLICIES:
-        yield f"recompute {policy} in place of {layout.recompute}", replace(layout, recompute=policy)
+        every = replace(layout, recompute=policy, recompute_layers=None)
+        other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
+        yield f"recompute {policy} {other}", every
     yield "micro-batches twice as large", replace(layout, micro_batch_seqs=2 * layout.micro_batch_seqs)
     if layout.micro_batch_seqs > 1:
         yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardwise.cost.estimate import Estimate
 from shardwise.layout.layout import Layout
 from shardwise.units import format_bytes, format_seconds
@@ -16,7 +18,7 @@ MEMORY_RESERVE = 0.10
 
 FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
-    "recompute",
+    "recompute", "recompute_layers", "offload",
 )  # fmt: skip
 
 
@@ -34,18 +36,23 @@ def why_slower(other: Estimate, best: Estimate) -> str:
 
 
 def _label(term: str) -> str:
+    if term == "host":
+        return "exposed transfers to the host"
     return f"exposed {term} communication" if term in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control") else term
 
 
-def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False) -> str:
-    """What the leanest layout lacks, and what fills the memory; `narrowed` where the search was told what to leave out."""
+def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False, offloaded: str = "") -> str:
+    """What the leanest layout lacks, and what fills the memory; `narrowed` where the search was told what to leave out.
+
+    `offloaded` says what offload to the host would do.
+    """
     largest = sorted(estimate.memory, key=lambda term: -estimate.memory[term])[:3]
     parts = ", ".join(f"{term} {format_bytes(estimate.memory[term])}" for term in largest)
     over = estimate.memory_bytes - estimate.memory_capacity_bytes
     return (
         f"no legal layout fits: the leanest ({layout}) needs {format_bytes(estimate.memory_bytes)} of "
         f"{format_bytes(estimate.memory_capacity_bytes)} on each device, {format_bytes(over)} too much ({parts}); "
-        f"{'loosen a pin or a maximum, or ' if narrowed else ''}"
+        f"{offloaded}{'loosen a pin or a maximum, or ' if narrowed else ''}"
         "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
     )
 
@@ -70,3 +77,24 @@ def changed_fields(layout: Layout, other: Layout) -> dict[str, tuple[object, obj
     names = (*FIELDS, "schedule") if staged else FIELDS
     pairs = {name: (getattr(layout, name), getattr(other, name)) for name in names}
     return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
+
+
+def num_changes(layout: Layout, other: Layout) -> int:
+    """How many fields differ; what is recomputed, and of how many layers, is one choice."""
+    changed = changed_fields(layout, other)
+    return len(changed) - ({"recompute", "recompute_layers"} <= changed.keys())
+
+
+def offload_would(priced: Mapping[str, Estimate]) -> str:
+    """What offload does for a layout that does not fit: it priced by what is offloaded, from the least on."""
+    fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
+    if not priced:
+        return ""
+    if fitting is None:
+        least = min(priced.values(), key=lambda estimate: estimate.memory_bytes)
+        return f"offload to the host would leave {format_bytes(least.memory_bytes)}, which is still too much; "
+    found = priced[fitting]
+    return (
+        f"it fits with --pin offload={fitting} ({format_bytes(found.memory_bytes)}, "
+        f"a step of {format_seconds(found.step_time_s)}); otherwise "
+    )

@@ -120,14 +120,19 @@ def _held(plan: Plan) -> str:
     parts = ("", "optimizer", "optimizer and gradients", "optimizer, gradients and weights")[layout.zero_stage]
     ways += [f"ZeRO-{layout.zero_stage} the {parts} over {shards:,}"] if layout.zero_stage and shards > 1 else []
     ways += [f"cp = {layout.cp} the sequences"] if layout.cp > 1 else []
-    ways += [f"recompute {layout.recompute} spares activations"] if layout.recompute != "none" else []
+    some = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
+    ways += [f"recompute {layout.recompute}{some} spares activations"] if layout.recompute != "none" else []
+    ways += ["the optimizer's state rests on the host"] if layout.offloads_optimizer else []
+    ways += ["activations wait on the host"] if layout.offloads_activations else []
     return "; ".join(ways) or "every device holds all of it"
 
 
 def _fits_without_recompute(plan: Plan) -> bool:
     if plan.layout.recompute == "none":
         return plan.estimate.fits
-    return estimate(plan.model, plan.cluster, plan.job, replace(plan.layout, recompute="none")).fits
+    return estimate(
+        plan.model, plan.cluster, plan.job, replace(plan.layout, recompute="none", recompute_layers=None)
+    ).fits
 
 
 def _poor(plan: Plan) -> str:
@@ -183,7 +188,8 @@ def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     layout = plan.layout
     policies = tuple(POLICIES)  # those that keep more come first
     changes: list[dict[str, object]] = [
-        {"recompute": policy} for policy in policies[: policies.index(layout.recompute)]
+        {"recompute": policy, "recompute_layers": None if policy == "none" else layout.recompute_layers}
+        for policy in policies[: policies.index(layout.recompute)]
     ]
     changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
     changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]

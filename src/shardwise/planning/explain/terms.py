@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from shardwise.cost.estimate import Estimate
+from shardwise.cost.formats import Saved
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.realise import Realised
-from shardwise.layout.shardings import atomic_degrees, family_of, optimizer_rest, weight_rest, weight_shard, weight_use
-from shardwise.model.decoder import unit_counts
+from shardwise.layout.shardings import (
+    Family,
+    atomic_degrees,
+    family_of,
+    optimizer_rest,
+    weight_rest,
+    weight_shard,
+    weight_use,
+)
+from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
 from shardwise.sharding.spec import Spec
@@ -51,6 +60,10 @@ FORMULAS: Mapping[str, Formula] = {
     "time.dp": Formula(f"gradients of the replicas, once per step: {_TRAFFIC}", "max(traffic - compute, 0)"),
     "time.control": Formula("the loss, summed once per step", "latency and 4 bytes"),
     "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) / (v · m) · busy time"),
+    "time.host": Formula(
+        "activations to the host and back, beside each pass, and the optimizer's state through the device, beside the update",
+        "m · Σ max(bytes / PCIe rate - pass, 0) + max(bytes of state / PCIe rate - update, 0)",
+    ),
     "time.optimizer": Formula("the update streams the optimizer's state", "bytes of state / memory rate"),
     "memory.parameters": Formula("weights as they rest", "Σ elements at rest · bytes of a weight"),
     "memory.gradients": Formula("gradients as they rest between micro-batches", "Σ elements · bytes of a gradient"),
@@ -58,7 +71,7 @@ FORMULAS: Mapping[str, Formula] = {
     "memory.optimizer": Formula("the optimizer's two moments", "Σ elements · 2 · bytes of a moment"),
     "memory.activations": Formula(
         "tensors kept for the backward pass of every micro-batch in flight",
-        "in flight · blocks · Σ saved elements · bytes",
+        "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
     ),
     "memory.workspace": Formula(
         "what one block needs while it runs backward", "what recompute rebuilds + half of a block's activations"
@@ -177,7 +190,7 @@ class _Reader:
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
         self.family = self.pricer.of_structure(family_of(layout))
-        self.degrees = _degrees(plan, layout)
+        self.degrees, self.layout = _degrees(plan, layout), layout
         self.units = tuple(unit_counts(plan.model))
 
     def read(self, name: str) -> Iterator[_Read]:
@@ -185,6 +198,9 @@ class _Reader:
         tree, _, own = name.partition(".")
         if own in ("forward", "backward", "recompute"):
             yield from self.flops(own)
+        elif name == "time.host":
+            yield from self.saved(logits=False) if self.layout.offloads_activations else ()
+            yield from self.state("optimizer") if self.layout.offloads_optimizer else ()
         elif tree == "time":
             yield from self.collectives(own)
         elif own in ("activations", "logits"):
@@ -205,15 +221,27 @@ class _Reader:
                     yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.payload)
 
     def saved(self, *, logits: bool) -> Iterator[_Read]:
-        for name in self.units:
-            unit = self.pricer.parts(self.family, name).unit
-            by_role: dict[Role, Polynomial] = {}
-            for tensor, spec in unit.saved.items():
-                role = unit.forward.program.tensors[tensor].role
-                by_role[role] = by_role.get(role, ZERO) + spec.local_elements()
-            for role, expression in by_role.items():
-                if (role is Role.LOGITS) is logits:
-                    yield _Read(f"{name}, elements kept as {role.name.lower()}", expression)
+        for name, family in self.kept():
+            found: dict[str, Polynomial] = {}
+            for one in self.pricer.parts(family, name.split()[0]).products.saved:
+                if (one.role is Role.LOGITS) is logits:
+                    what = f"{name}, elements kept as {one.role.name.lower()}{self.cast(one)}"
+                    found[what] = found.get(what, ZERO) + one.elements
+            yield from (_Read(what, expression) for what, expression in found.items())
+
+    def kept(self) -> Iterator[tuple[str, Family]]:
+        """Units whose activations are kept, with the family that says which."""
+        for unit in self.units:
+            yield unit, self.family
+            if unit in LAYERS and self.layout.recompute_layers is not None:
+                yield f"{unit} without recomputation", replace(self.family, recompute="none")
+
+    def cast(self, one: Saved) -> str:
+        """In which format it is kept, where that is not its own."""
+        recipe = self.pricer.precision
+        if not (recipe.matmul and recipe.saves_casts and one.num_orders):
+            return ""
+        return f" in {recipe.matmul}{' and as it is' if one.also_read else ''}"
 
     def state(self, own: str) -> Iterator[_Read]:
         resting = self.resting(own)

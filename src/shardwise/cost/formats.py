@@ -1,0 +1,168 @@
+"""Which number format everything has under a precision recipe: the one place where a role, a kernel or a collective gets one.
+
+Products with a block's weights (layout/products.py) run in the recipe's `matmul`, all else in the format of its role. What
+they take is cast: read in its own format and written in theirs, once for each order of dims that a later product of the
+same pass needs. A gather for them alone moves what is cast already, and so does an exchange of tokens where the recipe says
+so. Of a tensor that they alone read in the backward pass the cast copy is kept in place of the original.
+Source: Transformer Engine user guide, low precision training (casts, transposed copies, fp8 gathers of sequence parallelism,
+cast inputs kept); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights are cast for each micro-batch, and a cast is
+a kernel of its own. Differs: Transformer Engine can keep cast weights for all micro-batches of a step, and fuses the casts
+behind norms and activations into these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shardwise.dtypes import bytes_per_element
+from shardwise.layout.derivation import Unit
+from shardwise.layout.kernels import Kernel
+from shardwise.layout.products import Operand, operands, readers_of_saved
+from shardwise.layout.realise import Realised
+from shardwise.model.program import Role, density
+from shardwise.precision import Precision
+from shardwise.sharding.collective import Kind
+from shardwise.symbolic import ZERO, Polynomial, Value, Values
+
+
+class Saved(NamedTuple):
+    """Elements kept for the backward pass: in how many orders products take them there, and whether anything else reads them."""
+
+    role: Role
+    num_orders: int
+    also_read: bool
+    elements: Polynomial
+
+
+class Products(NamedTuple):
+    """What the products of one unit take in each pass, and what of the unit is saved; nothing here depends on a recipe."""
+
+    operands: tuple[Operand, ...]
+    saved: tuple[Saved, ...]
+
+
+def products_of(unit: Unit) -> Products:
+    """Read both off a unit."""
+    phases, tensors = unit.phases(), unit.tensors
+    taken = operands(phases, tensors, unit.saved)
+    orders = {one.name: len(one.orders) for one in taken if not one.is_forward}
+    kept: dict[tuple[Role, int, bool], Polynomial] = {}
+    for name, spec in unit.saved.items():
+        role = tensors[name].role
+        by_products, also = readers_of_saved(phases, tensors, name)
+        key = (role, orders[name] if by_products else 0, also or not by_products)
+        kept[key] = kept.get(key, ZERO) + spec.local_elements() * density(role)
+    return Products(taken, tuple(Saved(*key, elements) for key, elements in kept.items()))
+
+
+class Formats:
+    """Widths in bytes under one recipe."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.roles = widths(precision)
+        self._known: dict[tuple[bool, bool], Mapping[Role, float]] = {}
+
+    def product_rate_format(self, kernel: Kernel) -> str:
+        """The format that a kernel's FLOPs run in."""
+        return self.precision.product_format if kernel.taken else self.precision.activations
+
+    def weight_at_rest(self, products: Products) -> float:
+        """A weight of a unit; one without products that could run in `matmul` keeps its weights no narrower than activations."""
+        rest = bytes_per_element(self.precision.weights)
+        return rest if products.operands else max(rest, bytes_per_element(self.precision.activations))
+
+    def weight_in_use(self, products: Products) -> float:
+        """A weight as kernels read it and as ZeRO gathers it for them."""
+        if self.precision.gathered is None:
+            return self.weight_at_rest(products)
+        return bytes_per_element(self.precision.gathered if products.operands else self.precision.activations)
+
+    def kernel_bytes(self, kernel: Kernel, products: Products, values: Values) -> Value:
+        """What a kernel reads and writes."""
+        own = self._roles(products, kernel.phase)
+        total = sum((elements.evaluate(values) * own[role] for role, elements in kernel.elements.items()), start=0.0)
+        if not self.precision.matmul:
+            return total
+        for role, elements in kernel.taken.items():
+            total = total + elements.evaluate(values) * (
+                self.precision.cast_bytes(weight=role is Role.WEIGHT) - own[role]
+            )
+        return total
+
+    def cast_bytes(self, phase: str, products: Products, values: Values) -> Value:
+        """What the casts of a phase read and write; nothing where products run in the format of the activations."""
+        if not self.precision.matmul:
+            return 0.0
+        return sum((each * one.elements.evaluate(values) for one, each in self.casts(phase, products)), start=0.0)
+
+    def casts(self, phase: str, products: Products) -> Iterator[tuple[Operand, float]]:
+        """Each operand that is cast in a phase, with the bytes that are read and written for an element of it."""
+        recipe, own = self.precision, self._roles(products, phase)
+        forward = {one.name: one.orders for one in products.operands if one.is_forward}
+        backward = {one.name: one.orders for one in products.operands if not one.is_forward}
+        for one in (operand for operand in products.operands if operand.phase == phase):
+            orders = one.orders
+            kept = one.saved and recipe.saves_casts
+            if kept and not one.is_forward:
+                continue
+            if kept:
+                orders = orders | backward.get(one.name, frozenset())
+            if one.is_weight and own[Role.WEIGHT] == bytes_per_element(recipe.product_format):
+                orders = orders - forward[one.name]  # it comes cast, in the order of the forward pass
+            copies = len(orders) if recipe.transposed_copies else min(len(orders), 1)
+            if copies:
+                each = recipe.cast_reads * own[one.role] + copies * recipe.cast_bytes(weight=one.is_weight)
+                yield one, each
+
+    def moved_bytes(self, one: Realised, products: Products, values: Values) -> Value:
+        """The payload of a collective."""
+        width = self._roles(products, one.phase)[one.role]
+        if (
+            one.for_products
+            and self.precision.matmul
+            and (one.kind is Kind.ALL_GATHER or self.precision.casts_dispatch)
+        ):
+            width = self.precision.cast_bytes()
+        return one.payload.evaluate(values) * width
+
+    def saved_bytes(self, products: Products, values: Values) -> Value:
+        """Bytes kept for the backward pass without the logits."""
+        each = ((self._saved_width(one), one) for one in products.saved if one.role is not Role.LOGITS)
+        return sum((one.elements.evaluate(values) * width for width, one in each), start=0.0)
+
+    def _saved_width(self, one: Saved) -> float:
+        if not (self.precision.matmul and self.precision.saves_casts and one.num_orders):
+            return self.roles[one.role]
+        copies = one.num_orders if self.precision.transposed_copies else 1
+        return copies * self.precision.cast_bytes() + (self.roles[one.role] if one.also_read else 0.0)
+
+    def _roles(self, products: Products, phase: str) -> Mapping[Role, float]:
+        key = bool(products.operands), phase == "update"
+        if key not in self._known:
+            weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
+            self._known[key] = {**self.roles, Role.WEIGHT: weight}
+        return self._known[key]
+
+
+def elements_of(saved: Sequence[Saved], role: Role) -> Polynomial:
+    """Elements kept with one role."""
+    return sum((one.elements for one in saved if one.role is role), start=ZERO)
+
+
+def widths(precision: Precision) -> dict[Role, float]:
+    """Bytes per element of each role; of the optimizer's state the mean of master copy and moments, which are read as often."""
+    activations = bytes_per_element(precision.activations)
+    master = precision.master_bytes or bytes_per_element(precision.weights)
+    return {
+        Role.WEIGHT: bytes_per_element(precision.weights),
+        Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
+        Role.ACTIVATION: activations,
+        Role.RESIDUAL: activations,
+        Role.ROUTED: activations,
+        Role.LOGITS: activations,
+        Role.STATISTIC: 4.0,
+        Role.STATE: (master + precision.moment_bytes) / 3,
+        Role.CONSTANT: 4.0,
+    }

@@ -1,0 +1,144 @@
+"""Precision recipes: the number formats of a training run, each with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardwise.dtypes import bytes_per_element
+from shardwise.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Number formats of a training run; their widths give the bytes of state per parameter.
+
+    `moments` are AdamW's two (`second_moment` is the second's where it differs); `accumulated_gradients` is a second copy
+    of the gradients in another format, into which micro-batches are added. A format of None means that no such copy is kept.
+
+    `matmul` is the format that products with a block's weights run in; None: that of the activations. The head's product,
+    the router's and attention always run in `activations`. Operands are cast: each is read `cast_reads` times in its own
+    format and written in `matmul`, with a scale of `scale_bytes` for `block` elements (for `weight_block` of a weight;
+    None: one scale for the tensor). With `transposed_copies` a product needs its operands in the order of the dims that
+    it sums over, so that an operand of two kinds of product is written twice. With `saves_casts` the cast operand, and not
+    the original, is kept for the backward pass. Tokens go to their experts in `matmul` with `casts_dispatch`. ZeRO gathers
+    the weights of those products in `gathered`; None: as they rest.
+    """
+
+    name: str
+    weights: str
+    gradients: str
+    master: str | None
+    moments: str
+    second_moment: str | None = None
+    accumulated_gradients: str | None = None
+    activations: str = "bf16"
+    gradient_reduction: str = "bf16"
+    matmul: str | None = None
+    block: int | None = None
+    weight_block: int | None = None
+    scale_bytes: float = 4.0
+    cast_reads: int = 1
+    transposed_copies: bool = True
+    saves_casts: bool = True
+    casts_dispatch: bool = False
+    gathered: str | None = None
+    source: str = ""
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Weights, gradients, master copy and two moments, in bytes."""
+        return bytes_per_element(self.weights) + self.gradient_bytes + self.master_bytes + self.moment_bytes
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a parameter's gradient, with the copy that it is accumulated in."""
+        copy = bytes_per_element(self.accumulated_gradients) if self.accumulated_gradients else 0.0
+        return bytes_per_element(self.gradients) + copy
+
+    @property
+    def master_bytes(self) -> float:
+        """Bytes of a parameter's master copy; 0 where the weights are their own."""
+        return bytes_per_element(self.master) if self.master else 0.0
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes of a parameter's two moments."""
+        return bytes_per_element(self.moments) + bytes_per_element(self.second_moment or self.moments)
+
+    @property
+    def product_format(self) -> str:
+        """The format that products with a block's weights run in."""
+        return self.matmul or self.activations
+
+    def cast_bytes(self, *, weight: bool = False) -> float:
+        """Bytes of one element of a product's operand, its share of a scale included."""
+        block = self.weight_block if weight else self.block
+        return bytes_per_element(self.product_format) + (self.scale_bytes / block if self.matmul and block else 0.0)
+
+
+def _fp8(name: str, state: Precision, source: str, **choices: object) -> Precision:
+    """A recipe with the state of another one, whose products with a block's weights run in fp8."""
+    return replace(state, name=name, matmul="fp8", source=source, **choices)  # type: ignore[arg-type]
+
+
+_BF16 = Precision(
+    name="bf16", weights="bf16", gradients="bf16", master="fp32", moments="fp32",
+    source="S1, memory: 2 + 2 + 4 + 8 = 16 bytes per parameter",
+)  # fmt: skip
+_FP32 = Precision(
+    name="fp32", weights="fp32", gradients="fp32", master=None, moments="fp32", activations="fp32",
+    gradient_reduction="fp32", source="S1, memory: 4 + 4 + 8 = 16 bytes per parameter",
+)  # fmt: skip
+_FP32_WEIGHTS = replace(_FP32, activations="bf16")
+_TRANSFORMER_ENGINE = (
+    "NVIDIA, Transformer Engine user guide, low precision training: what Linear layers take is cast, with a transposed copy "
+    "beside it, as Hopper's fp8 products take one order of dims only; attention, norms and the head stay in bf16"
+)
+_TABLE = "S1, table of FP8 recipes"
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        _BF16,
+        replace(_BF16, name="bf16_fp32_gradients", accumulated_gradients="fp32", gradient_reduction="fp32",
+                source="S1, memory: gradients are also accumulated in fp32, 2 + 2 + 4 + 4 + 8 = 20 bytes per parameter"),
+        replace(_BF16, name="bf16_no_master", master=None,
+                source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
+        _FP32,
+        _fp8("fp8_delayed", _BF16,
+             f"{_TRANSFORMER_ENGINE}; delayed scaling: one scale per tensor, from earlier steps; state as in bf16"),
+        _fp8("fp8_current", _BF16, cast_reads=2,
+             source=f"{_TRANSFORMER_ENGINE}; current scaling: one scale per tensor, which takes another read; state as in bf16"),
+        _fp8("mxfp8", _BF16, block=32, weight_block=32, scale_bytes=1.0,
+             source="OCP Microscaling Formats 1.0: 32 elements share an 8-bit scale; NVIDIA, Transformer Engine user guide: "
+             "Blackwell scales along the dim that is summed over, so that rows and columns are cast apart; state as in bf16"),
+        _fp8("fp8_transformer_engine", _FP32_WEIGHTS,
+             f"{_TABLE}: fp32 weights and gradients, no master copy, 4 + 4 + 4 + 4 = 16 bytes; {_TRANSFORMER_ENGINE}"),
+        _fp8("fp8_torchao", _FP32_WEIGHTS, gathered="fp8", cast_reads=2, saves_casts=False,
+             source="torchao float8 training, tensorwise, as torchtitan uses it: fp32 weights are cast before FSDP gathers "
+             "them (enable_fsdp_float8_all_gather), the head is left out, bf16 inputs are kept and cast again for the gradients"),
+        _fp8("fp8_deepseek_v3", _BF16, weights="fp8", moments="bf16", accumulated_gradients="fp32",
+             gradient_reduction="fp32", block=128, weight_block=128 * 128, casts_dispatch=True,
+             source=f"{_TABLE}: 4 + 4 + 1 + 2 + 2 + 2 = 15 bytes; DeepSeek-V3 report (arXiv 2412.19437), section 3.3: tiles of "
+             "1 x 128 and of 128 x 128 with fp32 scales; inputs of products kept and tokens dispatched in fp8; embedding, head, "
+             "router, norms and attention in bf16"),
+        _fp8("fp8_lm_o3", _BF16, weights="fp8", gradients="fp8", master="fp16", accumulated_gradients="fp16", moments="fp8",
+             second_moment="fp16", gradient_reduction="fp8", cast_reads=2,
+             source=f"{_TABLE}: 2 + 2 + 1 + 1 + 1 + 2 = 9 bytes; FP8-LM (arXiv 2310.18313): gradients are reduced in fp8 too, "
+             "one scale per tensor"),
+        _fp8("fp8_nanotron", _BF16, weights="fp8", gradients="fp8", master="bf16", accumulated_gradients="fp32",
+             moments="fp8", gradient_reduction="fp32",
+             source=f"{_TABLE}: 2 + 4 + 1 + 1 + 1 + 1 = 10 bytes; nanotron, pull request 70: one scale per tensor"),
+        replace(_FP32_WEIGHTS, name="int8_aqt", matmul="int8", gathered="bf16", cast_reads=2, saves_casts=False,
+                transposed_copies=False,
+                source="AQT as MaxText uses it (quantization=int8): fp32 weights used in bf16; what products take is scaled by "
+                "its own maximum and cast, in the forward and in the backward pass, and a TPU takes any order of dims"),
+    )
+}  # fmt: skip
+
+
+def precision_named(name: str) -> Precision:
+    """A recipe by name. Raises `InputError` that lists the names."""
+    if name not in PRECISIONS:
+        raise InputError(f"precision: found {name!r}; one of {', '.join(PRECISIONS)} is required")
+    return PRECISIONS[name]

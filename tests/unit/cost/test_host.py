@@ -1,0 +1,164 @@
+"""Offload and recomputation of a part of the layers: what moves, what stays, what is between the two ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.errors import InputError, MissingValueError, NothingFitsError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout, Offload
+from shardwise.layout.stages import recomputed_layers
+from shardwise.model.counts import num_params
+from shardwise.model.load import load_model
+from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.search.plan import nearest_fitting, plan
+from shardwise.search.space import Choices
+from shardwise.terms import TIME_TERMS
+
+MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
+JOB = Job(global_batch_tokens=32 * 8192, seq_len=8192)
+BASE = Layout(fsdp=8, zero_stage=3)
+PCIE = 63e9  # bytes/s of a PCIe 5.0 x16, each way
+
+
+def run(layout: Layout, job: Job = JOB) -> Estimate:
+    found = estimate(MODEL, CLUSTER, job, layout)
+    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+    return found
+
+
+def test_the_optimizers_state_streams_up_and_down_at_once() -> None:
+    """12 bytes for a parameter of the shard, beside the update's own kernels."""
+    plain, offloaded = run(BASE), run(replace(BASE, offload="optimizer"))
+    stream_s = num_params(MODEL) / 8 * 12 / PCIE
+    assert offloaded.time["host"] + offloaded.time["optimizer"] == pytest.approx(stream_s, rel=1e-3)
+    assert offloaded.step_time_s - plain.step_time_s == pytest.approx(offloaded.time["host"])
+    kept = ("parameters", "gradients", "activations")
+    assert all(offloaded.memory[term] == plain.memory[term] for term in kept)
+    # the embedding and the head are the largest units, and two are there at a time
+    assert offloaded.memory["master"] == pytest.approx(2 * MODEL.vocab_size * MODEL.d_model / 8 * 4, rel=1e-3)
+    assert plain.memory["master"] == pytest.approx(num_params(MODEL) / 8 * 4, rel=1e-3)
+
+
+def test_activations_leave_for_two_layers_and_what_is_longer_shows() -> None:
+    plain, offloaded = run(BASE), run(replace(BASE, offload="activations"))
+    layer = (plain.memory["activations"] - offloaded.memory["activations"]) / (MODEL.num_layers - 2)
+    micro_batches = 4
+    there_s = micro_batches * layer * MODEL.num_layers / PCIE
+    passes = plain.time["forward"], plain.time["backward"]
+    assert there_s > passes[0]  # or nothing would show
+    assert offloaded.time["host"] == pytest.approx(sum(max(there_s - one, 0.0) for one in passes), rel=1e-9)
+    assert offloaded.time["host"] + offloaded.hidden["host"] == pytest.approx(2 * there_s)
+
+
+def test_what_is_short_hides() -> None:
+    """With full recomputation one tensor of a layer goes, which takes less than the layer's own work."""
+    layout = replace(BASE, recompute="full")
+    plain, offloaded = run(layout), run(replace(layout, offload="activations"))
+    assert offloaded.time["host"] == 0
+    assert offloaded.step_time_s == plain.step_time_s
+    assert offloaded.memory["activations"] < plain.memory["activations"] / 8
+
+
+def test_both_is_both() -> None:
+    one, other, both = (run(replace(BASE, offload=what)) for what in ("optimizer", "activations", "both"))
+    plain = run(BASE)
+    spared = (plain.memory_bytes - one.memory_bytes) + (plain.memory_bytes - other.memory_bytes)
+    assert plain.memory_bytes - both.memory_bytes == pytest.approx(spared)
+    assert both.time["host"] == pytest.approx(one.time["host"] + other.time["host"])
+    assert "host" in TIME_TERMS
+    assert any("memory the hosts have" in note for note in both.notes)
+    assert not plain.notes
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "activations", "both"])
+def test_a_chip_without_a_pcie_rate_is_refused_by_name(offload: Offload) -> None:
+    bare = replace(CLUSTER, chip=replace(CLUSTER.chip, pcie_bytes_per_s=None))
+    with pytest.raises(MissingValueError, match="chip h100: no sourced pcie_bytes_per_s"):
+        estimate(MODEL, bare, JOB, replace(BASE, offload=offload))
+    estimate(MODEL, bare, JOB, BASE)
+
+
+def test_the_first_layers_recompute() -> None:
+    assert recomputed_layers({"dense_block": 3, "block": 8}, 5) == {"dense_block": 3, "block": 2}
+    assert recomputed_layers({"dense_block": 0, "block": 8}, 12) == {"dense_block": 0, "block": 8}
+    assert recomputed_layers({"dense_block": 3, "block": 8}, None) == {"dense_block": 3, "block": 8}
+
+
+@pytest.mark.parametrize("policy", ["selective", "full"])
+def test_a_part_of_the_layers_costs_its_part(policy: str) -> None:
+    """Time of recomputation and bytes of activations go straight from one end to the other; all layers are all."""
+    ends = run(BASE), run(replace(BASE, recompute=policy))  # type: ignore[arg-type]
+    for layers in (1, 8, 31, 32, 99):
+        part = min(layers, 32) / 32
+        found = run(replace(BASE, recompute=policy, recompute_layers=layers))  # type: ignore[arg-type]
+        for term in ("forward", "backward", "recompute"):
+            assert found.time[term] == pytest.approx((1 - part) * ends[0].time[term] + part * ends[1].time[term])
+        memory = (1 - part) * ends[0].memory["activations"] + part * ends[1].memory["activations"]
+        assert found.memory["activations"] == pytest.approx(memory)
+        assert ends[0].hfu / ends[0].mfu <= found.hfu / found.mfu <= ends[1].hfu / ends[1].mfu * (1 + 1e-12)
+    assert run(replace(BASE, recompute=policy, recompute_layers=32)) == ends[1]  # type: ignore[arg-type]
+
+
+def test_each_stage_recomputes_as_many_of_its_own() -> None:
+    layout = Layout(pp=4, dp=2, schedule="1f1b", recompute="full", recompute_layers=9)
+    assert run(layout) == run(replace(layout, recompute_layers=None))  # no stage has more
+    fewer = run(replace(layout, recompute_layers=3))
+    assert fewer.time["recompute"] == pytest.approx(run(layout).time["recompute"] / 3)
+
+
+def test_layers_that_recompute_need_a_policy() -> None:
+    with pytest.raises(
+        InputError, match="recompute_layers: 4 layers of each stage with recompute = none; set recompute=full"
+    ):
+        run(replace(BASE, recompute_layers=4))
+    with pytest.raises(InputError, match="recompute_layers is 0; a whole number of at least 1"):
+        replace(BASE, recompute="full", recompute_layers=0)
+    with pytest.raises(InputError, match="offload is 'disk'; one of none, optimizer, activations, both"):
+        replace(BASE, offload="disk")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="recompute_layers needs recompute=full or selective"):
+        Choices().narrowed({"recompute": "none", "recompute_layers": 4}, {})
+
+
+def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
+    """Where memory is a little short of what policy `selective` takes, not all layers have to run again."""
+    selective = run(replace(BASE, recompute="selective")).memory_bytes
+    little_less = replace(CLUSTER, chip=replace(CLUSTER.chip, memory_bytes=0.98 * selective))
+    nearest = nearest_fitting(MODEL, little_less, JOB, BASE)
+    assert nearest == replace(
+        BASE, recompute="full", recompute_layers=16, placement=nearest.placement if nearest else None
+    )
+    alone = estimate(MODEL, little_less, JOB, replace(BASE, recompute="full"))
+    assert estimate(MODEL, little_less, JOB, nearest).step_time_s < alone.step_time_s
+
+
+def test_a_plan_with_all_of_it_comes_back_from_its_file() -> None:
+    pins = {"offload": "both", "recompute": "full", "recompute_layers": 8}
+    job = replace(JOB, precision="fp8_deepseek_v3")
+    found = plan(MODEL, CLUSTER, job, choices=Choices().narrowed(pins, {}))
+    again = parse_plan(json.loads(json.dumps(plan_payload(found))))
+    assert again.layout == found.layout
+    assert str(again.layout).endswith("recompute=full recompute_layers=8 offload=both")
+    assert again.estimate == found.estimate
+    assert again.cluster == found.cluster
+    assert again.job == job
+
+
+def test_where_nothing_fits_offload_is_named() -> None:
+    """Eight GPUs hold no 70B parameters with their state; without the optimizer's they do."""
+    large, job = load_model("llama-3-70b"), Job(global_batch_tokens=8 * 8192, seq_len=8192)
+    with pytest.raises(NothingFitsError, match=r"it fits with --pin offload=optimizer \(.* GB, a step of .* s\)"):
+        plan(large, CLUSTER, job)
+    pinned = plan(large, CLUSTER, job, choices=Choices().narrowed({"offload": "optimizer"}, {}))
+    assert pinned.estimate.fits
+    assert pinned.layout.offload == "optimizer"
+    nearest = nearest_fitting(large, CLUSTER, job, replace(BASE, recompute="full"))
+    assert nearest is not None
+    assert nearest.offload != "none"
+    with pytest.raises(NothingFitsError, match=r"offload to the host would leave .* still too much"):
+        plan(load_model("llama-3-405b"), CLUSTER, job)
