@@ -176,7 +176,13 @@ def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) 
         elif isinstance(value, list):
             text = ",".join(map(str, value))
         else:
-            text = str(value).lower() if isinstance(value, bool) else {"etp": "none"}.get(key, "all") if value is None else str(value)
+            text = (
+                str(value).lower()
+                if isinstance(value, bool)
+                else {"etp": "none"}.get(key, "all")
+                if value is None
+                else str(value)
+            )
         words.append(f"{key}={text}")
     code, out, _ = run(capsys, *ESTIMATE, "--layout", " ".join(words), "--json")
     assert code == 0

@@ -231,6 +231,39 @@ def test_what_fits_no_device_leaves_the_leanest() -> None:
     assert result.leanest.memory_bytes == min(row.memory_bytes for row in everything.pareto)
 
 
+MIXED = dataclasses.replace(SMALL, name="mixed", d_ff=512, num_experts=8, experts_per_token=2)
+
+
+@pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
+def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) -> None:
+    """Over every placement, degree of ep, variant of cp, and experts whole or split by tp."""
+    few = Choices(
+        micro_batch_seqs=(1,), num_virtual_stages=(1,), zero_stage=(1,), recompute=("none",), pins={"pp": 1, "dp": 1}
+    )
+    cluster = load_cluster(cluster_name)
+    found = {}
+    for plain in candidates(cluster.num_devices, few):
+        borrowed = [ep for ep in (1, 2, 4, 8) if plain.fsdp % ep == 0]
+        ways = [(ep, None) for ep in borrowed] + [(ep * plain.tp, 1) for ep in borrowed]
+        for (ep, etp), variant in itertools.product(ways, few.cp_variant):
+            layout = dataclasses.replace(plain, ep=ep, etp=etp, cp_variant=variant)
+            if plain.pp == plain.dp == 1 and not violations(MIXED, JOB, cluster.num_devices, layout):
+                for placement in placements(cluster.topology):
+                    placed = dataclasses.replace(layout, placement=placement)
+                    found[placed] = estimate(MIXED, cluster, JOB, placed).step_time_s
+    assert len(found) > 500
+    best = search(MIXED, cluster, JOB, choices=few).best[0]
+    assert best.step_time_s == pytest.approx(min(found.values()), rel=1e-9)
+
+
+def test_limited_experts_are_searched_without_a_mode_of_their_own() -> None:
+    """Where ep is pinned it is the ep that is asked for, with tp of one as well."""
+    choices = CHOICES.narrowed({"tp": 1, "ep": 8}, {})
+    rows = search(MIXED, load_cluster("h100:16"), JOB, choices=choices).best
+    assert rows
+    assert {(row.layout.tp, row.layout.ep) for row in rows} == {(1, 8)}
+
+
 @lru_cache(maxsize=8)
 def brute_force(cluster_name: str, overlap: Overlap) -> tuple[tuple[float, float], ...]:
     """Step time and memory of every legal layout on every placement, one scalar estimate each."""

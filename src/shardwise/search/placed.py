@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.topology import Cut, Topology
 from shardwise.layout.placement import Links, Placement, cut_levels, placements
-from shardwise.layout.shardings import TP, ZERO
+from shardwise.layout.shardings import EXPERT, TP, ZERO
 from shardwise.symbolic import Value
 
 Ints = NDArray[np.int64]
-# Groups whose links decide between placements; every other group is a union of these.
+# Groups whose links decide between placements: those that a derivation's collectives run over.
 GROUPS = (TP, ("cp",), ZERO, ("dp",))
+EXPERT_GROUPS = (EXPERT, EXPERT + TP, ("fsdp", *EXPERT, "cp"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def _choose(cuts: list[Cut], placement: Ints, factorisation: Ints, count: int) -
 def _prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
     """What decides: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups + 1)]."""
     links = Links(topology, cuts)
-    found = [links.group(group) for group in GROUPS] + [links.hop(("pp",))]
+    borrowed = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
+    found = [links.group(group) for group in (*GROUPS, *(EXPERT_GROUPS if borrowed else ()))] + [links.hop(("pp",))]
     columns = [np.broadcast_to(v, count) for link in found for v in (link.seconds_per_byte, link.latency_s)]
     return np.stack(columns, axis=1)
 

@@ -122,8 +122,8 @@ class _Builder:
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
         self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
-        columns = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
-        self.degrees = atomic_degrees(architecture, columns)
+        self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
+        self.degrees = atomic_degrees(architecture, self.whole)
         self.units = tuple(unit_counts(architecture))
 
     def block_tables(
@@ -199,7 +199,7 @@ class _ByMode:
         self.modes = self.choices.modes(builder.architecture)
         self.links = builder.placed.links(builder.cluster.topology, rows)
         self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
-        self.degrees = {axis: column[rows] for axis, column in builder.degrees.items()}
+        self.degrees = {axis: column[rows] for axis, column in builder.whole.items()}
 
     def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
         """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
