@@ -156,7 +156,7 @@ def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
 
 
 def _values(plan: Plan, layout: Layout) -> Values:
-    return unit_values(plan.model, plan.job.seq_len, _degrees(plan, layout))
+    return unit_values(plan.model, plan.job.seq_len, _degrees(plan, layout), layout.cp_variant)
 
 
 def _degrees(plan: Plan, layout: Layout) -> Mapping[str, int]:
