@@ -31,6 +31,15 @@ def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links) -> 
     return 2.0 * gather if kind is Kind.ALL_REDUCE else gather
 
 
+def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: Links) -> Value:
+    """Seconds in which `num_devices` shards of an array of `whole_bytes` go around a ring, a hop at a time.
+
+    Every step takes as long as its slowest hop: where the ring leaves a node one card carries it, unlike a collective, which
+    uses the cards of all devices of the node. Source: Liu et al. 2023, Ring Attention; sends and receives between neighbours.
+    """
+    return (num_devices - 1) * links.hop(axes).all_gather_s(whole_bytes / num_devices)
+
+
 def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links) -> Value:
     """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
     cuts = links.joined(axes)

@@ -82,6 +82,8 @@ class Formats:
     def kernel_bytes(self, kernel: Kernel, products: Products, values: Values) -> Value:
         """What a kernel reads and writes."""
         own = self._roles(products, kernel.phase)
+        if kernel.phase == "backward":
+            own = {**own, Role.WEIGHT_GRADIENT: self.accumulation_bytes}
         total = sum((elements.evaluate(values) * own[role] for role, elements in kernel.elements.items()), start=0.0)
         if not self.precision.matmul:
             return total
@@ -90,6 +92,15 @@ class Formats:
                 self.precision.cast_bytes(weight=role is Role.WEIGHT) - own[role]
             )
         return total
+
+    @property
+    def accumulation_bytes(self) -> float:
+        """Bytes that a product moves for each element of a weight's gradient: it is read, added to and written again.
+
+        Source: Megatron-LM's fused weight gradients, which accumulate into the main gradient within the product; others add
+        in a kernel of their own. Differs: the only micro-batch of a step, and ZeRO from stage 2 on, need not read it.
+        """
+        return 2.0 * bytes_per_element(self.precision.accumulated_gradients or self.precision.gradients)
 
     def cast_bytes(self, phase: str, products: Products, values: Values) -> Value:
         """What the casts of a phase read and write; nothing where products run in the format of the activations."""

@@ -12,11 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
-from shardwise.cost.communication import collective_s
+from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.formats import Formats, Products, elements_of, products_of
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
+from shardwise.layout.pipeline import RING
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
@@ -189,8 +190,14 @@ class UnitPricer:
             compute = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
                 1.0 - 1.0 / pieces
             )
-            traffic = sum((self.collective_s(one, parts, values, links) for one in moved), start=0.0)
+            traffic = sum((self.in_pieces_s(one, parts, values, links) for one in moved), start=0.0)
             yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
+
+    def in_pieces_s(self, one: Realised, parts: _Parts, values: Values, links: Links) -> Value:
+        """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
+        if one.axes != RING:
+            return self.collective_s(one, parts, values, links)
+        return ring_s(one.axes, self.formats.moved_bytes(one, parts.products, values), values.degree(one.axes), links)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
         """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from shardwise.layout.derive import Compute, Final, ShardedProgram, Step, shard_program
 from shardwise.layout.shardings import (
     Family,
+    exchanged,
     gradient_rest,
     hidden_spec,
     optimizer_rest,
@@ -79,7 +80,8 @@ def derive_unit(name: str, program: Program, family: Family, *, recompute: str) 
 def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
     program = transposed.program
     again = split_saved(forward.program, program.inputs, policy)
-    saved = {tensor: forward.specs[tensor] for tensor in again.saved}
+    lying = {**forward.specs, **exchanged(family, forward.program)}
+    saved = {tensor: lying[tensor] for tensor in again.saved}
     rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
     weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
     gradients = {w: g for w, g in weights.items() if w not in BORROWED.get(name, ())}

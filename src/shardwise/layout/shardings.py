@@ -179,15 +179,22 @@ def staying(family: Family, program: Program) -> dict[str, Spec]:
 def using(family: Family, program: Program) -> dict[str, Spec]:
     """Use specs: of a program's weights, and of queries that give up a part of the heads for the whole sequence."""
     weights = {name: weight_use(family, program.dims(name)) for name in program.weights}
-    return weights | {
-        scan.inputs[0]: head_spec(family, program.dims(scan.inputs[0]), ()) for scan in _exchanged(family, program)
-    }
+    queries = {scan.inputs[0] for scan in _exchanged(family, program)}
+    return weights | {name: spec for name, spec in exchanged(family, program).items() if name in queries}
+
+
+def exchanged(family: Family, program: Program) -> dict[str, Spec]:
+    """Where queries, keys and values lie at an attention that exchanges heads for the sequence. They are kept there, for they
+    are no larger than before and nothing but attention reads them."""
+    names = (name for scan in _exchanged(family, program) for name in scan.inputs[:3])
+    return {name: head_spec(family, program.dims(name), ()) for name in names}
 
 
 def head_spec(family: Family, dims: tuple[str, ...], sequence: Axes) -> Spec:
     """Where heads lie around attention: the sequence over `cp`, or (sequence over nothing) the heads over `cp` as well."""
     heads = ("tp_kv",) if sequence else ("tp_kv", *CP)
-    return Spec.of(dims, {"B": family.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)})
+    split = {"B": family.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)}
+    return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
 def _exchanged(family: Family, program: Program) -> list[Scan]:

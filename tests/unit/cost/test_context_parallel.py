@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from shardwise.cluster.load import load_cluster
+from shardwise.cluster.topology import Switched
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -34,13 +35,32 @@ def test_long_sequences_hide_the_ring_behind_attention() -> None:
 
 def test_a_ring_hides_behind_all_but_one_piece_of_attention() -> None:
     """Short sequences: of the traffic shows what is longer than 7/8 of the attention that it runs beside."""
-    gathered, ring = priced(SHORT, cp=8), priced(SHORT, cp=8, cp_variant="zigzag")
-    hidden = gathered.time["cp"] - ring.time["cp"]
+    assert isinstance(CLUSTER.topology, Switched)
+    nvlink = CLUSTER.topology.tiers[0]
+    ring = priced(SHORT, cp=8, cp_variant="zigzag")
     flops = 2 * 2 * MODEL.num_heads * MODEL.head_dim * 0.5 * 8192 * 1024
-    forward = flops / CLUSTER.chip.matmul_flops_per_s("bf16")
-    # 2 products forward, 5 backward
-    assert 0 < ring.time["cp"] < gathered.time["cp"]
-    assert hidden == pytest.approx(MODEL.num_layers * forward * (1 + 5 / 2) * 7 / 8, rel=1e-6)
+    compute = flops / CLUSTER.chip.matmul_flops_per_s("bf16") * 7 / 8
+    block = 1024 * MODEL.num_kv_heads * MODEL.head_dim * 2 / (nvlink.bytes_per_s * nvlink.fraction)
+    around = 7 * (block + nvlink.base_latency_s + nvlink.hop_latency_s)
+    # keys and values forward, beside 2 products; these and their gradients backward, beside 5
+    shown = max(2 * around - compute, 0) + max(4 * around - 2.5 * compute, 0)
+    assert shown > 0
+    assert ring.time["cp"] == pytest.approx(MODEL.num_layers * shown)
+
+
+def test_one_card_carries_a_ring_out_of_its_node() -> None:
+    """16 devices in two nodes: a gather leaves a node through all its cards, each hop of a ring through one."""
+    cluster = load_cluster("h100:16")
+    assert isinstance(cluster.topology, Switched)
+    card = cluster.topology.tiers[1]
+    layouts = [Layout(zero_stage=3, cp=16, cp_variant=v) for v in ("all_gather", "zigzag")]
+    job = Job(global_batch_tokens=4096, seq_len=4096)  # too short for attention to hide much
+    gathered, ring = (estimate(MODEL, cluster, job, layout).time["cp"] for layout in layouts)
+    block = 256 * MODEL.num_kv_heads * MODEL.head_dim * 2 / (card.bytes_per_s * card.fraction)
+    assert ring > gathered
+    assert ring == pytest.approx(
+        MODEL.num_layers * 6 * 15 * (block + card.base_latency_s + card.hop_latency_s), rel=0.2
+    )
 
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
@@ -66,8 +86,9 @@ def test_ulysses_sends_an_eighth_of_what_it_keeps() -> None:
     """Each device hands on 7/8 of its queries, keys, values and results, once each way; gathering brings 7 others'."""
     model = dataclasses.replace(MODEL, num_kv_heads=MODEL.num_heads)
     gathered, exchanged = (priced(model=model, cp=8, cp_variant=v) for v in ("all_gather", "ulysses"))
-    # one shard of q, k, v and of the result, against 8 of keys and values; half as many bytes on the wire for 4/2 tensors
-    assert exchanged.time["cp"] == pytest.approx(gathered.time["cp"] * 4 / (2 * 8), rel=0.1)
+    # forward q, k, v and the result, backward the result and its gradient, then those of q, k and v: 9 shards of 1/8, against
+    # 6 whole keys or values
+    assert exchanged.time["cp"] == pytest.approx(gathered.time["cp"] * 9 / (6 * 8), rel=0.1)
     assert exchanged.time["forward"] == pytest.approx(gathered.time["forward"], rel=0.01)
 
 
