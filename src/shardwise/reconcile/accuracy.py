@@ -135,7 +135,9 @@ def skipped_kinds(judged: Sequence[Judged]) -> dict[str, tuple[int, int]]:
 def worst(judged: Sequence[Judged], most: int) -> Iterator[Judged]:
     """The rows that count with the largest errors, one of each group of duplicates."""
     seen: set[str] = set()
-    for one in sorted((one for one in judged if one.scored and one.error is not None), key=lambda one: -abs(one.error or 0.0)):
+    for one in sorted(
+        (one for one in judged if one.scored and one.error is not None), key=lambda one: -abs(one.error or 0.0)
+    ):
         if one.row.dup_group not in seen and len(seen) < most:
             seen.add(one.row.dup_group)
             yield one

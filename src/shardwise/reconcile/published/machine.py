@@ -30,7 +30,9 @@ def cluster_of(facts: Facts) -> Cluster:
         raise SkippedRow("number of devices not stated", "n_devices")
     if "torus" in catalogue_entry(name):
         slices, topology = _slices(facts, name, chip, count)
-        return Cluster(name=f"{name}:{count}" + (f" in {slices} slices" if slices > 1 else ""), chip=chip, topology=topology)
+        return Cluster(
+            name=f"{name}:{count}" + (f" in {slices} slices" if slices > 1 else ""), chip=chip, topology=topology
+        )
     topology = topology_of(Shorthand(name, (count,), False, None), chip)
     assert isinstance(topology, Switched)
     return Cluster(name=f"{name}:{count}", chip=chip, topology=_stated_network(facts, topology))

@@ -2,14 +2,13 @@
 
 What sources leave out is filled by a stated prior, each with its reason:
 
-| blank | read as | because |
-|---|---|---|
-| number format | bf16 | every framework's default since 2022 |
-| cp, ep | 1 | tables leave out axes that are not used |
-| ZeRO stage | 3 with FSDP, else 1 (0 where there is nothing to shard over) | distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say |
-| sequence parallelism | with tp > 1, unless the row denies it | default of the same stacks, and of torchtitan |
-| virtual stages | `typical_virtual_stages` | published pipelines of many layers are interleaved; read as none they come out a sixth too slow |
-| recompute | the least that fits, by our memory model | recomputing more than memory asks for only costs time |
+- number format: bf16, every framework's default since 2022
+- cp and ep: 1, as tables leave out axes that are not used
+- ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
+- sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
+- virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
+- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
+- context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
 
 from __future__ import annotations
@@ -175,7 +174,8 @@ def approximations(facts: Facts) -> tuple[str, ...]:
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
         "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft",
-        "tokens over an expert's capacity are dropped; priced as an even router's": "token" in facts.text("model").lower()
+        "tokens over an expert's capacity are dropped; priced as an even router's": "token"
+        in facts.text("model").lower()
         and "drop" in facts.text("model").lower(),
         "activations are kept on the host; priced as recomputed": "to host" in facts.text("offload").lower(),
         "blocks are recomputed in part; priced as selective": "fractional" in facts.text("recompute_detail").lower(),
