@@ -59,7 +59,7 @@ def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[R
     from shardwise.errors import InputError
 
     def has(row: Row) -> bool:
-        where = " ".join((row.family, row.source, row.software)).lower()
+        where = " ".join((row.family, row.source, row.cell("software"))).lower()
         return (chip or "").lower() in row.cell("chip").lower() and (source or "").lower() in where
 
     found = [row for row in rows if has(row)]

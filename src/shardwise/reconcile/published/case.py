@@ -16,6 +16,7 @@ from shardwise.reconcile.published.architecture import architecture_of
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 from shardwise.reconcile.published.machine import cluster_of
 from shardwise.reconcile.published.training import (
+    REFUTED,
     approximations,
     degrees_of_row,
     job_of,
@@ -64,15 +65,18 @@ def case_of(facts: Facts) -> Case:
 def predict(facts: Facts) -> Prediction:
     """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`."""
     case = case_of(facts)
+    stated = facts.text("recompute").lower()
+    most = REFUTED if stated else 1.0
     for recompute in case.recomputes:
         layout = replace(case.layout, recompute=recompute)
         try:
             found = estimate(case.architecture, case.cluster, case.job, layout)
         except ShardwiseError as error:
             raise _refused(error) from None
-        if found.fits:
+        if found.memory_bytes <= most * found.memory_capacity_bytes:
             break
-    return Prediction(case=replace(case, layout=layout), estimate=found)
+    words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
+    return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,8 @@ from shardwise.model.architecture import MOST
 
 # Columns that a prediction may read. What was measured is not among them.
 INPUTS = (
-    "task", "model", "layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab", "gated_mlp", "tied_embeddings",
+    "software", "task", "model", "layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab", "gated_mlp",
+    "tied_embeddings",
     "n_experts", "top_k", "moe_d_ff", "n_shared_experts", "shared_expert_d_ff", "n_dense_layers", "moe_every", "mla_q_lora",
     "mla_kv_lora", "mla_qk_nope", "mla_qk_rope", "mla_v_dim", "window", "window_layers", "chip", "chip_mem_gb",
     "chips_per_node", "intra_node_link", "inter_node_link", "n_devices", "seq_len", "micro_batch", "global_batch",

@@ -45,19 +45,12 @@ def chip_named(text: str) -> str:
     parts = re.split(r"[\s_\-]+", text.lower().removeprefix("nvidia").removeprefix("amd").strip())
     if re.fullmatch(r"v\d+[a-z]?", parts[0]) and "tpu-" + parts[0] in chip_names():
         parts = ["tpu", *parts]
-    if "pcie" in parts:
-        parts = [*(part for part in parts if part != "pcie"), "pcie"]
-    for known in (found for found in _shorter(parts) if found in chip_names()):
+    form = [part for part in parts if part == "pcie"]  # another product, wherever the name has it
+    stem = [part for part in parts if part != "pcie"]
+    names = ("-".join(stem[:length] + form) for length in range(len(stem), 0, -1))
+    for known in (name for name in names if name in chip_names()):
         return known
     raise SkippedRow("chip not in the catalogue", text[:40])
-
-
-def _shorter(parts: list[str]) -> Iterator[str]:
-    """The name, then without what stands at its end; a part between the first and a PCIe at the end may fall too."""
-    for length in range(len(parts), 0, -1):
-        yield "-".join(parts[:length])
-    if parts[-1] == "pcie":
-        yield f"{parts[0]}-pcie"
 
 
 def _count_of(text: str, name: str) -> int | None:

@@ -25,7 +25,6 @@ class Row:
 
     id: str
     family: str
-    software: str
     source: str
     quality: str
     dup_group: str
@@ -105,7 +104,7 @@ def _row(number: int, cells: Mapping[str | None, object]) -> Row:
     text = {column: value.strip() for column, value in cells.items() if column is not None and isinstance(value, str)}
     name = text.get("id") or f"row {number}"
     return Row(
-        id=name, family=text.get("family", ""), software=text.get("software", ""), source=text.get("source", ""),
+        id=name, family=text.get("family", ""),  source=text.get("source", ""),
         quality=text.get("quality", ""), dup_group=text.get("dup_group") or name,
         inputs=tuple((column, text[column]) for column in INPUTS if text.get(column)),
         measured={column: text.get(column, "") for column in (*MEASURED, "peak_memory_gb", "memory_unit", "memory_kind")},

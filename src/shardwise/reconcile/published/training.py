@@ -8,6 +8,7 @@ What sources leave out is filled by a stated prior, each with its reason:
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
+- "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from shardwise.job import PRECISIONS, Job
 from shardwise.layout.layout import RECOMPUTES, SCHEDULES, Layout, Recompute, Schedule
@@ -23,6 +24,8 @@ from shardwise.layout.legality import natural_schedule
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
+# Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
+REFUTED = 1.3
 # Precision recipes by the sources' names; fp16 has the widths and the peak of bf16. A recipe that there is not skips the row.
 RECIPES = {
     "": "bf16", "bf16": "bf16", "fp16": "bf16", "fp16-or-bf16": "bf16", "fp32": "fp32", "fp8": "fp8", "fp8-rowwise": "fp8",
@@ -80,8 +83,10 @@ def _recipe(facts: Facts) -> str:
     recipe = RECIPES.get(dtype)
     if recipe is None or recipe not in PRECISIONS:
         raise SkippedRow("no precision recipe", dtype[:40])
+    if recipe == "bf16" and "deepspeed" in facts.text("software").lower():
+        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
     if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
-        return "bf16_fp32_gradients"
+        return "bf16_fp32_main_gradients"
     return recipe
 
 
@@ -145,6 +150,9 @@ def _pipeline(
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
         plain = named not in ("", "interleaved")
         virtual = 1 if plain else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
+    virtual = min(
+        virtual, max(architecture.num_layers // degrees.pp, 1)
+    )  # Megatron may leave the first and last without a block
     natural = natural_schedule(degrees.pp, virtual)
     return cast(Schedule, natural if named in ("", "1f1b", "interleaved") else named), virtual
 
@@ -161,23 +169,30 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
 
 
 def recomputes_of(facts: Facts) -> tuple[Recompute, ...]:
-    """What may be recomputed: what is stated, or in the order from the least to the most."""
+    """What may be recomputed, in the order from the least to the most.
+
+    "selective" stands for anything between none and all of a block (MaxText's custom policies among it), so all comes next.
+    """
     stated = facts.text("recompute").lower()
     if stated and stated not in get_args(Recompute):
         raise SkippedRow("recompute not known here", stated[:40])
+    if stated == "selective":
+        return ("selective", "full")
     return (cast(Recompute, stated),) if stated else RECOMPUTES
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
-    checks: dict[str, Any] = {
+    routing = facts.text("model") + facts.text("notes")
+    checks = {
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
         "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft",
-        "tokens over an expert's capacity are dropped; priced as an even router's": "token"
-        in facts.text("model").lower()
-        and "drop" in facts.text("model").lower(),
+        "tokens over an expert's capacity are dropped; priced as an even router's": bool(
+            re.search(r"token-?drop|capacity", routing)
+        ),
         "activations are kept on the host; priced as recomputed": "to host" in facts.text("offload").lower(),
-        "blocks are recomputed in part; priced as selective": "fractional" in facts.text("recompute_detail").lower(),
+        "blocks are recomputed in part; priced as selective": facts.text("recompute").lower() == "selective"
+        and "fractional" in facts.text("recompute_detail").lower(),
     }
     return tuple(words for words, holds in checks.items() if holds)
