@@ -252,7 +252,7 @@ def test_blanks_are_read_as_the_stated_priors() -> None:
 
 def test_an_unstated_recompute_is_the_least_that_fits_and_a_stated_one_stays_unless_it_cannot_be() -> None:
     heavy = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
-             "global_batch": "16"}  # fmt: skip
+             "global_batch": "16", "fsdp": "yes"}  # fmt: skip
     least = predict(Facts(heavy))
     assert least.case.layout.recompute == "full"
     assert least.estimate.fits
