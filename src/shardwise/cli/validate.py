@@ -76,7 +76,7 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     from dataclasses import asdict
 
-    from shardwise.reconcile.accuracy import skipped_kinds, summary
+    from shardwise.reconcile.accuracy import refuted_fits, skipped_kinds, summary
 
     def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
         return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
@@ -86,6 +86,7 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
         "rows": [_row_payload(one) for one in judged],
         "summary": tables(summary(judged)),
         "memory_summary": tables(summary(judged, lambda one: one.memory_error)),
+        "fits": dict(zip(("stated", "would_not_fit"), refuted_fits(judged), strict=True)),
         "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
     }
 
@@ -110,7 +111,7 @@ def _row_payload(one: Judged) -> dict[str, Any]:
 
 def validate_text(judged: Sequence[Judged]) -> str:
     """The report for people."""
-    from shardwise.reconcile.accuracy import summary, worst
+    from shardwise.reconcile.accuracy import refuted_fits, summary, worst
 
     times, memory = summary(judged), summary(judged, lambda one: one.memory_error)
     predicted = sum(one.prediction is not None for one in judged)
@@ -124,6 +125,11 @@ def validate_text(judged: Sequence[Judged]) -> str:
         parts.append("no run that counts has both a prediction and a measured step time")
     if memory["overall"]:
         parts.append("\n".join(_table("peak memory", {name: memory[name] for name in ("overall", "source")})))
+    stated, over = refuted_fits(judged)
+    if stated:
+        parts.append(
+            f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran"
+        )
     parts.append("\n".join(_skipped(judged)))
     return "\n\n".join(filter(None, parts))
 

@@ -132,6 +132,12 @@ def skipped_kinds(judged: Sequence[Judged]) -> dict[str, tuple[int, int]]:
     return {kind: (count, scored[kind]) for kind, count in every.most_common()}
 
 
+def refuted_fits(judged: Sequence[Judged]) -> tuple[int, int]:
+    """Runs that state what they recompute, and how many of them would not fit by our memory model, though they ran."""
+    ran = [one.prediction for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
+    return len(ran), sum(not one.estimate.fits for one in ran)
+
+
 def worst(judged: Sequence[Judged], most: int) -> Iterator[Judged]:
     """The rows that count with the largest errors, one of each group of duplicates."""
     seen: set[str] = set()

@@ -131,6 +131,14 @@ def test_windows_on_all_but_every_nth_layer() -> None:
     assert (found.sliding_window, found.global_every, found.num_windowed_layers, found.mlp) == (1024, 6, 40, "geglu")
 
 
+@pytest.mark.parametrize(("layers", "windowed", "every"), [(36, 18, 2), (48, 40, 6), (62, 52, 6), (8, 8, 0), (7, 4, 2)])
+def test_which_layers_have_windows(layers: int, windowed: int, every: int) -> None:
+    found = case_of(
+        Facts({**BASE, "layers": str(layers), "window": "128", "window_layers": str(windowed)})
+    ).architecture
+    assert (found.num_windowed_layers, found.global_every) == (windowed, every)
+
+
 def test_multi_token_prediction_is_in_the_name() -> None:
     name = next(name for name, row in ROWS.items() if "w/ MTP" in row.cell("model"))
     assert "w/o" not in ROWS[name].cell("model")
@@ -216,7 +224,8 @@ BASE = {
         ({"layers": ""}, "architecture not stated"), ({"gated_mlp": ""}, "architecture not stated"),
         ({"vocab": " "}, "architecture not stated"), ({"layers": "many"}, "no number"), ({"layers": "nan"}, "no number"),
         ({"layers": "1e300"}, "no number"), ({"layers": "-3"}, "no number"), ({"head_dim": "150.5"}, "no whole number"),
-        ({"layers": "0"}, "no whole number"), ({"gated_mlp": "perhaps"}, "no yes or no"), ({"chip": ""}, "chip not stated"),
+        ({"layers": "0"}, "no whole number"), ({"layers": "999999999"}, "no number of layers"),
+        ({"gated_mlp": "perhaps"}, "no yes or no"), ({"chip": ""}, "chip not stated"),
         ({"chip": "Cerebras"}, "chip not in the catalogue"), ({"n_devices": ""}, "number of devices not stated"),
         ({"n_devices": "12"}, "refused by the cluster"), ({"tp": "", "pp": ""}, "layout not stated"),
         ({"tp": "3"}, "degrees do not multiply out"), ({"dp": "4"}, "degrees do not multiply out"),

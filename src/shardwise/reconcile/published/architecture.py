@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
+MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
 EVERYWHERE = ("qkv", "attention_out", "mlp")
 # By what the model's name says; the first that fits. Sources: the models' reports and the modelling code of transformers.
 # These choices move parameters and bytes by less than a percent.
@@ -28,6 +29,8 @@ def architecture_of(facts: Facts) -> Architecture:
     """The model of a row. Raises `SkippedRow` when a size is not stated, `InputError` when sizes do not go together."""
     what = "architecture"
     layers, heads, d_model = (facts.needed(c, what) for c in ("layers", "n_heads", "d_model"))
+    if layers > MOST_LAYERS:
+        raise SkippedRow("no number of layers", f"{layers}; at most {MOST_LAYERS:,} are planned for")
     values: dict[str, Any] = {
         "name": facts.text("model") or "model", "num_layers": layers, "d_model": d_model, "num_heads": heads,
         "num_kv_heads": facts.size("n_kv_heads") or heads, "head_dim": facts.size("head_dim") or max(d_model // heads, 1),
@@ -88,7 +91,10 @@ def _windows(facts: Facts, layers: int) -> dict[str, Any]:
     if not window:
         return {}
     windowed = facts.count("window_layers")
-    for every in (0, *range(2, layers + 1)):
-        if windowed is None or layers - (layers // every if every else 0) == windowed:
-            return {"sliding_window": window, "global_every": every}
+    if windowed is None or windowed == layers:
+        return {"sliding_window": window}
+    whole = layers - windowed
+    every = layers // (whole + 1) + 1  # the least n of which layers // n is no more
+    if 0 < whole < layers and layers // every == whole:
+        return {"sliding_window": window, "global_every": every}
     raise SkippedRow("windows on other layers than all but every n-th", f"{windowed} of {layers}")
