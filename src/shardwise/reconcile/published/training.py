@@ -16,25 +16,31 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from shardwise.job import PRECISIONS, Job
-from shardwise.layout.layout import RECOMPUTES, SCHEDULES, Layout, Recompute, Schedule
-from shardwise.layout.legality import natural_schedule
+from shardwise.layout.layout import RECOMPUTES, Layout, Recompute
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.3
-# Precision recipes by the sources' names; fp16 has the widths and the peak of bf16. A recipe that there is not skips the row.
-RECIPES = {
-    "": "bf16", "bf16": "bf16", "fp16": "bf16", "fp16-or-bf16": "bf16", "fp32": "fp32", "fp8": "fp8", "fp8-rowwise": "fp8",
-    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
-}  # fmt: skip
-# Schedules by the sources' names, in the order in which they are looked for.
+# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
+# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+# maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
+RECIPES = (
+    (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
+    (r"fp32", r"", ("fp32",)),
+    (r"fp8|fp8-rowwise", r"torchtitan", ("fp8_torchao", "fp8")),
+    (r"fp8", r"bridge|nemo container", ("fp8_current", "fp8")),
+    (r"fp8", r"", ("fp8_delayed", "fp8")),
+    (r"mxfp8", r"", ("mxfp8",)),
+    (r"nvfp4", r"", ("nvfp4",)),
+)
+# Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
-    ("interleaved", "interleaved"), ("zbv", "zbv"), ("zbb", "zb1p"), ("v-half", "v_half"), ("v-min", "v_min"),
-    ("dualpipe", "dualpipe"), ("1f1b", "1f1b"), ("gpipe", "afab"), ("afab", "afab"),
+    ("interleaved", "interleaved"), ("zb-h1", "zb_h1"), ("zb-h2", "zb_h2"), ("dualpipe", "dualpipe"), ("1f1b", "1f1b"),
+    ("gpipe", "afab"), ("afab", "afab"),
 )  # fmt: skip
 
 
@@ -79,11 +85,12 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
 
 
 def _recipe(facts: Facts) -> str:
-    dtype = facts.text("dtype").lower()
-    recipe = RECIPES.get(dtype)
-    if recipe is None or recipe not in PRECISIONS:
+    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
+    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
+    recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
+    if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
-    if recipe == "bf16" and "deepspeed" in facts.text("software").lower():
+    if recipe == "bf16" and "deepspeed" in software:
         return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
     if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
         return "bf16_fp32_main_gradients"
@@ -138,13 +145,13 @@ def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, 
 
 def _pipeline(
     facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, micro_batch: int
-) -> tuple[Schedule, int]:
-    """Schedule and virtual stages."""
+) -> tuple[Any, int]:
+    """Schedule, which the layout may refuse, and virtual stages."""
     if degrees.pp == 1:
         return "none", 1
     text, virtual = facts.text("pp_schedule").lower(), facts.size("vpp")
     named = next((ours for theirs, ours in NAMES if theirs in text), "")
-    if text and named not in SCHEDULES:
+    if text and not named:
         raise SkippedRow("schedule not known here", text[:40])
     if virtual is None:
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
@@ -153,8 +160,8 @@ def _pipeline(
     virtual = min(
         virtual, max(architecture.num_layers // degrees.pp, 1)
     )  # Megatron may leave the first and last without a block
-    natural = natural_schedule(degrees.pp, virtual)
-    return cast(Schedule, natural if named in ("", "1f1b", "interleaved") else named), virtual
+    natural = "interleaved" if virtual > 1 else "1f1b"
+    return natural if named in ("", "1f1b", "interleaved") else named, virtual
 
 
 def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> int:
