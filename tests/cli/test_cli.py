@@ -142,8 +142,9 @@ def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureF
     assert {"name", "chip", "num_devices"} <= payload["cluster"].keys()
     assert {"seq_len", "global_batch_tokens", "overlap"} <= payload["job"].keys()
     assert payload["layout"].keys() == {
-        "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant", "async_tp",
-        "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute", "schedule", "placement",
+        "dp", "fsdp", "tp", "cp", "pp", "ep", "etp", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
+        "async_tp", "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute", "schedule",
+        "placement",
     }  # fmt: skip
     estimate = payload["estimate"]
     assert {

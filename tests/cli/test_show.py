@@ -74,6 +74,18 @@ def test_a_chip_for_people() -> None:
     assert "0.87 µs" in lines["nvlink.hop_latency_s"]
 
 
+def test_a_model_for_people() -> None:
+    """What differs from a plain block is shown, with the sizes; the rest is not."""
+    lines = {line.split()[0]: line.split()[1:] for line in shown("models", "gpt-oss-20b").splitlines()}
+    assert lines["num_active_params"][0] == "4,187,440,704"
+    assert lines["bias"][:4] == ["qkv,", "attention_out,", "router,", "experts"]
+    assert lines["sinks"][0] == "yes"
+    assert lines["nominal_num_params"][0] == "21B"
+    assert not {"norm_bias", "kv_lora_rank", "tied_embeddings"} & set(lines)
+    (entry,) = payload("models", "gpt-oss-20b")["entries"]
+    assert entry["values"]["tied_embeddings"]["value"] is False
+
+
 def test_clusters_for_people(tmp_path: Path) -> None:
     text = shown("clusters")
     for form in ("CHIP:COUNT", "CHIP:SHAPE", "local:N", "FILE.toml"):

@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from shardwise.model.counts import num_params
-from shardwise.model.huggingface import FAMILIES, parse_config
+from shardwise.model.counts import num_active_params, num_params
+from shardwise.model.families import FAMILIES
+from shardwise.model.huggingface import parse_config
+from shardwise.model.load import load_model
 
 CASES = tomllib.loads((Path(__file__).parent / "configs.toml").read_text(encoding="utf-8"))["config"]
 
 
-def count(config: dict[str, Any]) -> int:
-    """Distinct parameters of the model that `transformers` builds; tied ones count once."""
+PRESETS = [case for case in CASES if "preset" in case]
+
+
+def described(case: dict[str, Any]) -> dict[str, Any]:
+    """The config of a case, without what is said about it."""
+    config = {key: value for key, value in case.items() if key not in ("name", "null", "preset", "built_as")}
+    return config | dict.fromkeys(case.get("null", ()))
+
+
+def model_of(case: dict[str, Any]) -> torch.nn.Module:
+    """The model that `transformers` builds from a case's config, without memory for its parameters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
 
         transformers.logging.set_verbosity_error()
-        own = {key: value for key, value in config.items() if key != "model_type"}
-        described = transformers.AutoConfig.for_model(config["model_type"], **own)
+        own = {key: value for key, value in described(case).items() if key != "model_type"}
+        config = transformers.AutoConfig.for_model(case.get("built_as", case["model_type"]), **own)
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(described)
-    return sum(parameter.numel() for parameter in model.parameters())
+            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def counts(model: torch.nn.Module, share: Fraction) -> tuple[int, Fraction]:
+    """Distinct parameters, tied ones once: all of them, and those that a token meets.
+
+    The routed experts' are the parameters of the modules called `experts`, one row for each expert; of these a token meets
+    the share k/E.
+    """
+    routed = sum(parameter.numel() for name, parameter in model.named_parameters() if name.split(".")[-2] == "experts")
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    return whole, whole - routed + share * routed
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_counts_are_equal(case: dict[str, Any]) -> None:
-    config = {key: value for key, value in case.items() if key != "name"}
-    assert num_params(parse_config(config)) == count(config)
+    architecture, model = parse_config(described(case)), model_of(case)
+    share = (
+        Fraction(architecture.experts_per_token, architecture.num_experts) if architecture.num_experts else Fraction(1)
+    )
+    assert (num_params(architecture), num_active_params(architecture)) == counts(model, share)
+    stacked = [name for name, _ in model.named_parameters() if name.split(".")[-2] == "experts"]
+    assert bool(stacked) == bool(architecture.num_experts), (
+        "experts under another name would count as met by every token"
+    )
+
+
+@pytest.mark.parametrize("case", PRESETS, ids=[case["preset"] for case in PRESETS])
+def test_the_catalogue_has_what_the_config_says(case: dict[str, Any]) -> None:
+    ours = load_model(case["preset"])
+    told = {"name": ours.name, "source": ours.source, "nominal_num_params": ours.nominal_num_params}
+    assert dataclasses.replace(parse_config(described(case)), **told) == ours
 
 
 def test_every_family_has_a_case() -> None:

@@ -32,4 +32,18 @@ STRUCTURES: dict[str, Structure] = {
         ("num_layers", 2), ("num_dense_layers", 1), ("dense_d_ff", 8), ("num_predict_layers", 1),
     ),
     "norms_and_bias": (("qk_norm", True), ("post_norms", True), ("bias", ("qkv",))),
+    "projection_norm": (("qk_norm", True), ("qk_norm_over", "projection")),
+    "post_norms_only": (("qk_norm", True), ("qk_norm_over", "projection"), ("pre_norms", False), ("post_norms", True)),
+    "embedding_norm": (("embedding_norm", True), ("norm", "layer"), ("norm_bias", True), ("positions", "none")),
+    "separate_norms": (("parallel", True), ("separate_norms", True), ("norm", "layer"), ("bias", ("qkv", "attention_out"))),
+    "sinks": (("sinks", True),),
+    "clamped_swiglu": (("mlp", "clamped_swiglu"), ("bias", ("mlp",))),
+    "gated_shared_expert": (
+        ("num_experts", 4), ("experts_per_token", 2), ("shared_expert_width", 4), ("shared_gate", True), ("bias", ("qkv",)),
+    ),
+    "gpt_oss": (
+        ("num_experts", 8), ("experts_per_token", 2), ("sinks", True), ("mlp", "clamped_swiglu"),
+        ("bias", ("qkv", "attention_out", "router", "experts")),
+    ),
 }  # fmt: skip
+WITH_EXPERTS = tuple(name for name, fields in STRUCTURES.items() if "num_experts" in dict(fields))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.cli import main
+from shardwise.model.families import FAMILIES
 
 LONGEST_S = 5.0  # far above what any of these takes, so that a slow machine does not fail
 ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
@@ -151,24 +152,68 @@ CONFIG = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": True, "attention_bias": False,
 }  # fmt: skip
-EXPERTS = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+FINE = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+LATENT = {
+    **FINE,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
 }
-EXPERT_KEYS = {key for config in EXPERTS.values() for key in config} | {"mlp_only_layers", "decoder_sparse_step"}
+OWN: dict[str, dict[str, Any]] = {  # what a family's config needs beside the sizes that all have
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128},
+    "olmoe": EXPERTS,
+    "qwen3_moe": {**EXPERTS, "moe_intermediate_size": 256},
+    "qwen2_moe": {**EXPERTS, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 512, "qkv_bias": True},
+    "opt": {
+        "activation_function": "relu",
+        "max_position_embeddings": 512,
+        "word_embed_proj_dim": 512,
+        "enable_bias": True,
+    },
+    "falcon": {
+        "new_decoder_architecture": True,
+        "num_kv_heads": 4,
+        "parallel_attn": True,
+        "num_ln_in_parallel_attn": 2,
+    },
+    "mpt": {"attn_config": {"alibi": True}, "no_bias": True, "expansion_ratio": 4},
+    "glm4_moe": {**FINE, "use_qk_norm": True},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "kimi_k2": LATENT,
+    "gpt_neox": {"use_parallel_residual": True},
+}
+OWN_KEYS = {key for config in OWN.values() for key in config} | {
+    "mlp_only_layers", "decoder_sparse_step", "multi_query", "alibi",
+}  # fmt: skip
 CHANGED = st.dictionaries(
     st.one_of(
         st.sampled_from([*CONFIG, "sliding_window", "layer_types", "sliding_window_pattern", "text_config", "n_positions"]), WORDS
     ),
     VALUES, max_size=3,
 )  # fmt: skip
-KINDS = st.sampled_from(["llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "starcoder2", *EXPERTS])
+KINDS = st.sampled_from(sorted(FAMILIES))
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
+    file = place / "config.json"
+    file.write_text(json.dumps({**CONFIG, **OWN.get(kind, {}), "model_type": kind}), encoding="utf-8")
+    assert check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"]) == 0
 
 
 @fuzzed(350)
 @given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
 def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
-    whole = {**CONFIG, **EXPERTS.get(kind, {}), "model_type": kind, **changed}
+    whole = {**CONFIG, **OWN.get(kind, {}), "model_type": kind, **changed}
     config = {key: value for key, value in whole.items() if key not in dropped}
     file = place / "config.json"
     file.write_text(json.dumps(config), encoding="utf-8")
@@ -177,12 +222,12 @@ def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[
 
 @fuzzed(150)
 @given(
-    kind=st.sampled_from(list(EXPERTS)),
-    changed=st.dictionaries(st.sampled_from(sorted(EXPERT_KEYS)), VALUES, min_size=1),
+    kind=st.sampled_from(list(OWN)),
+    changed=st.dictionaries(st.sampled_from(sorted(OWN_KEYS)), VALUES, min_size=1),
 )
-def test_configs_with_experts(place: Path, kind: str, changed: dict[str, Any]) -> None:
+def test_configs_of_one_family(place: Path, kind: str, changed: dict[str, Any]) -> None:
     file = place / "config.json"
-    file.write_text(json.dumps({**CONFIG, **EXPERTS[kind], "model_type": kind, **changed}), encoding="utf-8")
+    file.write_text(json.dumps({**CONFIG, **OWN[kind], "model_type": kind, **changed}), encoding="utf-8")
     check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
 
 

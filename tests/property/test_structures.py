@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from .structures import STRUCTURES
+from .structures import STRUCTURES, WITH_EXPERTS
 from .test_derivation import check as check_layout
 from .test_gradients import check as check_slopes
 from .training_step import Case
@@ -25,6 +25,8 @@ def cased(case: Case, name: str) -> Case:
     fields = dict(STRUCTURES[name])
     own = {key: fields.pop(key) for key in ("mlp",) if key in fields}
     tied = fields.pop("tied_embeddings", False)
+    if fields.get("sinks"):  # ZeRO shards their dim G, which the layout then has to divide
+        own["query_heads_per_rank"] = case.fsdp * case.ep * case.cp
     if "kv_lora_rank" in fields:  # a key for each query head
         tp = case.tp_kv * case.tp_rep
         case = dataclasses.replace(case, tp_kv=tp, tp_rep=1, query_heads_per_rank=1)
@@ -37,19 +39,44 @@ def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
 
+CONTEXT_PARALLEL = {
+    "ring": Case(cp=2, cp_variant="ring", zero_stage=1, **SIZES),
+    "ring_all": Case(fsdp=2, cp=2, tp_kv=2, tp_rep=2, cp_variant="ring", zero_stage=3, sequence_parallel=True, **SIZES),
+    "ulysses": Case(cp=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=1, **SIZES),
+    "ulysses_zero_2": Case(fsdp=2, cp=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=2, **SIZES),
+    "ulysses_all": Case(
+        fsdp=2, cp=2, tp_kv=2, kv_heads_per_rank=2, cp_variant="ulysses", zero_stage=3, sequence_parallel=True, **SIZES
+    ),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("layout", CONTEXT_PARALLEL)
+@pytest.mark.parametrize("name", ["sinks", "gpt_oss", "projection_norm"])
+def test_context_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
+    """What attention has beside queries, keys and values is there wherever its heads are."""
+    check_layout(dataclasses.replace(cased(CONTEXT_PARALLEL[layout], name), recompute=recompute))
+
+
 EXPERT_PARALLEL = {
     "ep": Case(ep=2, zero_stage=3, **SIZES),
     "ep_4": Case(ep=4, zero_stage=1, **SIZES),
     "ep_fsdp": Case(ep=2, fsdp=2, zero_stage=2, **SIZES),
     "ep_tp_sp": Case(ep=2, tp_kv=2, zero_stage=3, sequence_parallel=True, **SIZES),
     "ep_cp": Case(ep=2, cp=2, zero_stage=3, **SIZES),
+    "whole": Case(tp_kv=2, whole_experts=True, zero_stage=0, **SIZES),
+    "whole_sp": Case(tp_kv=2, whole_experts=True, sequence_parallel=True, **SIZES),
+    "whole_ep": Case(ep=2, tp_kv=2, whole_experts=True, sequence_parallel=True, zero_stage=3, **SIZES),
+    "whole_all": Case(
+        dp=2, ep=2, cp=2, tp_kv=2, whole_experts=True, zero_stage=1, sequence_parallel=True, cp_variant="ring", **SIZES
+    ),
     "ep_all": Case(dp=2, fsdp=2, ep=2, cp=2, tp_kv=2, tp_rep=2, zero_stage=3, sequence_parallel=True, **SIZES),
 }
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("layout", EXPERT_PARALLEL)
-@pytest.mark.parametrize("name", ["experts", "experts_and_a_shared_one"])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
 

@@ -44,6 +44,7 @@ class Case:
     zero_stage: int = 0
     sequence_parallel: bool = False
     cp_variant: str = "all_gather"
+    whole_experts: bool = False
     zigzag: bool = False  # the positions in the order in which each rank along cp has a piece from either end
     recompute: str = "none"
     num_micro_batches: int = 2
@@ -65,7 +66,7 @@ class Case:
     def family(self) -> Family:
         return Family(
             self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts,
-            cp_variant=self.cp_variant,
+            cp_variant=self.cp_variant, whole_experts=self.whole_experts,
         )  # fmt: skip
 
     @property

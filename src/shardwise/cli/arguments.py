@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture
 
 
+def policies() -> tuple[str, ...]:
+    """Names of the recompute policies."""
+    from shardwise.model.recompute import POLICIES
+
+    return tuple(POLICIES)
+
+
+def layout_help() -> str:
+    """What a layout on the command line may look like."""
+    return f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}'
+
+
 def add_job_arguments(
     parser: argparse.ArgumentParser, *, several: bool = False, sizes: tuple[str, str] = ("", "")
 ) -> None:
@@ -215,4 +227,6 @@ def _layout_value(key: str, text: str, like: Any) -> Any:
         return {"axes": axes.split(","), "levels": [int(level) for level in levels.split(",")]}
     if key == "layers_per_stage":
         return [parse_count(part, what="--layout: layers_per_stage") for part in text.strip("[]").split(",")]
+    if key == "etp":
+        return None if text.lower() == "none" else parse_count(text, what="--layout: etp")
     return convert(text, like, f"--layout: {key}")

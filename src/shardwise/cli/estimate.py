@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, parse_layout_text, resolve, resolve_operations
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_operations
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -18,9 +18,7 @@ def configure(verbs: Any) -> None:
         "estimate", help="price one layout", description="Price one layout of a training job on a cluster."
     )
     add_job_arguments(parser)
-    parser.add_argument(
-        "--layout", required=True, metavar="TEXT", help='such as "tp=8 pp=4 fsdp=16 recompute=selective"'
-    )
+    parser.add_argument("--layout", required=True, metavar="TEXT", help=layout_help())
     parser.set_defaults(run=run)
 
 

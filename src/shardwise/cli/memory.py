@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, parse_layout_text, resolve
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
 
 if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
@@ -38,7 +38,7 @@ def configure(verbs: Any) -> None:
     add_job_arguments(parser, sizes=(BATCH, str(SEQ_LEN)))
     parser.add_argument(
         "--layout", required=True, action="append", metavar="TEXT",
-        help='such as "tp=8 pp=4 fsdp=16 recompute=selective"; may be repeated, to compare',
+        help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
     parser.add_argument(
         "--plot", metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"

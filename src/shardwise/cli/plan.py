@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, collect, convert, resolve_operations, resolve_several
+from shardwise.cli.arguments import add_job_arguments, collect, convert, policies, resolve_operations, resolve_several
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError
 from shardwise.units import parse_duration, parse_usd
 
@@ -29,7 +29,8 @@ def configure(verbs: Any) -> None:
     parser.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
     parser.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
-        help="search only layouts with this, such as tp=8, recompute=full or sequence_parallel=true; may be repeated",
+        help="search only layouts with this, such as tp=8, sequence_parallel=true or recompute="
+        f"{'|'.join(policies())}; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--max", action="append", default=[], metavar="KEY=VALUE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from shardwise.cli import show_networks
@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> str:
         return json.dumps(
             {"schema": SCHEMA, "kind": arguments.kind, "entries": [_payload(n, values_of(n)) for n in wanted]}, indent=2
         )
-    return _entry(arguments.name, values_of(arguments.name)) if arguments.name else summary()
+    if not arguments.name:
+        return summary()
+    values = values_of(arguments.name)
+    return _model_entry(arguments.name, values) if arguments.kind == "models" else _entry(arguments.name, values)
 
 
 def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
@@ -62,6 +65,15 @@ def _entry(name: str, values: Sequence[Value]) -> str:
         for key, value, source in values
     ]
     return "\n".join([name, table(rows)])
+
+
+def _model_entry(name: str, values: Sequence[Value]) -> str:
+    """A model without the fields that are as in a plain block: most models have few that are not."""
+    from shardwise.model.architecture import Architecture
+
+    plain = {field.name: field.default for field in fields(Architecture)}
+    told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
+    return f"{_entry(name, told)}\n  the other fields are as in a plain block; --json prints them"
 
 
 def _model_names() -> tuple[str, ...]:
@@ -89,14 +101,14 @@ def _models() -> str:
     from shardwise.units import format_count
 
     rows: list[Row] = [
-        ("model", "parameters", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary", "active", "experts")
+        ("model", "parameters", "active", "experts", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary")
     ]
     for name in _model_names():
         model = load_model(name)
         sizes = (model.num_layers, model.d_model, model.d_ff, model.num_heads, model.num_kv_heads, model.vocab_size)
         active = format_count(num_active_params(model)) if model.num_experts else "-"
         experts = f"{model.experts_per_token} of {model.num_experts}" if model.num_experts else "-"
-        rows.append((name, format_count(num_params(model)), *map(str, sizes), active, experts))
+        rows.append((name, format_count(num_params(model)), active, experts, *map(str, sizes)))
     return table(rows, right=range(1, 10))
 
 

@@ -30,7 +30,7 @@ def table(rows: Sequence[Row], *, right: Sequence[int] = ()) -> str:
 
 def shown(key: str, value: Any) -> str:
     """A value in the unit that its name says."""
-    from shardwise.units import format_quantity, format_seconds
+    from shardwise.units import format_count, format_quantity, format_seconds
 
     if value is None or value == () or value == []:
         return "none"
@@ -42,6 +42,8 @@ def shown(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if key.endswith("num_params") and isinstance(value, float):
+        return format_count(value)
     if key.endswith("_w"):
         return f"{value:g} W"
     for part, unit in UNITS.items():

@@ -256,7 +256,7 @@ class UnitPricer:
         precision = self.precision
         weight, gradient = bytes_per_element(precision.weights), precision.gradient_bytes
         dims = unit.weights.values()
-        use = sum((weight_use(d).local_elements() for d in dims), start=ZERO).evaluate(values)
+        use = sum((weight_use(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         shard = sum((optimizer_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         # With fp32 weights the weights are their own master copy.

@@ -17,6 +17,10 @@ Array = NDArray[Any]
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
+CLAMP, CLAMPED_SLOPE = (
+    7.0,
+    1.702,
+)  # of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 # AdamW's first step with the moments given; any values serve, the sharded and the unsharded run share them.
 LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 
@@ -71,6 +75,18 @@ def _silu_slope(x: Array) -> Array:
     return s * (1.0 + x * (1.0 - s))
 
 
+def _clamped_gate(gate: Array) -> Array:
+    low = np.minimum(gate, CLAMP)
+    return low * _sigmoid(CLAMPED_SLOPE * low)
+
+
+def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
+    s = _sigmoid(CLAMPED_SLOPE * np.minimum(gate, CLAMP))
+    slope = s * (1.0 + CLAMPED_SLOPE * gate * (1.0 - s))
+    grown: Array = dy * (np.clip(up, -CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+    return grown
+
+
 _C = math.sqrt(2.0 / math.pi)
 
 
@@ -118,6 +134,10 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "combine": lambda gates, x, width: gates * x,
     "combine_dgates": lambda dy, x, width: dy * x,
     "combine_dx": lambda dy, gates, width: dy * gates,
+    "sigmoid_gate": lambda x, logit, width: x * _sigmoid(logit),
+    "sigmoid_gate_dx": lambda dy, logit, width: dy * _sigmoid(logit),
+    "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit) * _sigmoid(-logit),
+    "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
     "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
     "swiglu": lambda gate, up, width: gate * _sigmoid(gate) * up,
@@ -126,6 +146,9 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "geglu": lambda gate, up, width: _gelu(gate) * up,
     "geglu_dgate": lambda dy, gate, up, width: dy * up * _gelu_slope(gate),
     "geglu_dup": lambda dy, gate, width: dy * _gelu(gate),
+    "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -CLAMP, CLAMP) + 1.0),
+    "clamped_swiglu_dgate": _clamped_swiglu_dgate,
+    "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= CLAMP),
     "gelu": lambda x, width: _gelu(x),
     "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
     "relu": lambda x, width: np.maximum(x, 0.0),
@@ -192,3 +215,9 @@ def merge(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Arra
     lse = np.logaddexp(first[1], second[1])
     shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
     return first[0] * shares[0] + second[0] * shares[1], lse
+
+
+def with_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
+    """Attention that also sees a key with the logits `sinks` [K,G] and no value."""
+    out, lse = part
+    return merge(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))

@@ -69,17 +69,17 @@ def _resting(
 
 
 def _forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-    """(q, k, v, positions, positions of the keys) of each device in the ring -> (output, log-sum-exp) of each."""
+    """(q, k, v, positions, positions of the keys, sinks if any) of each device in the ring -> (output, log-sum-exp) of each."""
     count = len(shards)
     results = []
-    for index, (q, _, _, queries, _) in enumerate(shards):
+    for index, (q, _, _, queries, _, *sinks) in enumerate(shards):
         blocks = [shards[(index - turn) % count] for turn in range(count)]
         merged = None
-        for _, k, v, _, keys in blocks:
+        for _, k, v, _, keys, *_ in blocks:
             part = kernels.attention(q, k, v, queries, keys)
             merged = part if merged is None else kernels.merge(merged, part)
         assert merged is not None
-        results.append(merged)
+        results.append(kernels.with_sinks(merged, *sinks) if sinks else merged)
     return list(results)
 
 

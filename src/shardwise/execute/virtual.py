@@ -248,7 +248,8 @@ class _Kernel:
         if isinstance(operation, Route):
             return (kernels.route(arrays[0], self.devices.sizes[operation.num_chosen]),)
         if isinstance(operation, Scan):
-            return kernels.attention(*arrays)
+            part = kernels.attention(*arrays[:5])
+            return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
         if isinstance(operation, ScanGradient):
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")

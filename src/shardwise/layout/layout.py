@@ -7,11 +7,10 @@ from typing import Literal
 
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
+from shardwise.model.recompute import POLICIES
 
-Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["none", "afab", "1f1b", "interleaved"]
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
@@ -21,11 +20,14 @@ AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 class Layout:
     """Degrees of the axes, and the choices that go with them.
 
+    `ep` splits experts over devices that otherwise share sequences, and `etp` each expert as tensor parallelism splits a
+    layer: by default over `tp`, or 1 for whole experts, and then `tp` is a part of `ep`.
     `dp` replicates, `fsdp` (with `cp`) is the axis over which ZeRO shards; `sequence_parallel` splits the activations
     between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces beside the products. `placement` says which links each axis runs over.
+    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`.
+    `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -34,13 +36,14 @@ class Layout:
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int | None = None
     num_virtual_stages: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
     cp_variant: CpVariant = "all_gather"
     async_tp: bool = False
     micro_batch_seqs: int = 1
-    recompute: Recompute = "none"
+    recompute: str = "none"
     schedule: Schedule = "none"
     placement: Placement | None = None
 
@@ -55,7 +58,7 @@ class Layout:
         ]
         choices = {
             "zero_stage": (0, 1, 2, 3),
-            "recompute": RECOMPUTES,
+            "recompute": tuple(POLICIES),
             "schedule": SCHEDULES,
             "cp_variant": CP_VARIANTS,
         }
@@ -64,7 +67,14 @@ class Layout:
             for name, allowed in choices.items()
             if getattr(self, name) not in allowed
         ]
+        if not problems and self.etp not in (None, 1, self.tp):
+            problems.append(f"layout: etp is {self.etp!r}; 1 for whole experts, or tp = {self.tp}, is required")
         require(problems)
+
+    @property
+    def expert_tp(self) -> int:
+        """Over how many devices each expert is split."""
+        return self.tp if self.etp is None else self.etp
 
     @property
     def num_devices(self) -> int:
@@ -86,6 +96,8 @@ class Layout:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
         if self.cp > 1:
             parts.append(f"cp_variant={self.cp_variant}")
+        if self.expert_tp != self.tp:
+            parts.append(f"etp={self.expert_tp}")
         if self.async_tp:
             parts.append("async_tp=true")
         return " ".join([*parts, f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"])

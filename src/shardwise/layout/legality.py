@@ -9,8 +9,9 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, Layout
+from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
-from shardwise.symbolic import Value, ceil_div
+from shardwise.symbolic import Value, ceil_div, maximum
 
 Degrees = Mapping[str, Value]
 ULYSSES, RING = CP_VARIANTS.index("ulysses"), CP_VARIANTS.index("ring")
@@ -60,9 +61,18 @@ def _pieces(degrees: Degrees) -> int:
     return 1 if degrees["cp_variant"] == RING else 2
 
 
-def _possible_ep(architecture: Architecture, fsdp: int) -> str:
-    """Degrees of ep that divide fsdp and the experts."""
-    return ", ".join(str(n) for n in range(1, fsdp + 1) if fsdp % n == 0 and architecture.num_experts % n == 0)
+def _borrows_evenly(degrees: Degrees) -> Value:
+    """Expert parallelism takes whole parts of fsdp; with whole experts it takes all of tp first."""
+    taken = degrees["ep"] * degrees["etp"]
+    borrowed = maximum(taken // degrees["tp"], 1)
+    return (taken % degrees["tp"] == 0) & (degrees["fsdp"] % borrowed == 0)
+
+
+def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
+    """Degrees of ep that divide what they are borrowed from, and the experts."""
+    most = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
+    fitting = (n for n in range(1, most + 1) if most % n == 0 and architecture.num_experts % n == 0)
+    return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
 def _fill(num_devices: int, degrees: Degrees) -> str:
@@ -101,14 +111,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "experts",
         lambda a, j, n, d: (
-            (d["ep"] == 1) | ((d["fsdp"] % d["ep"] == 0) & (a.num_experts % d["ep"] == 0) & bool(a.num_experts))
+            ((d["ep"] == 1) & (d["etp"] == d["tp"]))
+            | (_borrows_evenly(d) & (a.num_experts % d["ep"] == 0) & bool(a.num_experts))
         ),
         lambda a, j, n, d: (
-            f"ep = {d['ep']} splits the {a.num_experts} experts of {a.name} and is borrowed from fsdp = {d['fsdp']}; "
+            f"ep = {d['ep']} splits the {a.num_experts} experts of {a.name} and is borrowed from fsdp = {d['fsdp']}"
+            + (f" and tp = {d['tp']}, as experts are whole (etp = 1); " if d["etp"] != d["tp"] else "; ")
             + (
-                f"ep may be one of {_possible_ep(a, d['fsdp'])}"
+                f"ep may be one of {_possible_ep(a, d)}"
                 if a.num_experts
-                else "a model without experts needs ep = 1"
+                else "a model without experts needs ep = 1, and no etp"
             )
         ),
     ),
@@ -213,22 +225,26 @@ def degrees_of(layout: Layout) -> dict[str, Any]:
     """The numbers of a layout that rules and costs read."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
-    return {
-        **{name: getattr(layout, name) for name in names},
-        **flags,
-        "cp_variant": CP_VARIANTS.index(layout.cp_variant),
-    }
+    flags |= {"cp_variant": CP_VARIANTS.index(layout.cp_variant), "etp": layout.expert_tp}
+    return {**{name: getattr(layout, name) for name in names}, **flags}
 
 
-def possible_modes(
-    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[tuple[str, int]]
-) -> list[Value]:
-    """Where each mode (variant of cp, asynchronous or not) can run, among degrees that can run in one of them."""
-    rules = [rule for rule in RULES if rule.name in ("sequence_by_cp", "cp_variant", "heads_by_cp", "async_tp")]
+def possible_modes(architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode]) -> list[Value]:
+    """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
+    rules = [
+        rule for rule in RULES if rule.name in ("sequence_by_cp", "cp_variant", "heads_by_cp", "async_tp", "experts")
+    ]
     found = []
-    for variant, async_tp in modes:
-        own = {**degrees, "cp_variant": CP_VARIANTS.index(variant), "async_tp": async_tp}
-        legal: Value = True
+    for mode in modes:
+        whole: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
+        own = {
+            **degrees,
+            "etp": degrees["tp"],
+            **whole,
+            "cp_variant": CP_VARIANTS.index(mode.cp_variant),
+            "async_tp": mode.async_tp,
+        }
+        legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
         for rule in rules:
             legal = legal & rule.legal(architecture, job, 0, own)
         found.append(legal)

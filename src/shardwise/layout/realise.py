@@ -8,7 +8,7 @@ that is `pipelined` with computations runs in as many pieces as its group has de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwise.layout.derivation import Unit
@@ -70,7 +70,7 @@ def realise(unit: Unit) -> tuple[Realised, ...]:
             for position, s in enumerate(steps)
             if isinstance(s, Communicate) and s.collective.kind is not Kind.SLICE
         ]
-    return tuple(_fuse(found))
+    return tuple(_joined(_fuse(found)))
 
 
 def _results(steps: tuple[Step, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
@@ -102,6 +102,21 @@ def _fuse(collectives: Iterable[Realised]) -> list[Realised]:
         key = (one.phase, one.kind, one.axes, one.role) if one.carries_weights else (index,)
         fused.setdefault(key, []).append(one)
     return [_merge(group) for group in fused.values()]
+
+
+def _joined(collectives: Iterable[Realised]) -> Iterator[Realised]:
+    """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once."""
+    waiting: Realised | None = None
+    for one in collectives:
+        both = (waiting, one) if waiting else ()
+        if both and all(part.kind is Kind.ALL_TO_ALL for part in both) and waiting.tensors == one.tensors:  # type: ignore[union-attr]
+            waiting = replace(one, axes=(*waiting.axes, *one.axes))  # type: ignore[union-attr]
+            continue
+        if waiting:
+            yield waiting
+        waiting = one
+    if waiting:
+        yield waiting
 
 
 def _merge(group: list[Realised]) -> Realised:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import RECEIVED, RETURNED
+from shardwise.model.block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
 from shardwise.model.program import Program, Role
 from shardwise.sharding.spec import Axes, Spec
@@ -22,7 +23,7 @@ ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
 TP: Axes = ("tp_kv", "tp_rep")
 CP: Axes = ("cp",)
 # With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
-# weights are split over both; the experts' weights over `ep` by expert.
+# weights are split over both; the experts' weights over `ep` by expert, and whole experts over `tp` as well.
 EXPERT: Axes = ("ep",)
 
 # Which axes split a weight's dims where it is used. D, which every matrix has, is left for ZeRO.
@@ -44,6 +45,12 @@ class Family:
     experts: bool = False
     cp_variant: str = "all_gather"
     async_tp: bool = False
+    whole_experts: bool = False
+
+    @property
+    def expert_axes(self) -> Axes:
+        """Axes that split experts from each other."""
+        return EXPERT + TP if self.whole_experts else EXPERT
 
     @property
     def ring(self) -> bool:
@@ -63,15 +70,25 @@ class Family:
 
 def family_of(layout: Layout) -> Family:
     """The structure of a layout (whether there are experts is the model's)."""
-    return mode_family(
-        layout.zero_stage, layout.sequence_parallel, layout.recompute, layout.cp_variant, layout.async_tp
-    )
+    mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
+    return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
 
 
-def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, cp_variant: str, async_tp: bool) -> Family:
+class Mode(NamedTuple):
+    """Ways to run the same degrees."""
+
+    cp_variant: str
+    async_tp: bool
+    whole_experts: bool
+
+
+def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, mode: Mode) -> Family:
     """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
-    variant = "ring" if cp_variant == "zigzag" else cp_variant
-    return Family(zero_stage, sequence_parallel, recompute, cp_variant=variant, async_tp=async_tp)
+    variant = "ring" if mode.cp_variant == "zigzag" else mode.cp_variant
+    return Family(
+        zero_stage, sequence_parallel, recompute, cp_variant=variant, async_tp=mode.async_tp,
+        whole_experts=mode.whole_experts,
+    )  # fmt: skip
 
 
 def hidden_spec(family: Family) -> Spec:
@@ -86,19 +103,24 @@ def token_spec(family: Family, dims: tuple[str, ...]) -> Spec:
 
 
 def expert_spec(family: Family, dims: tuple[str, ...]) -> Spec:
-    """Where routed tokens rest with their experts: split by expert in place of the inner part of the batch."""
-    return token_spec(family, dims).with_axes("B", BATCH).with_axes("E", EXPERT)
+    """Where routed tokens rest with their experts: split by expert in place of the inner part of the batch, and of the
+    sequence where each expert is whole."""
+    spec = token_spec(family, dims).with_axes("B", BATCH)
+    return (spec.with_axes("T", CP) if family.whole_experts else spec).with_axes("E", family.expert_axes)
 
 
-def weight_use(dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding where it is used. Experts' matrices are split by expert; the router keeps all its rows."""
+def weight_use(family: Family, dims: tuple[str, ...]) -> Spec:
+    """A weight's sharding where it is used. What leads with E is an expert's own and is split by expert; the router, whose
+    columns or only dim are the experts, stays whole."""
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
-    return Spec.of(dims, {**split, "E": EXPERT} if "E" in dims and "M" in dims else split)
+    if dims[0] == "E" and len(dims) > 1:
+        split |= {"E": family.expert_axes, "M": () if family.whole_experts else TP}
+    return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
 def weight_shard(family: Family, dims: tuple[str, ...]) -> Spec:
     """A weight's sharding with ZeRO's axes, as far as they do not split it already, appended to D."""
-    return _zero_sharded(family, weight_use(dims))
+    return _zero_sharded(family, weight_use(family, dims))
 
 
 def _zero_sharded(family: Family, use: Spec) -> Spec:
@@ -108,12 +130,12 @@ def _zero_sharded(family: Family, use: Spec) -> Spec:
 
 def weight_rest(family: Family, dims: tuple[str, ...]) -> Spec:
     """Where a weight rests between uses: sharded by ZeRO-3 only."""
-    return weight_shard(family, dims) if family.zero_stage == 3 else weight_use(dims)
+    return weight_shard(family, dims) if family.zero_stage == 3 else weight_use(family, dims)
 
 
 def optimizer_rest(family: Family, dims: tuple[str, ...]) -> Spec:
     """Where the optimizer's state rests: sharded from ZeRO-1 on."""
-    return weight_shard(family, dims) if family.zero_stage >= 1 else weight_use(dims)
+    return weight_shard(family, dims) if family.zero_stage >= 1 else weight_use(family, dims)
 
 
 def gradient_rest(family: Family, natural: Spec) -> Spec:
@@ -156,7 +178,7 @@ def staying(family: Family, program: Program) -> dict[str, Spec]:
 
 def using(family: Family, program: Program) -> dict[str, Spec]:
     """Use specs: of a program's weights, and of queries that give up a part of the heads for the whole sequence."""
-    weights = {name: weight_use(program.dims(name)) for name in program.weights}
+    weights = {name: weight_use(family, program.dims(name)) for name in program.weights}
     return weights | {
         scan.inputs[0]: head_spec(family, program.dims(scan.inputs[0]), ()) for scan in _exchanged(family, program)
     }
@@ -178,9 +200,10 @@ def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> 
     """The degrees (numbers or arrays) with each axis that is a pair as its two parts.
 
     `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Of `fsdp`, expert
-    parallelism borrows `ep`; what is left of it keeps the name.
+    parallelism borrows `ep` (but for the part of it that is `tp`, with whole experts); what is left of it keeps the name.
     """
     tp = degrees["tp"]
     tp_kv = gcd(tp, architecture.num_kv_heads)
-    parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "fsdp": degrees["fsdp"] // degrees["ep"]}
+    ep = degrees["ep"] * degrees.get("etp", tp) // tp
+    parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "ep": ep, "fsdp": degrees["fsdp"] // ep}
     return {**degrees, **parts}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, require
 from shardwise.symbolic import Value, maximum
 
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu"]
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
-GATED = ("swiglu", "geglu")
+NormWidth = Literal["head", "projection"]
+GATED = ("swiglu", "geglu", "clamped_swiglu")
+BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
 OPTIONAL = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers",
@@ -24,8 +26,11 @@ MOST = 10**9  # of any size: far above any model, and products of sizes stay fin
 class Structure:
     """What a decoder block is made of, without its sizes: all that a derivation reads of an architecture.
 
-    `bias` sets: which projections have one ("qkv", "attention_out", "mlp"). `qk_norm` normalises each query and key head,
-    `post_norms` normalise what attention and MLP add to the residual stream, `parallel` blocks feed both from one norm.
+    `bias` sets: which projections have one (of `BIASED`). `qk_norm` normalises queries and keys, over each head or over the
+    whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025).
+    `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `embedding_norm`
+    what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each (`separate_norms`).
+    `shared_gate` weights the shared expert by a sigmoid of each token.
     `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
     `dense_layers` lead a stack of experts, `predict` layers follow it and predict further tokens.
     """
@@ -36,8 +41,14 @@ class Structure:
     positions: PositionKind = "rotary"
     bias: frozenset[str] = frozenset()
     qk_norm: bool = False
+    qk_norm_over: NormWidth = "head"
+    sinks: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    embedding_norm: bool = False
     parallel: bool = False
+    separate_norms: bool = False
+    shared_gate: bool = False
     experts: bool = False
     shared_experts: bool = False
     latent: bool = False
@@ -46,14 +57,16 @@ class Structure:
     predict: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {"mlp": get_args(MlpKind), "norm": get_args(NormKind), "positions": get_args(PositionKind)}
+        allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
         problems = [
-            f"model: {name} is {getattr(self, name)!r}; one of {', '.join(values)} is required"
-            for name, values in allowed.items()
-            if getattr(self, name) not in values
+            f"model: {name} is {getattr(self, name)!r}; one of {', '.join(get_args(kind))} is required"
+            for name, kind in allowed.items()
+            if getattr(self, name) not in get_args(kind)
         ]
-        unknown = sorted(set(self.bias) - {"qkv", "attention_out", "mlp"})
-        problems += [f"model: bias names {name!r}; qkv, attention_out or mlp is required" for name in unknown]
+        unknown = sorted(set(self.bias) - set(BIASED))
+        problems += [f"model: bias names {name!r}; one of {', '.join(BIASED)} is required" for name in unknown]
+        if self.shared_gate and not self.shared_experts:
+            problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
         require(problems)
 
     @property
@@ -64,8 +77,7 @@ class Structure:
         """An architecture of this structure whose sizes do not count: derivations do not read them."""
         return Architecture(
             name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
-            mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=tuple(sorted(self.bias)),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, max_positions=1,
+            **_alike(self), bias=tuple(sorted(self.bias)), max_positions=1,
             num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
             shared_expert_width=int(self.shared_experts), kv_lora_rank=int(self.latent), rope_head_dim=int(self.latent),
             v_head_dim=int(self.latent), q_lora_rank=int(self.latent_queries), num_dense_layers=int(self.dense_layers),
@@ -101,8 +113,14 @@ class Architecture:
     positions: PositionKind = "rotary"
     bias: tuple[str, ...] = ()
     qk_norm: bool = False
+    qk_norm_over: NormWidth = "head"
+    sinks: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    embedding_norm: bool = False
     parallel: bool = False
+    separate_norms: bool = False
+    shared_gate: bool = False
     max_positions: int | None = None
     sliding_window: int | None = None
     global_every: int = 0
@@ -166,6 +184,8 @@ class Architecture:
             )
         elif self.kv_lora_rank and self.qk_norm:
             yield "latent attention with qk_norm is not known here; qk_norm = false is required"
+        if self.embedding_norm and self.num_predict_layers:
+            yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
 
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
@@ -178,8 +198,7 @@ class Architecture:
     def structure(self) -> Structure:
         """What derivations read."""
         return Structure(
-            mlp=self.mlp, norm=self.norm, norm_bias=self.norm_bias, positions=self.positions, bias=frozenset(self.bias),
-            qk_norm=self.qk_norm, post_norms=self.post_norms, parallel=self.parallel, experts=bool(self.num_experts),
+            **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
             predict=bool(self.num_predict_layers),
@@ -191,7 +210,7 @@ class Architecture:
             return self
         return replace(
             self, d_ff=self.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0, num_dense_layers=0,
-            dense_d_ff=0,
+            dense_d_ff=0, shared_gate=False,
         )  # fmt: skip
 
     @property
@@ -249,3 +268,11 @@ def _span(window: float, last_of: Value) -> Value:
     start = 1.0 - 1.0 / last_of
     bend = maximum(start, window)
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
+
+
+ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias"})
+
+
+def _alike(value: Structure | Architecture) -> dict[str, Any]:
+    """The fields that a structure and an architecture have in common, but for the kind of set that `bias` is."""
+    return {name: getattr(value, name) for name in ALIKE}

@@ -7,11 +7,12 @@ operations' results may be saved) and gives the saved tensors and the minimal sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwise.model.operations import Accumulate, Contract, Map, Operation, Scan
+from shardwise.model.operations import Accumulate, Map, Operation
 from shardwise.model.program import Program, Role, Tensor
+from shardwise.model.recompute import POLICIES
 
 
 def gradient_name(name: str) -> str:
@@ -109,22 +110,6 @@ def _reaching(forward: Program, wanted: Iterable[str]) -> set[str]:
     return found
 
 
-def _hands_over(operation: Operation) -> bool:
-    return isinstance(operation, Map) and operation.function == "handover"
-
-
-Saveable = Callable[[Operation], bool]
-POLICIES: Mapping[str, Saveable] = {
-    # keep whatever the backward pass reads
-    "none": lambda operation: True,
-    # keep the results of matrix products and of attention, rebuild what is elementwise (S0: "big matmuls only");
-    # tokens that went to their experts or came back are kept too, as their AllToAll costs more than their bytes
-    "selective": lambda operation: isinstance(operation, (Contract, Scan)) or _hands_over(operation),
-    # keep the block's input alone, run the block again (S0: "block remat")
-    "full": lambda operation: False,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Recompute:
     """What a policy saves in the forward pass, and the operations that rebuild the rest before the backward pass."""
@@ -136,7 +121,7 @@ class Recompute:
 def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recompute:
     """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that rebuilds the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
-    saveable = POLICIES[policy]
+    keeps = POLICIES[policy].keeps
     saved: list[str] = []
     again: set[int] = set()
     waiting = [name for name in reads if name in forward.tensors]
@@ -146,7 +131,7 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
         if name in seen:
             continue
         seen.add(name)
-        if name not in producer or saveable(producer[name]):
+        if name not in producer or keeps(producer[name]):
             if forward.tensors[name].role not in (Role.WEIGHT, Role.CONSTANT):
                 saved.append(name)
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
@@ -38,10 +38,25 @@ def _unit_params(architecture: Architecture, name: str) -> int:
 
 def num_active_params(architecture: Architecture) -> int:
     """Parameters that a token meets: all but the experts that it does not take. Mixtral 8x7B has 12.9 of 46.7 billion."""
+    block = UNITS["block"](architecture)
+    experts = total(product(block.dims(name)) for name in _experts_weights(block)).evaluate(Values(architecture.dims))
     idle = architecture.num_experts - architecture.experts_per_token
-    matrices = 3 if architecture.structure.gated else 2
-    expert = matrices * architecture.d_ff * architecture.d_model
-    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * expert
+    each = int(experts) // (architecture.num_experts or 1)
+    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * each
+
+
+def _experts_weights(program: Program) -> set[str]:
+    """Weights that routed tokens meet: matrices and biases of the experts, all of them."""
+
+    def of(role: Role, names: Iterable[str]) -> set[str]:
+        return {name for name in names if program.tensors[name].role is role}
+
+    return {
+        name
+        for operation in program.operations
+        if of(Role.ROUTED, operation.operands)
+        for name in of(Role.WEIGHT, operation.operands)
+    }
 
 
 def program_flops(program: Program) -> Polynomial:

@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.operations import Carry, Contract, Join, Lookup, Map, Route, Scan
+from shardwise.model.block import HIDDEN, TOKENS, Block, add_contract, add_map, add_norm
+from shardwise.model.operations import Carry, Join, Lookup
 from shardwise.model.program import Program, ProgramBuilder, Role
-
-TOKENS = ("B", "T")
-HIDDEN = (*TOKENS, "D")
-RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
 def embedding_program(architecture: Architecture) -> Program:
@@ -29,7 +26,7 @@ def block_program(architecture: Architecture) -> Program:
     """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...)), or both from one norm (parallel blocks)."""
     builder = ProgramBuilder()
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_Block(builder, architecture, "").build(x)])
+    return builder.build([Block(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
@@ -70,11 +67,11 @@ def whole_program(architecture: Architecture) -> Program:
     x = _embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
         shape = architecture.dense() if layer < architecture.num_dense_layers else architecture
-        x = _Block(builder, shape, f"{layer}.").build(x)
+        x = Block(builder, shape, f"{layer}.").build(x)
     loss = _head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
         further = _predict(builder, architecture, x, f"predict{module}.")
-        loss = _map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
+        loss = add_map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
     return builder.build([loss])
 
 
@@ -105,238 +102,40 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _map(
-    builder: ProgramBuilder,
-    function: str,
-    inputs: Iterable[str],
-    name: str,
-    dims: Iterable[str],
-    role: Role = Role.ACTIVATION,
-    over: tuple[str, ...] = ("D",),
-) -> str:
-    reduction = "max" if function == "maximum" else "sum"
-    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction, over))
-
-
-def _contract(
-    builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
-) -> str:
-    return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))
-
-
-def _norm(builder: ProgramBuilder, architecture: Architecture, x: str, name: str) -> str:
-    """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
-    operands = [x]
-    if architecture.norm == "layer":
-        operands.append(_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
-    operands.append(_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
-    function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
-    weight = builder.weight(f"{name}.weight", "D")
-    if not architecture.norm_bias:
-        return _map(builder, function, [*operands, weight], f"{name}.out", HIDDEN)
-    scaled = _map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    return _map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN)
-
-
 def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
     table = builder.weight("embedding", ("V", "D"))
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
-    embedded = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
-    if architecture.positions != "learned":
-        return embedded
-    places = builder.weight("position_embedding", ("P", "D"))
-    positions = builder.input("positions", "T", Role.CONSTANT)
-    found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
-    rows = builder.add(Lookup((places, positions), (found,), "P"))
-    return _map(builder, "add_vector", [embedded, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
+    x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
+    if architecture.positions == "learned":
+        places = builder.weight("position_embedding", ("P", "D"))
+        positions = builder.input("positions", "T", Role.CONSTANT)
+        found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
+        rows = builder.add(Lookup((places, positions), (found,), "P"))
+        x = add_map(builder, "add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
+    return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 
 
 def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
     """The last hidden state beside the embedding of the next token, a block, and the loss over the token after it."""
-    hidden = _norm(builder, architecture, x, f"{prefix}hidden_norm")
-    embedded = _norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
+    hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
+    embedded = add_norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
     builder.add(Join((hidden, embedded), (pair,), ("D", "D")))
     projection = builder.weight(f"{prefix}pair_projection", ("D", "J"))
-    y = _contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
-    y = _Block(builder, architecture, f"{prefix}block.").build(y)
+    y = add_contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
+    y = Block(builder, architecture, f"{prefix}block.").build(y)
     return _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings)
 
 
-class _Block:
-    """Writes one block's operations; `prefix` tells the layers of a whole model apart."""
-
-    def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
-        self.builder, self.architecture, self.prefix = builder, architecture, prefix
-
-    def build(self, x: str) -> str:
-        y = self.norm(x, "attention_norm")
-        attended = self.after(self.attention(y), "attention_post_norm")
-        if self.architecture.parallel:
-            both = self.map("add", [attended, self.feed_forward(y)], "both", HIDDEN)
-            return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
-        middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
-        mlp = self.after(self.feed_forward(self.norm(middle, "mlp_norm")), "mlp_post_norm")
-        return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
-
-    def attention(self, y: str) -> str:
-        latent = self.architecture.structure.latent
-        q, k, v = (self.latent_queries(y), *self.latent_keys(y)) if latent else self.queries_and_keys(y)
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
-        query = (*TOKENS, "K", "G", "U" if latent else "H")
-        outputs = (
-            self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
-            self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
-        )
-        attended = self.builder.add(Scan((q, k, v, positions, positions), outputs))
-        out = self.contract(attended, "wo", (*query[2:], "D"), "attention_out", HIDDEN)
-        return self.biased(out, "attention_out", "attention_out", "D", HIDDEN)
-
-    def queries_and_keys(self, y: str) -> tuple[str, str, str]:
-        """Queries, keys and values, each from the hidden state."""
-        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
-        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
-        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
-        return q, k, self.project(y, "v", key)
-
-    def latent_queries(self, y: str) -> str:
-        """Queries of latent attention: a plain part and a rotary part of each head, from a latent where there is one."""
-        source, width = y, "D"
-        if self.architecture.structure.latent_queries:
-            down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
-            source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
-        heads = (*TOKENS, "K", "G")
-        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*heads, "I"))
-        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*heads, "R"))
-        return self.join((plain, self.placed(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
-
-    def latent_keys(self, y: str) -> tuple[str, str]:
-        """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
-        down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
-        latent = self.latent_norm(down, "kv_latent_norm", "C")
-        flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
-        plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
-        k = self.join((plain, self.placed(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
-        return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
-
-    def latent_norm(self, x: str, name: str, width: str) -> str:
-        dims = (*TOKENS, width)
-        squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}.weight", width)
-        return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
-
-    def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
-        """The plain and the rotary part of heads, one after the other."""
-        return self.builder.add(
-            Join(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
-        )
-
-    def mlp(self, y: str) -> str:
-        hidden = (*TOKENS, "F")
-        inputs = [self.biased(self.contract(y, "w_up", ("F", "D"), "up", hidden), "mlp", "up", "F", hidden)]
-        if self.architecture.structure.gated:
-            gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
-            inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
-        act = self.map(self.architecture.mlp, inputs, "act", hidden)
-        return self.biased(self.contract(act, "w_down", ("F", "D"), "mlp_out", HIDDEN), "mlp", "mlp_out", "D", HIDDEN)
-
-    def feed_forward(self, y: str) -> str:
-        """The MLP, or the experts that the router chooses with the shared one beside them."""
-        if not self.architecture.structure.experts:
-            return self.mlp(y)
-        routed = self.experts(y)
-        if not self.architecture.structure.shared_experts:
-            return routed
-        return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
-
-    def experts(self, y: str) -> str:
-        """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
-        logits = self.contract(y, "router", ("E", "D"), "router_logits", (*TOKENS, "E"))
-        gates = self.builder.add(
-            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", (*TOKENS, "E"), Role.ACTIVATION),))
-        )
-        rows, wide = ("E", *HIDDEN), ("E", *TOKENS, "M")
-        sent = self.map("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
-        sent = self.map("handover", [sent], RECEIVED, rows, Role.ROUTED)
-        inputs = [self.contract(sent, "experts_up", ("E", "M", "D"), "experts_up_out", wide, Role.ROUTED)]
-        if self.architecture.structure.gated:
-            inputs.insert(
-                0, self.contract(sent, "experts_gate", ("E", "M", "D"), "experts_gate_out", wide, Role.ROUTED)
-            )
-        act = self.map(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
-        out = self.contract(act, "experts_down", ("E", "M", "D"), "experts_out", rows, Role.ROUTED)
-        back = self.map("handover", [out], RETURNED, rows, Role.ROUTED)
-        return self.map("combine", [gates, back], "combined", HIDDEN)
-
-    def shared(self, y: str) -> str:
-        """An expert that every token takes."""
-        hidden = (*TOKENS, "S")
-        inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
-        if self.architecture.structure.gated:
-            inputs.insert(0, self.contract(y, "shared_gate", ("S", "D"), "shared_gate_out", hidden))
-        act = self.map(self.architecture.mlp, inputs, "shared_act", hidden)
-        return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
-
-    def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
-        """Queries, keys or values, flat heads before anything is done to them."""
-        heads = dims[2:]
-        target = f"{name}_flat" if name != "v" else name
-        return self.biased(self.contract(y, f"w{name}", (*heads, "D"), target, dims), "qkv", target, heads, dims)
-
-    def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
-        if not self.architecture.qk_norm:
-            return x
-        squares = self.map("sum_square", [x], f"{name}_squares", dims[:-1], Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", "H")
-        return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=("H",))
-
-    def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
-        if self.architecture.positions != "rotary":
-            return x
-        positions = self.builder.input("positions", "T", Role.CONSTANT)
-        return self.map("rotary", [x, positions], name, dims)
-
-    def biased(self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...]) -> str:
-        """`x` plus its bias, where the structure has one."""
-        if which not in self.architecture.bias:
-            return x
-        vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
-        return self.map("add_vector", [x, vector], f"{name}_biased", dims)
-
-    def after(self, x: str, name: str) -> str:
-        return self.norm(x, name) if self.architecture.post_norms else x
-
-    def norm(self, x: str, name: str) -> str:
-        return _norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
-
-    def map(
-        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
-        over: tuple[str, ...] = ("D",),
-    ) -> str:  # fmt: skip
-        return _map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role, over)
-
-    def contract(
-        self,
-        x: str,
-        weight: str,
-        weight_dims: Iterable[str],
-        name: str,
-        dims: Iterable[str],
-        role: Role = Role.ACTIVATION,
-    ) -> str:
-        matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
-        return _contract(self.builder, x, matrix, f"{self.prefix}{name}", dims, role)
-
-
 def _head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
-    y = _norm(builder, architecture, x, f"{prefix}final_norm")
+    y = add_norm(builder, architecture, x, f"{prefix}final_norm")
     weight = builder.weight("embedding" if tied else "head", ("V", "D"))
     targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
 
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
-        return _map(builder, function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
+        return add_map(builder, function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
 
-    logits = _contract(builder, y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
+    logits = add_contract(builder, y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
     largest = statistic("maximum", [logits], "largest")
     total = statistic("sum_exp", [logits, largest], "sum_exp")
     target_logit = builder.tensor(f"{prefix}target_logit", TOKENS, Role.STATISTIC)

@@ -59,12 +59,20 @@ FUNCTIONS: dict[str, Function] = {
     # The same values resting elsewhere: its gradient is a tensor of its own, which rests where the operand does
     "handover": Function((Gradient("handover", ()),), linear=(0,)),
     "combine": Function((Gradient("combine_dgates", (1,)), Gradient("combine_dx", (0,))), flops_per_element=2),
+    # A shared expert's result times the sigmoid of one logit of each token (Qwen team 2024, Qwen1.5-MoE)
+    "sigmoid_gate": Function(
+        (Gradient("sigmoid_gate_dx", (1,)), Gradient("sigmoid_gate_dlogit", (0, 1))), flops_per_element=4
+    ),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back
     "rotary": Function((Gradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
     "rotary_back": Function((None, None), linear=(0,), flops_per_element=6),
     # Gated and plain MLP activations (Shazeer 2020; Hendrycks & Gimpel 2016, tanh form; Zhang et al. 2022)
     "swiglu": Function((Gradient("swiglu_dgate", (0, 1)), Gradient("swiglu_dup", (0,))), flops_per_element=6),
     "geglu": Function((Gradient("geglu_dgate", (0, 1)), Gradient("geglu_dup", (0,))), flops_per_element=12),
+    # Gate and up clamped, a steeper sigmoid, and one more than up (OpenAI 2025, gpt-oss model card, section 2.2)
+    "clamped_swiglu": Function(
+        (Gradient("clamped_swiglu_dgate", (0, 1)), Gradient("clamped_swiglu_dup", (0, 1))), flops_per_element=10
+    ),
     "gelu": Function((Gradient("gelu_dx", (0,)),), flops_per_element=11),
     "relu": Function((Gradient("relu_dx", (0,)),)),
     # Cross-entropy over a vocabulary that may be sharded: max, sum of exponentials, then log(sum) + max - target.

@@ -303,6 +303,7 @@ class Scan(Operation):
 
     Shapes: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T]. Keys and values are
     needed whole along T where q is split (all-gather context parallelism); heads and batch are independent.
+    A sixth input, sinks[K,G], adds a logit to each head's softmax that no value goes with (OpenAI 2025, gpt-oss).
     Source: Dao et al. 2022; S1, "ring attention".
     """
 
@@ -316,18 +317,22 @@ class Scan(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        q, k, v, positions, _ = specs
+        q, k, v, positions, _, *sinks = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
         own = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
-        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims))
+        heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
+        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims), *heads)
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
         return Placed(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
-        whole = ScanGradient((*self.inputs, out, lse, cotangents[out]), ("?0", "?1", "?2"), self.sequence, self.heads)
-        return [(name, whole) for name in self.inputs[:3]]
+        read = (*self.inputs[:5], out, lse, cotangents[out])
+        whole = ScanGradient(read, ("?0", "?1", "?2"), self.sequence, self.heads)
+        # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
+        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[5:]]
+        return [*((name, whole) for name in self.inputs[:3]), *sinks]
 
     def flops(self, placed: Placed) -> Polynomial:
         return _attention_flops(placed, self.sequence, over_keys=1, over_values=1)
@@ -335,7 +340,7 @@ class Scan(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScanGradient(Operation):
-    """The gradient of attention, which rebuilds the scores: (a scan's operands, output, lse, dy) -> (dq, dk, dv).
+    """The gradient of attention, which rebuilds the scores: (a scan's first five operands, output, lse, dy) -> (dq, dk, dv).
 
     dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
     """

@@ -81,6 +81,7 @@ class _Search:
         self.cluster, self.job, self.space = cluster, job, space
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
+        self.modes = space.choices.modes(architecture)
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
         self.front = front
@@ -154,14 +155,14 @@ class _Search:
         space, choices = self.space, self.space.choices
         sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
         row = self.tables.block_row[placed, micro_batch]
-        cp_variant, async_tp = choices.modes[self.tables.mode[sp, recompute][row]]
+        mode = self.modes[self.tables.mode[sp, recompute][row]]
         degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
+        experts = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         return Layout(
-            **degrees, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
+            **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
-            cp_variant=cp_variant, async_tp=bool(async_tp),
-            recompute=choices.recompute[recompute],  # type: ignore[arg-type]
+            cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[recompute],
             schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip

@@ -7,7 +7,7 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
-from shardwise.layout.layout import CP_VARIANTS, RECOMPUTES
+from shardwise.layout.layout import CP_VARIANTS
 from shardwise.layout.legality import RULES
+from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
+from shardwise.model.recompute import POLICIES
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -26,7 +28,7 @@ AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
 GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
 FLAGS = ("sequence_parallel", "async_tp")
-NAMED: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "cp_variant": CP_VARIANTS}  # choices by name
+NAMED: Mapping[str, Collection[str]] = {"recompute": POLICIES, "cp_variant": CP_VARIANTS}  # choices by name
 PINNABLE = (*NUMERIC, *FLAGS, *NAMED)
 MOST = 10**7  # of any number of a layout, as of devices
 
@@ -64,14 +66,17 @@ class Choices(Limits):
     micro_batch_seqs: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     num_virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     zero_stage: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[str, ...] = RECOMPUTES
+    recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
 
-    @property
-    def modes(self) -> tuple[tuple[str, int], ...]:
-        """Ways to run the same degrees; the fastest is taken for each, the first of equals."""
-        return tuple(itertools.product(self.cp_variant, self.async_tp))
+    def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
+        """Ways to run the same degrees; the fastest is taken for each, the first of equals.
+
+        Where ep is limited it is the ep that is asked for, so experts are split by tp and not by a larger ep.
+        """
+        whole = (False, True) if architecture.num_experts and "ep" not in {**self.pins, **self.maxima} else (False,)
+        return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
@@ -112,7 +117,7 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 def _required(name: str, value: Any) -> str:
     """What is required of a value where it is not that; empty where it is fine."""
     if name in NAMED:
-        return "" if value in NAMED[name] else f"one of {', '.join(NAMED[name])}"
+        return "" if value in tuple(NAMED[name]) else f"one of {', '.join(NAMED[name])}"
     if name in FLAGS:
         return "" if value in (0, 1) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool)
@@ -182,6 +187,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
     # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
     columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
     legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
     index = np.nonzero(legal)

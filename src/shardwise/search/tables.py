@@ -18,7 +18,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
-from shardwise.layout.shardings import EXPERT, TP, Family, atomic_degrees, mode_family
+from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import unit_counts
@@ -125,6 +125,7 @@ class _Builder:
     ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
         links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
         priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
+        priced += [links.group(EXPERT + TP)] if self.architecture.num_experts else []
         key = [self.degrees[axis] for axis in ("tp", "cp", "ep")]
         key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
         rows, inverse = codes(*key)
@@ -186,6 +187,7 @@ class _ByMode:
     def __init__(self, builder: _Builder, rows: Ints, micro_batch: Ints) -> None:
         self.builder = builder
         self.choices, self.job = builder.space.choices, builder.job
+        self.modes = self.choices.modes(builder.architecture)
         self.links = builder.placed.links(builder.cluster.topology, rows)
         self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
         self.degrees = {axis: column[rows] for axis, column in builder.degrees.items()}
@@ -193,20 +195,17 @@ class _ByMode:
     def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
         """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
         degrees = {**self.degrees, "sequence_parallel": self.choices.sequence_parallel[sp]}
-        modes = self.choices.modes
-        possible = possible_modes(self.builder.architecture, self.job, degrees, modes)
+        possible = possible_modes(self.builder.architecture, self.job, degrees, self.modes)
         tried = [number for number, legal in enumerate(possible) if np.any(legal)]
-        costs = [self.costs(sp, policy, modes[number]) for number in tried]
+        costs = [self.costs(sp, policy, self.modes[number]) for number in tried]
         seconds = [np.where(possible[n], self.seconds(cost), np.inf) for n, cost in zip(tried, costs, strict=True)]
         chosen = np.argmin(np.stack(seconds), axis=0)
         merged = {unit: _choose(chosen, [cost[unit] for cost in costs]) for unit in costs[0]}
         return merged, np.array(tried, dtype=np.int64)[chosen]
 
-    def costs(self, sp: int, policy: int, mode: tuple[str, int]) -> dict[str, ActivationCost]:
-        variant, async_tp = mode
-        recompute = self.choices.recompute[policy]
-        family = mode_family(3, bool(self.choices.sequence_parallel[sp]), recompute, variant, bool(async_tp))
-        price, values = self.builder.pricer.activation, self.values[variant]
+    def costs(self, sp: int, policy: int, mode: Mode) -> dict[str, ActivationCost]:
+        family = mode_family(3, bool(self.choices.sequence_parallel[sp]), self.choices.recompute[policy], mode)
+        price, values = self.builder.pricer.activation, self.values[mode.cp_variant]
         units = (*self.builder.units, "carry")
         return {u: lean_activation(price(u, family, values, self.links), self.job.overlap) for u in units}
 

@@ -75,13 +75,21 @@ class _Steps:
                 self.go(Kind.SLICE, axes, self.now.with_axes(dim, self.now.axes_of(dim) + axes))
 
     def all_to_all(self) -> None:
-        for source in self.now.dims:
-            for target in self.now.dims:
-                axes = self.missing(target)
-                if axes and self.surplus(source)[-len(axes) :] == axes:
-                    rest = self.now.axes_of(source)[: -len(axes)]
-                    after = self.now.with_axes(source, rest).with_axes(target, self.now.axes_of(target) + axes)
-                    self.go(Kind.ALL_TO_ALL, axes, after)
+        """As long as some dim can hand its last axes to one that wants them next."""
+        while any(self.hand_over(source, target) for source in self.now.dims for target in self.now.dims):
+            pass
+
+    def hand_over(self, source: str, target: str) -> bool:
+        """Move the most axes that end what `source` has too many and begin what `target` lacks."""
+        missing, surplus = self.missing(target), self.surplus(source)
+        for length in range(min(len(missing), len(surplus)), 0, -1):
+            axes = missing[:length]
+            if surplus[-length:] == axes:
+                rest = self.now.axes_of(source)[:-length]
+                after = self.now.with_axes(source, rest).with_axes(target, self.now.axes_of(target) + axes)
+                self.go(Kind.ALL_TO_ALL, axes, after)
+                return True
+        return False
 
     def all_reduce(self) -> None:
         axes = tuple(axis for axis in self.now.partial if axis not in self.goal.partial)

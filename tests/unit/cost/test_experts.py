@@ -11,9 +11,10 @@ from shardwise.cluster.topology import Switched
 from shardwise.cost.estimate import estimate
 from shardwise.cost.rules import book_rules
 from shardwise.job import Job
-from shardwise.layout.layout import RECOMPUTES, Layout
+from shardwise.layout.layout import Layout
 from shardwise.model.counts import model_flops_per_token, num_active_params
 from shardwise.model.load import load_model
+from shardwise.model.recompute import POLICIES
 
 MODEL = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=4)
 CLUSTER = load_cluster("h100:8")
@@ -45,6 +46,24 @@ def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights(
     assert split.time["forward"] == pytest.approx(plain.time["forward"], rel=0.05)
 
 
+def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> None:
+    """Of 8 devices tp = 8: rows go to the device of their expert once, in one exchange; nothing is gathered for them."""
+    split, whole = (
+        estimate(MODEL, CLUSTER, JOB, Layout(tp=8, sequence_parallel=True, ep=ep, etp=etp))
+        for ep, etp in ((1, 8), (8, 1))
+    )
+    assert isinstance(CLUSTER.topology, Switched)
+    nvlink = CLUSTER.topology.tiers[0]
+    rows_bytes = 4096 / 8 * 2 * 4096 * 2  # tokens of the device, experts for each, D, bytes of bf16
+    streaming = rows_bytes * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)
+    exchanges = 8 * 4 * 4  # sequences one after the other, blocks, two ways forward and two backward
+    latency = nvlink.base_latency_s + 7 * nvlink.hop_latency_s
+    assert whole.time["ep"] == pytest.approx(exchanges * (streaming + latency))
+    assert split.time["ep"] == 0
+    assert whole.time["tp"] < split.time["tp"]
+    assert whole.memory["parameters"] == pytest.approx(split.memory["parameters"])
+
+
 def test_flops_count_the_experts_that_a_token_takes() -> None:
     flops = model_flops_per_token(MODEL, 4096)
     embedding = MODEL.vocab_size * MODEL.d_model
@@ -63,7 +82,7 @@ def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -
 def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() -> None:
     none, selective, full = (
         estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=8, zero_stage=3, recompute=policy)).time["ep"]
-        for policy in RECOMPUTES
+        for policy in POLICIES
     )
     assert selective == pytest.approx(none)
     assert full == pytest.approx(1.5 * none, rel=1e-6)  # there and back once more

@@ -177,8 +177,9 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
         "micro_batch_seqs",
         "sequence_parallel",
         "async_tp",
+        "etp",
     )
-    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1), (0, 1))
+    values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1), (0, 1), (1, 3))
     rows = list(itertools.product(*values))
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
@@ -216,6 +217,23 @@ def test_the_shared_expert_is_split_by_tp_too() -> None:
     model = dataclasses.replace(MODEL, num_experts=4, experts_per_token=1, shared_expert_width=6)
     (problem,) = violations(model, JOB, 4, Layout(tp=4))
     assert "F = 1536 or 6; tp may be one of 1, 2" in problem
+
+
+def test_whole_experts_take_tp_and_then_borrow_from_fsdp() -> None:
+    model = dataclasses.replace(MODEL, num_experts=16, experts_per_token=2)
+    whole = {
+        ep: violations(model, JOB, 16, Layout(fsdp=4, tp=4, zero_stage=3, ep=ep, etp=1)) for ep in (1, 2, 4, 8, 16)
+    }
+    assert [ep for ep, problems in whole.items() if not problems] == [4, 8, 16]
+    assert "experts are whole (etp = 1); ep may be one of 4, 8, 16" in whole[2][0]
+    (problem,) = violations(MODEL, JOB, 4, Layout(tp=4, etp=1))
+    assert "needs ep = 1, and no etp" in problem
+
+
+def test_an_expert_is_split_as_a_layer_is_or_not_at_all() -> None:
+    with pytest.raises(InputError, match="etp is 2; 1 for whole experts, or tp = 4, is required"):
+        Layout(tp=4, etp=2)
+    assert Layout(tp=4).expert_tp == Layout(tp=4, etp=4).expert_tp == 4
 
 
 def test_uneven_batches_are_those_of_the_fullest_replica() -> None:

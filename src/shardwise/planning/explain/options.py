@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.cost.estimate import Estimate, estimate
-from shardwise.layout.layout import RECOMPUTES, Layout
+from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
+from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.against import best_placed
 from shardwise.planning.explain.reasons import verdict
 from shardwise.planning.plan import Plan
@@ -82,7 +83,7 @@ def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """The layout with one choice changed: less ZeRO, other recomputation and micro-batches, an axis given to the replicas."""
     for stage in range(layout.zero_stage - 1, -1, -1):
         yield f"ZeRO stage {stage} in place of {layout.zero_stage}", _with_zero(layout, stage)
-    for policy in RECOMPUTES:
+    for policy in POLICIES:
         yield f"recompute {policy} in place of {layout.recompute}", replace(layout, recompute=policy)
     yield "micro-batches twice as large", replace(layout, micro_batch_seqs=2 * layout.micro_batch_seqs)
     if layout.micro_batch_seqs > 1:
@@ -155,7 +156,7 @@ def _pipelines(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Lay
 
 def _least_recompute(plan: Plan, layout: Layout) -> Layout:
     """The layout with the first of the policies under which it fits; the last where none does."""
-    tried = [replace(layout, recompute=policy) for policy in RECOMPUTES]
+    tried = [replace(layout, recompute=policy) for policy in POLICIES]
     return next((one for one in tried if _fits(plan, one)), tried[-1])
 
 

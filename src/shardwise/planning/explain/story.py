@@ -12,9 +12,10 @@ from typing import Literal
 
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.job import precision_named
-from shardwise.layout.layout import RECOMPUTES, Layout
+from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params
+from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.explain.terms import FORMULAS
 from shardwise.planning.plan import Plan
@@ -180,8 +181,9 @@ def binding(plan: Plan) -> str:
 def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     """Layouts one change away that would spend more memory for less time."""
     layout = plan.layout
+    policies = tuple(POLICIES)  # those that keep more come first
     changes: list[dict[str, object]] = [
-        {"recompute": policy} for policy in RECOMPUTES[: RECOMPUTES.index(layout.recompute)]
+        {"recompute": policy} for policy in policies[: policies.index(layout.recompute)]
     ]
     changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
     changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]

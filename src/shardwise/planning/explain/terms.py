@@ -225,12 +225,12 @@ class _Reader:
         optimizer = partial(optimizer_rest, family)
         lying: dict[str, Callable[[tuple[str, ...]], Spec]] = {
             "parameters": partial(weight_rest, family),
-            "gradients": partial(weight_shard, family) if family.zero_stage >= 2 else weight_use,
+            "gradients": partial(weight_shard, family) if family.zero_stage >= 2 else partial(weight_use, family),
             "master": optimizer,
             "optimizer": optimizer,
         }
         if family.zero_stage >= 2:
-            lying["gathered"] = weight_use
+            lying["gathered"] = partial(weight_use, family)
         return lying.get(own)
 
 

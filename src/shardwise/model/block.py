@@ -1,0 +1,237 @@
+"""One decoder block as operations on named tensors; its dims are those of `decoder.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.operations import Contract, Join, Map, Route, Scan
+from shardwise.model.program import ProgramBuilder, Role
+
+TOKENS = ("B", "T")
+HIDDEN = (*TOKENS, "D")
+RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
+
+
+def add_map(
+    builder: ProgramBuilder,
+    function: str,
+    inputs: Iterable[str],
+    name: str,
+    dims: Iterable[str],
+    role: Role = Role.ACTIVATION,
+    over: tuple[str, ...] = ("D",),
+) -> str:
+    reduction = "max" if function == "maximum" else "sum"
+    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction, over))
+
+
+def add_contract(
+    builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+) -> str:
+    return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))
+
+
+def add_norm(
+    builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
+) -> str:
+    """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
+    operands = [x]
+    if architecture.norm == "layer":
+        operands.append(add_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
+    operands.append(add_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
+    function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
+    weight = builder.weight(f"{name}.weight", "D")
+    if not architecture.norm_bias:
+        return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
+    scaled = add_map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
+    return add_map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN, role)
+
+
+class Block:
+    """Writes one block's operations; `prefix` tells the layers of a whole model apart."""
+
+    def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
+        self.builder, self.architecture, self.prefix = builder, architecture, prefix
+
+    def build(self, x: str) -> str:
+        y = self.before(x, "attention_norm")
+        attended = self.after(self.attention(y), "attention_post_norm")
+        if self.architecture.parallel:
+            z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
+            both = self.map("add", [attended, self.feed_forward(z)], "both", HIDDEN)
+            return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
+        middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
+        mlp = self.after(self.feed_forward(self.before(middle, "mlp_norm")), "mlp_post_norm")
+        return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def attention(self, y: str) -> str:
+        latent = self.architecture.structure.latent
+        q, k, v = (self.latent_queries(y), *self.latent_keys(y)) if latent else self.queries_and_keys(y)
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        query = (*TOKENS, "K", "G", "U" if latent else "H")
+        outputs = (
+            self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
+            self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
+        )
+        attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
+        return self.leaving(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
+
+    def sinks(self) -> tuple[str, ...]:
+        return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
+
+    def queries_and_keys(self, y: str) -> tuple[str, str, str]:
+        """Queries, keys and values, each from the hidden state."""
+        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
+        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
+        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
+        return q, k, self.project(y, "v", key)
+
+    def latent_queries(self, y: str) -> str:
+        """Queries of latent attention: a plain part and a rotary part of each head, from a latent where there is one."""
+        source, width = y, "D"
+        if self.architecture.structure.latent_queries:
+            down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
+            source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        heads = (*TOKENS, "K", "G")
+        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*heads, "I"))
+        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*heads, "R"))
+        return self.join((plain, self.placed(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
+
+    def latent_keys(self, y: str) -> tuple[str, str]:
+        """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
+        down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
+        latent = self.latent_norm(down, "kv_latent_norm", "C")
+        flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
+        plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
+        k = self.join((plain, self.placed(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
+        return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
+
+    def latent_norm(self, x: str, name: str, width: str) -> str:
+        dims = (*TOKENS, width)
+        squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", width)
+        return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
+
+    def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
+        """The plain and the rotary part of heads, one after the other."""
+        return self.builder.add(
+            Join(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
+        )
+
+    def mlp(self, y: str) -> str:
+        hidden = (*TOKENS, "F")
+        inputs = [self.biased(self.contract(y, "w_up", ("F", "D"), "up", hidden), "mlp", "up", "F", hidden)]
+        if self.architecture.structure.gated:
+            gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
+            inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
+        act = self.map(self.architecture.mlp, inputs, "act", hidden)
+        return self.leaving(act, "w_down", ("F", "D"), "mlp", "mlp_out")
+
+    def leaving(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
+        """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
+        role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
+        return self.biased(self.contract(x, weight, weight_dims, name, HIDDEN, role), which, name, "D", HIDDEN)
+
+    def feed_forward(self, y: str) -> str:
+        """The MLP, or the experts that the router chooses with the shared one beside them."""
+        if not self.architecture.structure.experts:
+            return self.mlp(y)
+        routed = self.experts(y)
+        if not self.architecture.structure.shared_experts:
+            return routed
+        return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
+
+    def experts(self, y: str) -> str:
+        """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
+        choices, rows, wide = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
+        logits = self.contract(y, "router", ("D", "E"), "router_logits", choices)
+        logits = self.biased(logits, "router", "router_logits", "E", choices)
+        gates = self.builder.add(
+            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", choices, Role.ACTIVATION),))
+        )
+        sent = self.map("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        sent = self.map("handover", [sent], RECEIVED, rows, Role.ROUTED)
+        inputs = [self.expert(sent, "up", wide)]
+        if self.architecture.structure.gated:
+            inputs.insert(0, self.expert(sent, "gate", wide))
+        act = self.map(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
+        back = self.map("handover", [self.expert(act, "down", rows)], RETURNED, rows, Role.ROUTED)
+        return self.map("combine", [gates, back], "combined", HIDDEN)
+
+    def expert(self, x: str, which: str, dims: tuple[str, ...]) -> str:
+        """A product of every expert, and its bias; sums that a bias is added to are whole where the experts are."""
+        partial = "experts" in self.architecture.bias and dims[-1] == "D"
+        name = f"experts_{which}_{RECEIVED}" if partial else f"experts_{which}_out"
+        out = self.contract(x, f"experts_{which}", ("E", "M", "D"), name, dims, Role.ROUTED)
+        return self.biased(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
+
+    def shared(self, y: str) -> str:
+        """An expert that every token takes, all of it or as much as its gate says."""
+        hidden = (*TOKENS, "S")
+        inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
+        if self.architecture.structure.gated:
+            inputs.insert(0, self.contract(y, "shared_gate", ("S", "D"), "shared_gate_out", hidden))
+        act = self.map(self.architecture.mlp, inputs, "shared_act", hidden)
+        if not self.architecture.shared_gate:
+            return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
+        logit = self.contract(y, "shared_expert_gate", "D", "shared_logit", TOKENS)
+        out = self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN, Role.RESIDUAL)
+        return self.map("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
+
+    def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
+        """Queries, keys or values, flat heads before anything is done to them."""
+        heads = dims[2:]
+        target = f"{name}_flat" if name != "v" else name
+        return self.biased(self.contract(y, f"w{name}", (*heads, "D"), target, dims), "qkv", target, heads, dims)
+
+    def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        if not self.architecture.qk_norm:
+            return x
+        over = ("H",) if self.architecture.qk_norm_over == "head" else dims[2:]
+        rows = tuple(dim for dim in dims if dim not in over)
+        squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over)
+        return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
+
+    def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        if self.architecture.positions != "rotary":
+            return x
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        return self.map("rotary", [x, positions], name, dims)
+
+    def biased(
+        self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...], role: Role = Role.ACTIVATION
+    ) -> str:
+        """`x` plus its bias, where the structure has one."""
+        if which not in self.architecture.bias:
+            return x
+        vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
+        return self.map("add_vector", [x, vector], f"{name}_biased", dims, role)
+
+    def before(self, x: str, name: str) -> str:
+        return self.norm(x, name) if self.architecture.pre_norms else x
+
+    def after(self, x: str, name: str) -> str:
+        return self.norm(x, name) if self.architecture.post_norms else x
+
+    def norm(self, x: str, name: str) -> str:
+        return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
+
+    def map(
+        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
+        over: tuple[str, ...] = ("D",),
+    ) -> str:  # fmt: skip
+        return add_map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role, over)
+
+    def contract(
+        self,
+        x: str,
+        weight: str,
+        weight_dims: Iterable[str],
+        name: str,
+        dims: Iterable[str],
+        role: Role = Role.ACTIVATION,
+    ) -> str:
+        matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
+        return add_contract(self.builder, x, matrix, f"{self.prefix}{name}", dims, role)

@@ -1,0 +1,67 @@
+"""What parts of a block may and may not cost in communication, whatever the layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from shardwise.layout.derivation import derive
+from shardwise.layout.realise import Realised, realise
+from shardwise.layout.shardings import Family
+from shardwise.model.load import load_model
+from shardwise.symbolic import Local, Values
+
+FAMILIES = [
+    Family(zero, sp, policy) for zero in (1, 3) for sp in (False, True) for policy in ("none", "selective", "full")
+]
+DEGREES = {"dp": 2, "fsdp": 4, "ep": 2, "cp": 2, "tp_kv": 4, "tp_rep": 1, "pp": 1}
+
+
+def moved(model: str, family: Family, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
+    """What the activations of a block cost in communication: pass, kind, axes, elements."""
+    architecture = dataclasses.replace(load_model(model), **changes)
+    values = Values({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
+    values[Local("B", ("dp", "fsdp"))], values[Local("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
+    unit = derive(architecture, family)["block"]
+    return sorted(described(one, values) for one in realise(unit) if not one.carries_weights and one.scope != "step")
+
+
+def described(one: Realised, values: Values) -> tuple[str, str, tuple[str, ...], float]:
+    passed = "forward" if one.phase == "forward" else "backward"  # what is run again belongs to the backward pass
+    return passed, str(one.kind), one.axes, one.payload.evaluate(values)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("model", ["gpt-3-175b", "gpt-oss-20b"])
+def test_biases_move_no_activations(model: str, family: Family) -> None:
+    """A bias is added to a sum where the sum rests: a product with one scatters just as a product without."""
+    assert moved(model, family) == moved(model, family, bias=())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_sinks_and_clamps_move_nothing(family: Family) -> None:
+    assert moved("gpt-oss-20b", family) == moved("gpt-oss-20b", family, sinks=False, mlp="swiglu")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_a_norm_over_the_projection_moves_sums_only(family: Family) -> None:
+    """Over a head it is local to the device that has the head; over all heads a number for each token is added up."""
+    plain, whole = (moved("olmo-2-7b", family, qk_norm_over=over) for over in ("head", "projection"))
+    added = list(whole)
+    for one in plain:
+        added.remove(one)
+    assert {kind for _, kind, _, _ in added} == {"all_reduce"}
+    assert {axes for _, _, axes, _ in added} == {("tp_kv",), ("tp_kv", "tp_rep")}  # of the keys, and of the queries
+    assert max(elements for *_, elements in added) <= 4096
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.recompute != "full"], ids=str)
+def test_a_gate_of_the_shared_expert_moves_no_hidden_states(family: Family) -> None:
+    """Unless the block is run again: the gate's gradient reads the result that it weighted."""
+    gated, plain = (moved("qwen2-57b-a14b", family, shared_gate=gate) for gate in (True, False))
+    added = list(gated)
+    for one in plain:
+        added.remove(one)
+    assert all(elements <= 4096 for *_, elements in added)

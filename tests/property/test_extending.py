@@ -1,0 +1,124 @@
+"""What docs/extending.md says about families and policies is done here, from its own text, and works without more."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.cli import main
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model import families, recompute
+from shardwise.model.counts import num_params
+from shardwise.model.load import load_model
+from shardwise.search.space import Choices
+
+from .test_derivation import check
+from .training_step import Case
+
+TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+JOB = ["h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
+
+
+def block(section: str, language: str) -> str:
+    """The first block of code of a language in a section of the page."""
+    found = re.search(rf"^## {section}\n.*?^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    assert found, f"{section} shows no {language}"
+    return found.group(1)
+
+
+def entry(section: str, names: dict[str, Any]) -> tuple[str, Any]:
+    """The entry of a table that a section shows."""
+    ((name, value),) = eval(f"{{{block(section, 'python')}}}", dict(names)).items()
+    return name, value
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The page's family in the table, and its config.json."""
+    name, rule = entry("A model family", vars(families))
+    assert name not in families.FAMILIES
+    monkeypatch.setitem(families.FAMILIES, name, rule)
+    path = tmp_path / "config.json"
+    path.write_text(block("A model family", "json"), encoding="utf-8")
+    return path
+
+
+def test_a_family_is_one_rule(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_model(str(family))
+    assert (model.post_norms, model.bias, model.num_layers) == (True, (), 40)
+    assert main(["estimate", str(family), *JOB, "--layout", "fsdp=8"]) == 0
+    assert "(9.4B parameters) on h100:8" in capsys.readouterr().out
+
+
+def test_without_the_rule_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(block("A model family", "json"), encoding="utf-8")
+    with pytest.raises(InputError, match="model_type is 'glm4', which is not known"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_transformers_counts_the_same(family: Path, biased: bool) -> None:
+    import torch
+    import transformers
+
+    config = json.loads(family.read_text(encoding="utf-8")) | {"attention_bias": biased}
+    family.write_text(json.dumps(config), encoding="utf-8")
+    described = transformers.AutoConfig.for_model(config.pop("model_type"), tie_word_embeddings=False, **config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(described)
+    assert num_params(load_model(str(family))) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's policy, where it says: before the one that keeps least."""
+    name, value = entry("A recompute policy", vars(recompute))
+    assert name not in recompute.POLICIES
+    least = recompute.POLICIES["full"]
+    monkeypatch.delitem(recompute.POLICIES, "full")
+    monkeypatch.setitem(recompute.POLICIES, name, value)
+    monkeypatch.setitem(recompute.POLICIES, "full", least)
+    return name
+
+
+def priced(policy: str) -> Estimate:
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
+    job = Job(global_batch_tokens=2**18, seq_len=4096)
+    return estimate(model, cluster, job, Layout(fsdp=8, zero_stage=3, recompute=policy))
+
+
+def test_a_policy_is_one_entry(policy: str) -> None:
+    assert Layout(recompute=policy).recompute == policy
+    assert Choices().recompute == ("none", "selective", policy, "full")
+    assert check(Case(fsdp=2, tp_kv=2, cp=2, zero_stage=3, sequence_parallel=True, recompute=policy)) is None
+    between = [priced(name) for name in ("none", "selective", policy, "full")]
+    kept = [found.memory["activations"] for found in between]
+    again = [found.time["recompute"] for found in between]
+    assert kept == sorted(kept, reverse=True)
+    assert again == sorted(again)
+    assert len(set(kept)) == len(set(again)) == 4
+
+
+def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", f"fsdp=8 recompute={policy}"]) == 0
+    assert f"recompute {policy}" in capsys.readouterr().out
+    assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"recompute={policy}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"]["recompute"] == policy
+    for verb in ("plan", "estimate", "memory"):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert policy in capsys.readouterr().out
+
+
+def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8 recompute=attention"]) == 2
+    assert "recompute is 'attention'; one of none, selective, full is required" in capsys.readouterr().err
