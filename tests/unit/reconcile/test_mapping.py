@@ -238,7 +238,7 @@ BASE = {
         ({"tp": "16", "n_devices": "16"}, "refused by rule layout: heads_by_tp"),
         ({"micro_batch": "2"}, "refused by rule layout: micro_batch"),
         ({"notes": "zero group 3"}, "ZeRO group does not divide the replicas"),
-        ({"n_experts": "8", "top_k": "2", "ep": "2", "etp": "1", "tp": "2"}, "experts split otherwise than the rest"),
+        ({"n_experts": "8", "top_k": "2", "ep": "2", "etp": "3", "tp": "2"}, "refused by the layout"),
         ({"window": "128", "window_layers": "1"}, "windows on other layers than all but every n-th"),
         ({"chip": "v5e", "n_devices": "12"}, "no slice of so many chips"),
         ({"chip": "v5e", "inter_node_link": "DCN between 3 slices"}, "devices do not divide into slices"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.model.architecture import Architecture
+from shardwise.model.architecture import GATED, Architecture
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
@@ -20,7 +20,10 @@ STRUCTURES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     (r"gemma", {"mlp": "geglu", "post_norms": True, "qk_norm": True}),
     (r"qwen-?3", {"qk_norm": True}),
     (r"qwen-?2", {"bias": ("qkv",)}),
-    (r"gpt[ _-]?oss", {"bias": ("qkv", "attention_out")}),
+    (
+        r"gpt[ _-]?oss",
+        {"mlp": "clamped_swiglu", "sinks": True, "bias": ("qkv", "attention_out", "router", "experts")},
+    ),
 )
 GPT = {"mlp": "gelu", "norm": "layer", "norm_bias": True, "bias": EVERYWHERE}  # GPT-2's block, and learned positions
 
@@ -49,7 +52,7 @@ def _structure(facts: Facts) -> dict[str, Any]:
     if gated is None:
         raise SkippedRow("architecture not stated", "gated_mlp")
     for pattern, found in STRUCTURES:
-        if re.search(pattern, name) and (found.get("mlp", "swiglu") in ("swiglu", "geglu")) == gated:
+        if re.search(pattern, name) and (found.get("mlp", "swiglu") in GATED) == gated:
             return dict(found)
     if gated:
         return {}

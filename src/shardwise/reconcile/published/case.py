@@ -10,7 +10,7 @@ from shardwise.cluster.topology import Pods
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import ShardwiseError
 from shardwise.job import Job
-from shardwise.layout.layout import Layout, Recompute
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.architecture import architecture_of
 from shardwise.reconcile.published.facts import Facts, SkippedRow
@@ -33,7 +33,7 @@ class Case:
     cluster: Cluster
     job: Job
     layout: Layout
-    recomputes: tuple[Recompute, ...]
+    recomputes: tuple[str, ...]
     approximations: tuple[str, ...]
 
 

@@ -5,6 +5,7 @@ What sources leave out is filled by a stated prior, each with its reason:
 - number format: bf16, every framework's default since 2022
 - cp and ep: 1, as tables leave out axes that are not used
 - ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
+- splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 from shardwise.job import PRECISIONS, Job
-from shardwise.layout.layout import RECOMPUTES, Layout, Recompute
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.model.recompute import POLICIES
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
@@ -46,12 +48,13 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The product of a row's axes: replicas are what is left of the devices."""
+    """The product of a row's axes: replicas are what is left of the devices. `etp` is None without experts to split."""
 
     tp: int
     cp: int
     pp: int
     ep: int
+    etp: int | None
     replicas: int
 
 
@@ -65,10 +68,8 @@ def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
     if tp * cp * pp * replicas != num_devices or (stated["dp"] or replicas) != replicas:
         product = " x ".join(str(stated[axis] or 1) for axis in ("dp", "tp", "cp", "pp"))
         raise SkippedRow("degrees do not multiply out", f"{product} on {num_devices} devices")
-    etp = facts.size("etp")
-    if ep > 1 and etp is not None and etp != tp:
-        raise SkippedRow("experts split otherwise than the rest", f"etp = {etp} beside tp = {tp}")
-    return Degrees(tp, cp, pp, ep, replicas)
+    etp = (facts.size("etp") or 1) if ep > 1 and tp > 1 else None
+    return Degrees(tp, cp, pp, ep, etp, replicas)
 
 
 def job_of(facts: Facts, degrees: Degrees) -> Job:
@@ -105,7 +106,7 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
     schedule, virtual = _pipeline(facts, degrees, job, architecture, micro_batch)
     flags = facts.text("overlap_flags").lower()
     return Layout(
-        dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep,
+        dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp,
         num_virtual_stages=virtual, zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
@@ -175,17 +176,17 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
     return next((v for v in range(num_layers // (2 * pp), 1, -1) if num_layers % (pp * v) == 0), 1)
 
 
-def recomputes_of(facts: Facts) -> tuple[Recompute, ...]:
+def recomputes_of(facts: Facts) -> tuple[str, ...]:
     """What may be recomputed, in the order from the least to the most.
 
     "selective" stands for anything between none and all of a block (MaxText's custom policies among it), so all comes next.
     """
     stated = facts.text("recompute").lower()
-    if stated and stated not in get_args(Recompute):
+    if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
     if stated == "selective":
         return ("selective", "full")
-    return (cast(Recompute, stated),) if stated else RECOMPUTES
+    return (stated,) if stated else tuple(POLICIES)
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:
