@@ -78,6 +78,11 @@ LAYOUTS = {
         "fsdp=64 pp=4 ep=64 num_virtual_stages=4 zero_stage=1 micro_batch_seqs=1 recompute=none", "interleaved",
         4096 * 4096, 4096, "bf16",
     ),
+    # The same, whole experts over both replicas and tp
+    "mbridge-skills-007": (
+        "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 micro_batch_seqs=1 recompute=none", "none",
+        4 * 4096, 4096, "bf16",
+    ),
 }  # fmt: skip
 
 
