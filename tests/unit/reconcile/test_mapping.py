@@ -264,6 +264,18 @@ def test_blanks_are_read_as_the_stated_priors() -> None:
     assert predict(Facts({**BASE, "dist_optimizer": "no"})).case.layout.dp == 8
 
 
+@pytest.mark.parametrize(
+    ("cells", "layout"),
+    [
+        ({"notes": "HSDP"}, (2, 8)), ({"recompute_detail": "HSDP; every other block"}, (2, 8)),
+        ({"notes": "FSDP (not HSDP)"}, (1, 16)), ({"notes": "optimizer shard group: 4 GPUs"}, (4, 4)), ({"notes": "zero1 group 2"}, (8, 2)),
+    ],
+)  # fmt: skip
+def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -> None:
+    found = case_of(Facts({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
+    assert (found.dp, found.fsdp) == layout
+
+
 def test_an_unstated_recompute_is_the_least_that_fits_and_a_stated_one_stays_unless_it_cannot_be() -> None:
     heavy = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
              "global_batch": "16", "fsdp": "yes"}  # fmt: skip

@@ -130,12 +130,12 @@ def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, 
     if stage is None:
         sharded = facts.flag("dist_optimizer") is not False or degrees.ep > 1
         stage = 3 if facts.flag("fsdp") else int(sharded)
-    words = " ".join(facts.text(column) for column in ("recompute_detail", "notes"))
-    group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", words)
+    words = (facts.text("recompute_detail"), facts.text("notes"))
+    group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", words[1])
     fsdp = degrees.replicas
     if group:
         fsdp = int(group[1])
-    elif "HSDP" in words:
+    elif any(re.match(r"HSDP\b", text) for text in words):
         fsdp = node // (degrees.tp * degrees.cp)
     elif slices > 1:
         fsdp = degrees.replicas // slices
@@ -158,9 +158,8 @@ def _pipeline(
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
         plain = named not in ("", "interleaved")
         virtual = 1 if plain else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
-    virtual = min(
-        virtual, max(architecture.num_layers // degrees.pp, 1)
-    )  # Megatron may leave the first and last without a block
+    # Megatron may leave the first and the last virtual stage without a block; here each has one
+    virtual = min(virtual, max(architecture.num_layers // degrees.pp, 1))
     natural = "interleaved" if virtual > 1 else "1f1b"
     return natural if named in ("", "1f1b", "interleaved") else named, virtual
 
