@@ -268,7 +268,8 @@ def test_blanks_are_read_as_the_stated_priors() -> None:
     ("cells", "layout"),
     [
         ({"notes": "HSDP"}, (2, 8)), ({"recompute_detail": "HSDP; every other block"}, (2, 8)),
-        ({"notes": "FSDP (not HSDP)"}, (1, 16)), ({"notes": "optimizer shard group: 4 GPUs"}, (4, 4)), ({"notes": "zero1 group 2"}, (8, 2)),
+        ({"notes": "FSDP (not HSDP)"}, (1, 16)), ({"notes": "optimizer shard group: 4 GPUs"}, (4, 4)),
+        ({"notes": "zero1 group 2"}, (8, 2)),
     ],
 )  # fmt: skip
 def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -> None:
