@@ -57,6 +57,14 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cloud:
+    """Many points under one label, a mark each: circles, and squares once the colours repeat."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
     """A vertical line with a label over the plot."""
 
@@ -66,7 +74,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Lines, points and markers on two logarithmic axes, which span all of them."""
+    """Lines, points, clouds and markers on two logarithmic axes, which span all of them."""
 
     title: str
     subtitle: str
@@ -75,13 +83,21 @@ class LineChart:
     lines: tuple[Line, ...]
     points: tuple[Point, ...] = ()
     markers: tuple[Marker, ...] = ()
+    clouds: tuple[Cloud, ...] = ()
+
+    def plotted(self) -> Iterator[tuple[float, float]]:
+        """The points of all lines and clouds."""
+        for line in self.lines:
+            yield from line.points
+        for cloud in self.clouds:
+            yield from cloud.points
 
     def x_range(self) -> tuple[float, float]:
-        points = [x for line in self.lines for x, _ in line.points]
+        points = [x for x, _ in self.plotted()]
         return _outer([*points, *(p.x for p in self.points), *(m.x for m in self.markers)])
 
     def y_range(self) -> tuple[float, float]:
-        values = [*(y for line in self.lines for _, y in line.points), *(p.y for p in self.points)]
+        values = [*(y for _, y in self.plotted()), *(p.y for p in self.points)]
         return _outer([min(values) / HEADROOM, max(values) * HEADROOM])
 
 
@@ -163,9 +179,9 @@ class Canvas(Drawing):
             stroke_linejoin="round",
         )  # fmt: skip
 
-    def circle(self, x: float, y: float, radius: float, *, fill: str, stroke: str) -> None:
+    def circle(self, x: float, y: float, radius: float, *, fill: str, stroke: str, stroke_width: float = 1.5) -> None:
         """A circle around (x, y)."""
-        self._put("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=1.5)
+        self._put("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=stroke_width)
 
     def upward_text(self, x: float, y: float, content: str) -> None:
         """Text that reads upwards, centred on (x, y)."""
@@ -191,8 +207,8 @@ class _LinePlot:
         self.rows = self.marker_rows()
         self.top = MARGIN + 56.0 + ROW * (1 + max(self.rows, default=-1)) + 8.0
         self.right, self.bottom = self.left + PLOT_WIDTH, self.top + PLOT_HEIGHT
-        labels = [*(line.label for line in chart.lines), *(point.label for point in chart.points)]
-        legend = [text_width(label) for label in labels]
+        labels = [*(line.label for line in chart.lines), *(cloud.label for cloud in chart.clouds)]
+        legend = [text_width(label) for label in (*labels, *(point.label for point in chart.points))]
         edges = [self.right + MARGIN + SAMPLE + 10 + max(legend, default=0.0)]
         edges += [self.x(marker.x) + 6 + text_width(marker.label) for marker in chart.markers]
         edges += [MARGIN + text_width(chart.title, 19.0), MARGIN + text_width(chart.subtitle)]
@@ -224,6 +240,9 @@ class _LinePlot:
         for line, (stroke, width, dash) in reversed(styled):  # the first on top
             points = [(self.x(x), self.y(y)) for x, y in line.points]
             self.canvas.polyline(points, stroke=stroke, stroke_width=width, dash=dash)
+        for number, cloud in enumerate(self.chart.clouds):
+            for x, y in cloud.points:
+                self.mark(self.x(x), self.y(y), number)
         for letter, point in zip(_letters(), self.chart.points, strict=False):
             self.letter(self.x(point.x), self.y(point.y), letter)
         self.legend(styled)
@@ -260,6 +279,15 @@ class _LinePlot:
             self.canvas.polyline([(x, head - 12), (x, self.bottom)], stroke=INK, stroke_width=1.0, dash="2 3")
             self.canvas.text(x + 6, head, marker.label)
 
+    def mark(self, x: float, y: float, number: int) -> None:
+        """One point of a cloud."""
+        turn, place = divmod(number, len(LINE_COLOURS))
+        fill = colour(LINE_COLOURS[place])
+        if turn % 2 == 0:
+            self.canvas.circle(x, y, 3.5, fill=fill, stroke=INK, stroke_width=0.5)
+        else:
+            self.canvas.rect(x - 3.2, y - 3.2, 6.4, 6.4, fill=fill, stroke=INK, stroke_width=0.5)
+
     def letter(self, x: float, y: float, letter: str) -> None:
         self.canvas.circle(x, y, 9, fill=PAPER, stroke=INK)
         self.canvas.text(x, y + 4.2, letter, size=12, anchor="middle", weight="bold")
@@ -269,6 +297,10 @@ class _LinePlot:
         for line, (stroke, width, dash) in styled:
             self.canvas.polyline([(left, y), (left + SAMPLE, y)], stroke=stroke, stroke_width=width, dash=dash)
             self.canvas.text(left + SAMPLE + 10, y + 4.5, line.label)
+            y += ROW
+        for number, cloud in enumerate(self.chart.clouds):
+            self.mark(left + SAMPLE / 2, y, number)
+            self.canvas.text(left + SAMPLE + 10, y + 4.5, cloud.label)
             y += ROW
         for letter, point in zip(_letters(), self.chart.points, strict=False):
             self.letter(left + SAMPLE / 2, y, letter)

@@ -102,7 +102,7 @@ PRECISIONS = {
         _BF16,
         replace(_BF16, name="bf16_fp32_gradients", accumulated_gradients="fp32", gradient_reduction="fp32",
                 source="S1, memory: gradients are also accumulated in fp32, 2 + 2 + 4 + 4 + 8 = 20 bytes per parameter"),
-        replace(_BF16, name="bf16_megatron", gradients="fp32", gradient_reduction="fp32",
+        replace(_BF16, name="bf16_fp32_main_gradients", gradients="fp32", gradient_reduction="fp32",
                 source="Megatron-LM, distributed optimizer: bf16 weights, fp32 gradients, 2 + 4 + 4 + 8 = 18 bytes, "
                 "or 6 + 12 over the data-parallel degree"),
         replace(_BF16, name="bf16_no_master", master=None,

@@ -42,6 +42,7 @@ FLAGS = {
         "--with",
     ],
     "show": ["--help", "--json"],
+    "validate": ["--chip", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",
         "--budget",

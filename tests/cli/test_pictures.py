@@ -151,7 +151,7 @@ def test_a_models_block(tmp_path: Path) -> None:
     shown = run(roofline, "llama-3-8b", "B=2,T=4096", "h100", "--plot", str(target))
     for part in ("block of llama-3-8b, 2 x 4,096 tokens in bf16 on h100", "attended, lse", "(3 fused)", "of the peak"):
         assert part in shown
-    assert {"forward attended, lse", "forward attention_norm.out · wq, and 5 alike"} <= texts(target)
+    assert {"forward attended, lse", "forward attention_norm.out · wq, and 3 alike"} <= texts(target)
     found = payload(roofline, "llama-3-8b", "T=4096", "h100")
     assert found.keys() == {
         "schema", "model", "sizes", "chip", "dtype", "peak_flops_per_s", "memory_bytes_per_s", "critical_intensity",

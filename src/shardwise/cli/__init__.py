@@ -6,10 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardwise.cli import collective, estimate, explain, kv_cache, matmul, memory, plan, reshard, roofline, show
+from shardwise.cli import (
+    collective,
+    estimate,
+    explain,
+    kv_cache,
+    matmul,
+    memory,
+    plan,
+    reshard,
+    roofline,
+    show,
+    validate,
+)
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show)
+VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate)
 
 
 def build_parser() -> argparse.ArgumentParser:

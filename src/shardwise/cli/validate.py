@@ -1,0 +1,167 @@
+"""`shardwise validate`: predicted against measured step time and memory of published runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.reconcile.accuracy import ErrorStatistics, Judged
+    from shardwise.reconcile.published.rows import Row
+
+SCHEMA = "shardwise.validate/1"
+WORST = 10
+DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
+never read by a prediction. Runs of quality A and A- count, each 1 over the number of runs of the same configuration."""
+EPILOG = """examples:
+  shardwise validate
+  shardwise validate --chip h100 --source dgxc --plot h100.svg
+  shardwise validate --rows mine.csv --json"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "validate", help="compare predictions with published training runs", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--chip", metavar="TEXT", help="only runs on chips whose name contains this, such as h100")
+    parser.add_argument(
+        "--source", metavar="TEXT", help="only runs whose source or software contains this, such as megatron"
+    )
+    parser.add_argument(
+        "--rows", metavar="FILE", help="a CSV file with the columns of the published rows, in their place"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="write predicted against measured step times as an SVG")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON."""
+    from shardwise.cli.roofline import write_chart
+    from shardwise.reconcile.accuracy import judge
+    from shardwise.reconcile.published.rows import published_rows, read_rows
+
+    rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
+    judged = judge(_chosen(rows, arguments.chip, arguments.source))
+    if arguments.plot:
+        from shardwise.reconcile.figures import accuracy_chart
+
+        write_chart(accuracy_chart(judged), arguments.plot)
+    return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
+
+
+def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[Row]:
+    """The rows of a chip and of a source. Raises `InputError` when none is left."""
+    from shardwise.errors import InputError
+
+    def has(row: Row) -> bool:
+        where = " ".join((row.family, row.source, row.cell("software"))).lower()
+        return (chip or "").lower() in row.cell("chip").lower() and (source or "").lower() in where
+
+    found = [row for row in rows if has(row)]
+    if not found:
+        chips, sources = (sorted(set(names)) for names in ((r.cell("chip") for r in rows), (r.family for r in rows)))
+        raise InputError(
+            f"validate: found none of {len(rows)} rows with chip {chip or 'any'!r} and source {source or 'any'!r}; "
+            f"the chips are {', '.join(chips)}; the sources {', '.join(sources)}"
+        )
+    return found
+
+
+def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
+    """The versioned payload that `--json` prints."""
+    from dataclasses import asdict
+
+    from shardwise.reconcile.accuracy import refuted_fits, skipped_kinds, summary
+
+    def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
+        return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
+
+    return {
+        "schema": SCHEMA,
+        "rows": [_row_payload(one) for one in judged],
+        "summary": tables(summary(judged)),
+        "memory_summary": tables(summary(judged, lambda one: one.memory_error)),
+        "fits": dict(zip(("stated", "would_not_fit"), refuted_fits(judged), strict=True)),
+        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
+    }
+
+
+def _row_payload(one: Judged) -> dict[str, Any]:
+    found = one.prediction
+    estimate = found.estimate if found else None
+    return {
+        "id": one.row.id,
+        "predicted_step_time_s": estimate.step_time_s if estimate else None,
+        "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
+        "predicted_peak_memory_gb": estimate.memory_bytes / 1e9 if estimate else None,
+        "skipped": str(one.skipped) if one.skipped else None,
+        "measured_step_time_s": one.row.step_time_s,
+        "measured_peak_memory_gb": one.row.peak_memory_gb,
+        "scored": one.scored,
+        "weight": one.weight,
+        "layout": str(found.case.layout) if found else None,
+        "approximations": list(found.case.approximations) if found else [],
+    }
+
+
+def validate_text(judged: Sequence[Judged]) -> str:
+    """The report for people."""
+    from shardwise.reconcile.accuracy import refuted_fits, summary, worst
+
+    times, memory = summary(judged), summary(judged, lambda one: one.memory_error)
+    predicted = sum(one.prediction is not None for one in judged)
+    parts = [
+        f"{len(judged)} runs, {predicted} with a prediction; those of quality A and A- count, weighted 1/duplicates"
+    ]
+    if times["overall"]:
+        parts.append("\n".join(_table("step time, |predicted / measured - 1|", times)))
+        parts.append("\n".join(["largest errors", *(line for one in worst(judged, WORST) for line in _worst(one))]))
+    else:
+        parts.append("no run that counts has both a prediction and a measured step time")
+    if memory["overall"]:
+        parts.append("\n".join(_table("peak memory", {name: memory[name] for name in ("overall", "source")})))
+    stated, over = refuted_fits(judged)
+    if stated:
+        parts.append(
+            f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran"
+        )
+    parts.append("\n".join(_skipped(judged)))
+    return "\n\n".join(filter(None, parts))
+
+
+def _table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> Iterator[str]:
+    columns = ("rows", "weight", "mean", "median", "p90", "worst", "bias")
+    yield f"{title:<42}" + "".join(f"{column:>8}" for column in columns)
+    for name, table in tables.items():
+        for value, one in table.items():
+            shares = "".join(f"{share:>8.1%}" for share in (one.mean, one.median, one.p90, one.worst))
+            yield f"  {name:<10}{value:<30}{one.num_rows:>8}{one.weight:>8.0f}{shares}{one.bias:>+8.1%}"
+
+
+def _worst(one: Judged) -> Iterator[str]:
+    from shardwise.reconcile.guess import guess
+    from shardwise.units import format_seconds
+
+    assert one.prediction is not None
+    case, seconds = one.prediction.case, one.row.step_time_s or 0.0
+    yield (
+        f"  {one.row.id:<28} {one.error or 0.0:>+7.1%}  {format_seconds(one.prediction.estimate.step_time_s)} for "
+        f"{format_seconds(seconds)}; {case.architecture.name} on {case.cluster.name}"
+    )
+    yield f"      {case.layout}"
+    yield f"      {guess(one)}"
+
+
+def _skipped(judged: Sequence[Judged]) -> Iterator[str]:
+    from shardwise.reconcile.accuracy import skipped_kinds
+
+    kinds = skipped_kinds(judged)
+    if kinds:
+        yield "without a prediction (of those, how many would count)"
+    for kind, (rows, scored) in kinds.items():
+        yield f"  {kind:<44}{rows:>5} ({scored})"

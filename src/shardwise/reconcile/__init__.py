@@ -1,0 +1,1 @@
+"""Predictions held against measurements: how far off the estimate is, where, and on which side."""

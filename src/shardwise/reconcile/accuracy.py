@@ -1,0 +1,149 @@
+"""How far predictions are from measurements: errors of each row, and their statistics by stratum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.reconcile.published.case import Case, Prediction, predict_cells
+from shardwise.reconcile.published.facts import SkippedRow
+from shardwise.reconcile.published.rows import Row, weights
+
+SCORED = ("A", "A-", "")  # qualities that count: all known, all but recompute; rows of one's own need none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A row with its prediction, or with why there is none (`skipped`)."""
+
+    row: Row
+    prediction: Prediction | None
+    skipped: SkippedRow | None
+    weight: float
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured step time, less 1; None where one of the two is missing."""
+        return self._error(self.prediction.estimate.step_time_s if self.prediction else None, self.row.step_time_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        """The same for the peak memory."""
+        predicted = self.prediction.estimate.memory_bytes / 1e9 if self.prediction else None
+        return self._error(predicted, self.row.peak_memory_gb)
+
+    @staticmethod
+    def _error(predicted: float | None, measured: float | None) -> float | None:
+        return predicted / measured - 1.0 if predicted is not None and measured is not None else None
+
+    @property
+    def scored(self) -> bool:
+        return self.row.quality in SCORED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorStatistics:
+    """Of |predicted / measured - 1|, each row weighted: mean, median, 90th percentile, largest; and the mean with its sign."""
+
+    num_rows: int
+    weight: float
+    mean: float
+    median: float
+    p90: float
+    worst: float
+    bias: float
+
+
+def judge(rows: Sequence[Row]) -> tuple[Judged, ...]:
+    """Predict every row. A row counts 1 over the number of rows of its group of duplicates among those that have a prediction."""
+    found = [(row, predict_cells(row.inputs)) for row in rows]
+    counted = weights(row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED)
+    return tuple(
+        Judged(
+            row=row,
+            prediction=one if isinstance(one, Prediction) else None,
+            skipped=one if isinstance(one, SkippedRow) else None,
+            weight=counted.get(row.dup_group, 1.0),
+        )
+        for row, one in found
+    )
+
+
+Stratum = Callable[[Judged], str]
+
+
+def _case(judged: Judged) -> Case:
+    assert judged.prediction is not None
+    return judged.prediction.case
+
+
+STRATA: Mapping[str, Stratum] = {
+    "overall": lambda one: "all",
+    "chip": lambda one: one.row.cell("chip"),
+    "dtype": lambda one: one.row.cell("dtype") or "not stated",
+    "model": lambda one: "MoE" if _case(one).architecture.num_experts else "dense",
+    "source": lambda one: one.row.family or "not stated",
+    "quality": lambda one: one.row.quality or "not stated",
+}
+
+
+def summary(judged: Sequence[Judged], error: Callable[[Judged], float | None] = lambda one: one.error) -> dict[
+    str, dict[str, ErrorStatistics]
+]:  # fmt: skip
+    """Statistics by stratum and its values, of the rows that count and have both numbers."""
+    scored = [one for one in judged if one.scored and error(one) is not None]
+    tables: dict[str, dict[str, ErrorStatistics]] = {}
+    for name, stratum in STRATA.items():
+        members: dict[str, list[Judged]] = {}
+        for one in scored:
+            members.setdefault(stratum(one), []).append(one)
+        tables[name] = {
+            value: statistics([(error(one) or 0.0, one.weight) for one in found])
+            for value, found in sorted(members.items())
+        }
+    return tables
+
+
+def statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
+    """Statistics of (error with its sign, weight), of which there is at least one."""
+    total = sum(weight for _, weight in errors)
+    sizes = sorted((abs(error), weight) for error, weight in errors)
+    return ErrorStatistics(
+        num_rows=len(errors), weight=total, mean=sum(e * w for e, w in sizes) / total, median=_quantile(sizes, 0.5),
+        p90=_quantile(sizes, 0.9), worst=sizes[-1][0], bias=sum(e * w for e, w in errors) / total,
+    )  # fmt: skip
+
+
+def _quantile(sizes: Sequence[tuple[float, float]], share: float) -> float:
+    """The smallest error that so much of the weight does not exceed."""
+    left = share * sum(weight for _, weight in sizes)
+    for size, weight in sizes:
+        left -= weight
+        if left <= 1e-9:
+            return size
+    return sizes[-1][0]
+
+
+def skipped_kinds(judged: Sequence[Judged]) -> dict[str, tuple[int, int]]:
+    """Reasons for rows without a prediction: how many rows, and how many of those that would count; the commonest first."""
+    every = Counter(one.skipped.kind for one in judged if one.skipped)
+    scored = Counter(one.skipped.kind for one in judged if one.skipped and one.scored)
+    return {kind: (count, scored[kind]) for kind, count in every.most_common()}
+
+
+def refuted_fits(judged: Sequence[Judged]) -> tuple[int, int]:
+    """Runs that state what they recompute, and how many of them would not fit by our memory model, though they ran."""
+    ran = [one.prediction for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
+    return len(ran), sum(not one.estimate.fits for one in ran)
+
+
+def worst(judged: Sequence[Judged], most: int) -> Iterator[Judged]:
+    """The rows that count with the largest errors, one of each group of duplicates."""
+    seen: set[str] = set()
+    for one in sorted(
+        (one for one in judged if one.scored and one.error is not None), key=lambda one: -abs(one.error or 0.0)
+    ):
+        if one.row.dup_group not in seen and len(seen) < most:
+            seen.add(one.row.dup_group)
+            yield one

@@ -1,0 +1,67 @@
+"""A guess why a prediction is off, from what the row says and where the estimate puts the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardwise.model.architecture import Architecture
+from shardwise.reconcile.accuracy import Judged
+from shardwise.reconcile.published.case import Prediction
+
+FEW_TOKENS, NARROW = 4096, 1024
+Applies = Callable[[Prediction], bool]
+
+
+def _tokens(found: Prediction) -> float:
+    """Tokens that a device's kernels see in one micro-batch."""
+    return found.case.layout.micro_batch_seqs * found.case.job.seq_len / found.case.layout.cp
+
+
+def _width(architecture: Architecture, tp: int) -> float:
+    return architecture.d_ff / tp
+
+
+def _attention_share(found: Prediction) -> float:
+    """FLOPs of attention's scores over those of a block's matrices, about seq_len / 6 D for one of the usual shape."""
+    architecture = found.case.architecture
+    return found.case.job.seq_len * architecture.num_heads * architecture.head_dim / (6.0 * architecture.d_model**2)
+
+
+def _hidden_share(found: Prediction) -> float:
+    return sum(found.estimate.hidden.values()) / found.estimate.step_time_s
+
+
+# What makes a run slower than predicted; the first that applies. Predictions are made with the vendors' rates.
+SLOWER: tuple[tuple[Applies, str], ...] = (
+    (lambda p: p.case.cluster.chip.matmul_fraction == 1.0, "no measured matmul rate for this chip: priced at its peak"),
+    (lambda p: _hidden_share(p) > 0.4, "much data-parallel traffic, taken as hidden behind compute"),
+    (
+        lambda p: bool(p.case.architecture.num_experts),
+        "routing, grouped products of few rows and host synchronisation are not priced",
+    ),
+    (
+        lambda p: min(_width(p.case.architecture, p.case.layout.tp), p.case.architecture.d_model) < 2 * NARROW,
+        "narrow products: partial tiles and kernel launches are not priced",
+    ),
+    (lambda p: _tokens(p) <= FEW_TOKENS, "few tokens a micro-batch: partial waves and kernel launches are not priced"),
+    (lambda p: _attention_share(p) > 0.2, "attention is priced at the rate of matrix products"),
+    (lambda p: True, "products are priced at the best rate of any shape, and elementwise kernels at the memory's"),
+)  # fmt: skip
+COMMUNICATION = ("tp", "cp", "ep", "pp", "fsdp", "dp")
+
+
+def guess(judged: Judged) -> str:
+    """What may be behind a row's error: what was approximated, else what of the step is not priced, or priced too high."""
+    found = judged.prediction
+    assert found is not None
+    if (judged.error or 0.0) < 0:
+        return next((words for words in found.case.approximations if words.startswith("attention")), "") or next(
+            words for applies, words in SLOWER if applies(found)
+        )
+    time = {axis: found.estimate.time[axis] for axis in COMMUNICATION}
+    longest = max(time, key=lambda axis: time[axis])
+    if time[longest] > 0.1 * found.estimate.step_time_s:
+        return f"communication over {longest} may hide behind compute"
+    if found.estimate.time["bubble"] > 0.1 * found.estimate.step_time_s:
+        return "the pipeline may be interleaved more than stated"
+    return "recompute may be less than it is priced as"

@@ -1,0 +1,96 @@
+"""A row as what an estimate takes: model, cluster, job, layout. The one rule that maps rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.topology import Pods
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.errors import ShardwiseError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.reconcile.published.architecture import architecture_of
+from shardwise.reconcile.published.facts import Facts, SkippedRow
+from shardwise.reconcile.published.machine import cluster_of
+from shardwise.reconcile.published.training import (
+    REFUTED,
+    approximations,
+    degrees_of_row,
+    job_of,
+    layout_of,
+    recomputes_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row's four values; `recomputes` are tried in turn until one fits, `approximations` say what is priced otherwise."""
+
+    architecture: Architecture
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    recomputes: tuple[str, ...]
+    approximations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The case with the recompute that was taken, and its estimate."""
+
+    case: Case
+    estimate: Estimate
+
+
+def case_of(facts: Facts) -> Case:
+    """The case of a row. Raises `SkippedRow` with the reason for a row that says too little or that cannot be expressed."""
+    try:
+        architecture, cluster = architecture_of(facts), cluster_of(facts)
+        degrees = degrees_of_row(facts, cluster.num_devices)
+        job = job_of(facts, degrees)
+        node = facts.size("chips_per_node") or cluster.chip.devices_per_host or 1
+        slices = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
+        layout = layout_of(facts, degrees, job, architecture, node, slices)
+    except ShardwiseError as error:
+        raise _refused(error) from None
+    return Case(
+        architecture=architecture, cluster=cluster, job=job, layout=layout, recomputes=recomputes_of(facts),
+        approximations=approximations(facts),
+    )  # fmt: skip
+
+
+def predict(facts: Facts) -> Prediction:
+    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`."""
+    case = case_of(facts)
+    stated = facts.text("recompute").lower()
+    most = REFUTED if stated else 1.0
+    for recompute in case.recomputes:
+        layout = replace(case.layout, recompute=recompute)
+        try:
+            found = estimate(case.architecture, case.cluster, case.job, layout)
+        except ShardwiseError as error:
+            raise _refused(error) from None
+        if found.memory_bytes <= most * found.memory_capacity_bytes:
+            break
+    words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
+    return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
+
+
+@lru_cache(maxsize=4096)
+def predict_cells(cells: tuple[tuple[str, str], ...]) -> Prediction | SkippedRow:
+    """The prediction of a row's cells, or why there is none; rows that say the same are priced once."""
+    try:
+        return predict(Facts(dict(cells)))
+    except SkippedRow as skipped:
+        return skipped
+
+
+def _refused(error: ShardwiseError) -> SkippedRow:
+    """Why one of our values, or the estimate, refused the row: the rule's name is the kind."""
+    problem = str(error).splitlines()[0]
+    parts = problem.split(": ")
+    kind = ": ".join(parts[:2]) if parts[0] == "layout" and len(parts) > 2 else parts[0].split(" ")[0]
+    return SkippedRow(f"refused by the {kind}" if kind.isalpha() else f"refused by rule {kind}", problem)

@@ -1,0 +1,205 @@
+"""From a row's batch, number format and degrees to a `Job` and a `Layout`.
+
+What sources leave out is filled by a stated prior, each with its reason:
+
+- number format: bf16, every framework's default since 2022
+- cp and ep: 1, as tables leave out axes that are not used
+- ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
+- splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
+- sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
+- virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
+- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
+- "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
+- context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.job import PRECISIONS, Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.recompute import POLICIES
+from shardwise.reconcile.published.facts import Facts, SkippedRow
+
+# Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
+REFUTED = 1.3
+# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
+# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+# maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
+RECIPES = (
+    (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
+    (r"fp32", r"", ("fp32",)),
+    (r"fp8|fp8-rowwise", r"torchtitan", ("fp8_torchao", "fp8")),
+    (r"fp8", r"bridge|nemo container", ("fp8_current", "fp8")),
+    (r"fp8", r"", ("fp8_delayed", "fp8")),
+    (r"mxfp8", r"", ("mxfp8",)),
+    (r"nvfp4", r"", ("nvfp4",)),
+)
+# Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
+NAMES = (
+    ("interleaved", "interleaved"), ("zb-h1", "zb_h1"), ("zb-h2", "zb_h2"), ("dualpipe", "dualpipe"), ("1f1b", "1f1b"),
+    ("gpipe", "afab"), ("afab", "afab"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The product of a row's axes: replicas are what is left of the devices. `etp` is None without experts to split."""
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int | None
+    replicas: int
+
+
+def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
+    """Degrees that multiply out. Raises `SkippedRow` where the layout is not stated, or contradicts itself."""
+    stated = {axis: facts.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
+    if stated["tp"] is None and stated["pp"] is None:
+        raise SkippedRow("layout not stated", "tp, pp")
+    tp, cp, pp, ep = (stated[axis] or 1 for axis in ("tp", "cp", "pp", "ep"))
+    replicas = num_devices // (tp * cp * pp)
+    if tp * cp * pp * replicas != num_devices or (stated["dp"] or replicas) != replicas:
+        product = " x ".join(str(stated[axis] or 1) for axis in ("dp", "tp", "cp", "pp"))
+        raise SkippedRow("degrees do not multiply out", f"{product} on {num_devices} devices")
+    etp = (facts.size("etp") or 1) if ep > 1 and tp > 1 else None
+    return Degrees(tp, cp, pp, ep, etp, replicas)
+
+
+def job_of(facts: Facts, degrees: Degrees) -> Job:
+    """Batch, sequence and precision recipe of a row."""
+    if facts.text("task").lower() == "lora":
+        raise SkippedRow("adapters only (LoRA)", "frozen weights have no gradients")
+    if "optimizer offload" in facts.text("offload").lower():
+        raise SkippedRow("optimizer on the host", facts.text("offload")[:40])
+    seq_len = facts.needed("seq_len", "sequence length")
+    seqs = facts.size("global_batch")
+    if seqs is None:
+        seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
+    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts))
+
+
+def _recipe(facts: Facts) -> str:
+    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
+    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
+    recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
+    if recipe is None:
+        raise SkippedRow("no precision recipe", dtype[:40])
+    if recipe == "bf16" and "deepspeed" in software:
+        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
+    if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
+        return "bf16_fp32_main_gradients"
+    return recipe
+
+
+def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, node: int, slices: int) -> Layout:
+    """The layout of a row, but for a recompute that it does not state: "none" then, see `recomputes_of`."""
+    micro_batch = _micro_batch(facts, degrees, job)
+    zero_stage, fsdp = _zero(facts, degrees, node, slices)
+    parallel = degrees.tp > 1 and facts.flag("sp") is not False
+    schedule, virtual = _pipeline(facts, degrees, job, architecture, micro_batch)
+    flags = facts.text("overlap_flags").lower()
+    return Layout(
+        dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp,
+        num_virtual_stages=virtual, zero_stage=zero_stage, sequence_parallel=parallel,
+        cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
+        async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
+        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule,
+    )  # fmt: skip
+
+
+def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
+    micro_batch = facts.size("micro_batch")
+    if micro_batch is None:
+        each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
+        if rest or not each:
+            raise SkippedRow("micro-batch not stated", "micro_batch")
+        return each
+    return micro_batch
+
+
+def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, int]:
+    """ZeRO stage and the replicas that it shards over: a node in hybrid sharding, a slice of several, a stated group, or all."""
+    stage = facts.count("zero_stage")
+    if stage is None:
+        sharded = facts.flag("dist_optimizer") is not False or degrees.ep > 1
+        stage = 3 if facts.flag("fsdp") else int(sharded)
+    words = (facts.text("recompute_detail"), facts.text("notes"))
+    group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", words[1])
+    fsdp = degrees.replicas
+    if group:
+        fsdp = int(group[1])
+    elif any(re.match(r"HSDP\b", text) for text in words):
+        fsdp = node // (degrees.tp * degrees.cp)
+    elif slices > 1:
+        fsdp = degrees.replicas // slices
+    if fsdp < 1 or degrees.replicas % fsdp:
+        raise SkippedRow("ZeRO group does not divide the replicas", f"{fsdp} of {degrees.replicas}")
+    return (stage, fsdp) if stage and fsdp * degrees.cp > 1 else (0, 1)
+
+
+def _pipeline(
+    facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, micro_batch: int
+) -> tuple[Any, int]:
+    """Schedule, which the layout may refuse, and virtual stages."""
+    if degrees.pp == 1:
+        return "none", 1
+    text, virtual = facts.text("pp_schedule").lower(), facts.size("vpp")
+    named = next((ours for theirs, ours in NAMES if theirs in text), "")
+    if text and not named:
+        raise SkippedRow("schedule not known here", text[:40])
+    if virtual is None:
+        num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
+        plain = named not in ("", "interleaved")
+        virtual = 1 if plain else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
+    # Megatron may leave the first and the last virtual stage without a block; here each has one
+    virtual = min(virtual, max(architecture.num_layers // degrees.pp, 1))
+    natural = "interleaved" if virtual > 1 else "1f1b"
+    return natural if named in ("", "1f1b", "interleaved") else named, virtual
+
+
+def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> int:
+    """Virtual stages where a pipeline's number is not stated: as many as leave two layers or more in each.
+
+    Interleaving needs micro-batches in multiples of pp, and layers that come out even. A prior: the published pipelines that
+    state it have one to four layers in a virtual stage (GPT-3 175B and Nemotron-4 340B one, Llama 3.1 405B two, 70B four).
+    """
+    if num_micro_batches % pp:
+        return 1
+    return next((v for v in range(num_layers // (2 * pp), 1, -1) if num_layers % (pp * v) == 0), 1)
+
+
+def recomputes_of(facts: Facts) -> tuple[str, ...]:
+    """What may be recomputed, in the order from the least to the most.
+
+    "selective" stands for anything between none and all of a block (MaxText's custom policies among it), so all comes next.
+    """
+    stated = facts.text("recompute").lower()
+    if stated and stated not in POLICIES:
+        raise SkippedRow("recompute not known here", stated[:40])
+    if stated == "selective":
+        return ("selective", "full")
+    return (stated,) if stated else tuple(POLICIES)
+
+
+def approximations(facts: Facts) -> tuple[str, ...]:
+    """What a row has that the estimate has not, and is priced as something close."""
+    routing = facts.text("model") + facts.text("notes")
+    checks = {
+        "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
+        "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
+        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft",
+        "tokens over an expert's capacity are dropped; priced as an even router's": bool(
+            re.search(r"token-?drop|capacity", routing)
+        ),
+        "activations are kept on the host; priced as recomputed": "to host" in facts.text("offload").lower(),
+        "blocks are recomputed in part; priced as selective": facts.text("recompute").lower() == "selective"
+        and "fractional" in facts.text("recompute_detail").lower(),
+    }
+    return tuple(words for words, holds in checks.items() if holds)

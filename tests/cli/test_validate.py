@@ -1,0 +1,106 @@
+"""`shardwise validate` as a user meets it: the report, the payload, the picture, rows of one's own, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from shardwise.cli import main
+
+HEADER = (
+    "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"
+    "step_time_s,peak_memory_gb,memory_unit,quality,dup_group,something_else"
+)
+RUN = "llama,8,1024,8,4096,51200,yes,H100,8,2048,1,8,1,1"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(("validate", *arguments))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def own(tmp_path: Path, lines: Sequence[str]) -> str:
+    file = tmp_path / "mine.csv"
+    file.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
+    return str(file)
+
+
+def test_report_says_errors_by_stratum_the_worst_rows_and_what_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--source", "internevo", "--chip", "a100")
+    assert (code, err) == (0, "")
+    for part in ("54 runs, 54 with a prediction", "mean", "median", "p90", "bias", "overall", "quality   A ", "largest errors",
+                 "fsdp=", "internevo-7b-a100-"):  # fmt: skip
+        assert part in out
+    code, out, _ = run(capsys, "--source", "mbridge-26.08")
+    assert code == 0
+    assert "without a prediction" in out
+
+
+def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = [
+        f"one,a,{RUN},bf16,0.1,10,GiB,A,g,x", f"two,a,{RUN},bf16,0.2,,,A,g,x", f"three,a,{RUN},dots,0.1,,,A,h,x",
+        f"four,a,{RUN},bf16,,,,A,i,x",
+    ]  # fmt: skip
+    code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    payload = json.loads(out)
+    assert code == 0
+    assert payload["schema"] == "shardwise.validate/1"
+    rows = {row["id"]: row for row in payload["rows"]}
+    assert list(rows) == ["one", "two", "three", "four"]
+    for row in rows.values():
+        assert {"id", "predicted_step_time_s", "interval90", "predicted_peak_memory_gb", "skipped"} <= row.keys()
+    assert rows["one"]["predicted_step_time_s"] == rows["two"]["predicted_step_time_s"] > 0
+    assert rows["one"]["skipped"] is None
+    assert rows["one"]["measured_peak_memory_gb"] == pytest.approx(10 * 2**30 / 1e9)
+    assert rows["three"]["skipped"] == "no precision recipe: dots"
+    assert rows["three"]["predicted_step_time_s"] is None
+    assert rows["four"]["predicted_step_time_s"] == rows["one"]["predicted_step_time_s"]
+    overall = payload["summary"]["overall"]["all"]
+    assert (overall["num_rows"], overall["weight"]) == (2, pytest.approx(1.0))
+    assert set(overall) == {"num_rows", "weight", "mean", "median", "p90", "worst", "bias"}
+    assert payload["memory_summary"]["overall"]["all"]["num_rows"] == 1
+    assert payload["skipped"] == {"no precision recipe": {"rows": 1, "scored": 1}}
+    assert set(payload["summary"]) == {"overall", "chip", "dtype", "model", "source", "quality"}
+
+
+def test_plot_has_a_mark_for_each_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "accuracy.svg"
+    code, _, _ = run(capsys, "--source", "simumax", "--plot", str(target))
+    marks = [one for one in ElementTree.parse(target).iter() if one.tag.endswith("circle")]
+    assert code == 0
+    assert len(marks) == 30 + 1  # and one in the legend
+
+
+def test_rows_of_ones_own_without_a_measurement_are_predicted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mine = own(tmp_path, [f"one,a,{RUN},bf16,,,,,,"])
+    code, out, _ = run(capsys, "--rows", mine)
+    assert code == 0
+    assert "no run that counts has both a prediction and a measured step time" in out
+    code, _, err = run(capsys, "--rows", mine, "--plot", str(tmp_path / "none.svg"))
+    assert code == 2
+    assert "--plot: no row" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--rows", "nowhere.csv"], "cannot read nowhere.csv"),
+        (["--rows", "."], "cannot read ."),
+        (["--chip", "abacus"], "found none of 1059 rows with chip 'abacus'"),
+        (["--source", "hearsay"], "the sources "),
+        (["--plot", "/nowhere/at/all.svg", "--source", "simumax"], "/nowhere/at/all.svg"),
+    ],
+)
+def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], found: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert found in err
