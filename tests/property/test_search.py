@@ -15,11 +15,12 @@ from shardwise.cost.estimate import estimate
 from shardwise.errors import NothingFitsError
 from shardwise.job import OVERLAPS, Job, Overlap
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import RULES, degrees_of, natural_schedule, violations
+from shardwise.layout.legality import RULES, degrees_of, violations
 from shardwise.layout.placement import Links, cut_levels, placements
 from shardwise.layout.shardings import TP, ZERO, atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
+from shardwise.schedule.closed_form import natural_schedule
 from shardwise.search.search import search
 from shardwise.search.space import Choices, build_space
 
@@ -77,7 +78,7 @@ def candidates(num_devices: int, choices: Choices) -> Iterator[Layout]:
                 sequence_parallel=bool(sequence_parallel),
                 micro_batch_seqs=micro_batch,
                 recompute=recompute,  # type: ignore[arg-type]
-                schedule=natural_schedule(pp, virtual),  # type: ignore[arg-type]
+                schedule=natural_schedule(pp, virtual),
             )
 
 

@@ -135,14 +135,15 @@ def _throughput(found: Explanation) -> Iterator[str]:
 
 def _options(found: Explanation, steps: tuple[int, ...], title: str) -> Iterator[str]:
     """The options that end at one of the steps."""
-    from shardwise.units import format_seconds
+    from shardwise.units import format_bytes, format_seconds
 
     ending = [one for one in found.options if one.step in steps]
     if ending:
         yield f"   {title}"
     for one in ending:
         seconds = "" if one.step_time_s is None else f"{format_seconds(one.step_time_s)}, "
-        yield f"     {one.what}: {seconds}{one.verdict}"
+        memory = "" if one.memory_bytes is None or not seconds else f"{format_bytes(one.memory_bytes)}, "
+        yield f"     {one.what}: {seconds}{memory}{one.verdict}"
         yield f"       {one.layout}"
 
 

@@ -16,7 +16,7 @@ from shardwise.cost.communication import collective_s
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.kernels import Kernel, kernels
+from shardwise.layout.kernels import Kernel, kernels, waiting_elements
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
@@ -33,7 +33,10 @@ GRADIENT_SHARE = 0.5
 
 
 class ActivationCost(NamedTuple):
-    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working."""
+    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working.
+
+    `weight_s` is the part of `backward_s` that makes weight gradients, `waiting_bytes` what that part reads.
+    """
 
     forward_s: Value
     backward_s: Value
@@ -50,6 +53,8 @@ class ActivationCost(NamedTuple):
     workspace_bytes: Value
     logits_bytes: Value
     buffer_bytes: Value
+    weight_s: Value
+    waiting_bytes: Value
 
 
 class StateCost(NamedTuple):
@@ -109,12 +114,14 @@ class _Parts(NamedTuple):
     unit: Unit
     kernels: tuple[Kernel, ...]
     collectives: tuple[Realised, ...]
+    waiting: Mapping[Role, Polynomial]
 
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str) -> _Parts:
     unit = derived_unit(structure, family, name)
-    return _Parts(unit, kernels(unit), realise(unit))
+    found = kernels(unit)
+    return _Parts(unit, found, realise(unit), waiting_elements(unit, found))
 
 
 class UnitPricer:
@@ -153,6 +160,8 @@ class UnitPricer:
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
             saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts.collectives, values),
+            sum((self.kernel_s(kernel, values) for kernel in parts.kernels if kernel.makes_gradients), start=0.0),
+            self.bytes_of(parts.waiting, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
@@ -209,9 +218,10 @@ class UnitPricer:
         return found
 
     def kernel_bytes(self, kernel: Kernel, values: Values) -> Value:
-        return sum(
-            (elements.evaluate(values) * self.widths[role] for role, elements in kernel.elements.items()), start=0.0
-        )
+        return self.bytes_of(kernel.elements, values)
+
+    def bytes_of(self, elements: Mapping[Role, Polynomial], values: Values) -> Value:
+        return sum((count.evaluate(values) * self.widths[role] for role, count in elements.items()), start=0.0)
 
     def traffic(
         self, found: tuple[Realised, ...], values: Values, links: Links, wanted: Callable[[Realised], bool]

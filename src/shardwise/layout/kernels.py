@@ -21,7 +21,8 @@ from shardwise.symbolic import ZERO, Polynomial
 class Kernel:
     """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
 
-    `inputs` are those of its first operation, `outputs` what all of its operations define, by name.
+    `inputs` are those of its first operation, `outputs` what all of its operations define, by name. `makes_gradients`: of
+    weights and nothing else, so that nothing but the optimizer waits for it (W in the papers on zero bubbles).
     """
 
     phase: str
@@ -30,6 +31,7 @@ class Kernel:
     outputs: tuple[str, ...]
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
+    makes_gradients: bool
 
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
@@ -39,6 +41,17 @@ def kernels(unit: Unit) -> tuple[Kernel, ...]:
     return tuple(
         _kernel(unit, phase, run, readers, leaving) for phase, steps in unit.phases().items() for run in _runs(steps)
     )
+
+
+def waiting_elements(unit: Unit, found: Iterable[Kernel]) -> dict[Role, Polynomial]:
+    """What the kernels that make weight gradients read, as it rests: kept where they run later than the rest.
+
+    Source: Qi et al. 2023, appendix: M_W counts the inputs and the output gradients of the products.
+    """
+    specs = {**unit.backward.specs, **unit.saved}
+    read = {name for one in found if one.makes_gradients for name in one.inputs}
+    kept = (name for name in sorted(read) if _tensor(unit, name).role not in (Role.WEIGHT, Role.CONSTANT))
+    return _by_role(unit, {name: specs[name] for name in kept})
 
 
 def _readers(unit: Unit) -> dict[str, set[int]]:
@@ -84,7 +97,10 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
                 touched[name] = spec
     outputs = tuple(name for step in run for name in step.operation.outputs)
     first = run[0].operation
-    return Kernel(phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched))
+    makes_gradients = phase == "backward" and {_tensor(unit, name).role for name in outputs} == {Role.WEIGHT_GRADIENT}
+    return Kernel(
+        phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched), makes_gradients
+    )
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:

@@ -7,12 +7,11 @@ from typing import Literal
 
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
+from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
 
 Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["none", "afab", "1f1b", "interleaved"]
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
@@ -25,7 +24,8 @@ class Layout:
     between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces beside the products. `placement` says which links each axis runs over.
+    collectives of tensor parallelism in pieces beside the products. `layers_per_stage` is given where stages are not to be
+    as even as they can be. `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -42,6 +42,7 @@ class Layout:
     micro_batch_seqs: int = 1
     recompute: Recompute = "none"
     schedule: Schedule = "none"
+    layers_per_stage: tuple[int, ...] | None = None
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +65,9 @@ class Layout:
             for name, allowed in choices.items()
             if getattr(self, name) not in allowed
         ]
+        layers = self.layers_per_stage
+        if layers is not None and (not layers or any(type(count) is not int or count < 1 for count in layers)):
+            problems.append(f"layout: layers_per_stage is {layers!r}; whole numbers of at least 1 are required")
         require(problems)
 
     @property
@@ -88,4 +92,8 @@ class Layout:
             parts.append(f"cp_variant={self.cp_variant}")
         if self.async_tp:
             parts.append("async_tp=true")
+        if self.schedule != natural_schedule(self.pp, self.num_virtual_stages):
+            parts.append(f"schedule={self.schedule}")
+        if self.layers_per_stage:
+            parts.append(f"layers_per_stage={','.join(map(str, self.layers_per_stage))}")
         return " ".join([*parts, f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"])

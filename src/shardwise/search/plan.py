@@ -15,6 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.explain import MEMORY_RESERVE, changed_fields, smallest_miss, why_slower
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
+from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, Choices
 
@@ -85,7 +86,10 @@ def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layo
     """
     degrees = {axis: getattr(layout, axis) for axis in AXES}
     chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
-    every = Choices(micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})))
+    own = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
+    every = Choices(
+        micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})), schedule=(NATURAL, *own)
+    )
     same_degrees = every.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
     same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})
     for tries in ((same_degrees,), (same_choices, every)):

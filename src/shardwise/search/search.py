@@ -11,18 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.step import Model, stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import (
+    Counts,
+    Model,
+    Pipeline,
+    both_ends_counts,
+    stage_cost,
+    stage_counts,
+    stage_memory,
+    step_time,
+)
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import natural_schedule, num_micro_batches
+from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import bubble_ratio, in_flight
+from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
-from shardwise.search.space import Choices, Space, build_space
-from shardwise.search.tables import Gathered, Tables, build_tables
+from shardwise.search.space import Choices, FamilyKey, Space, build_space
+from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.terms import MEMORY_TERMS
 
 CHUNK = 8192  # rows whose columns stay in the cache
@@ -100,10 +109,10 @@ class _Search:
 
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
-        for (sp, zero, single), rows in self.families.items():
+        for family, rows in self.families.items():
             for recompute in range(len(self.space.choices.recompute)):
                 for candidate, placed in self.chunks(rows):
-                    seconds, memory = self.price(sp, zero, recompute, bool(single), candidate, placed)
+                    seconds, memory = self.price(family, recompute, candidate, placed)
                     self.keep_some(seconds, memory, (candidate, placed, recompute))
                     self.front.add(
                         seconds, memory, (candidate, placed, recompute), self.space.factorisation.take(candidate)
@@ -119,35 +128,44 @@ class _Search:
             yield candidate[start : start + CHUNK], placed[start : start + CHUNK]
 
     def price(
-        self, sp: int, zero: int, recompute: int, single: bool, candidate: Ints, placed: Ints
+        self, family: FamilyKey, recompute: int, candidate: Ints, placed: Ints
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Step time of the slowest and memory of the fullest stage, for a chunk of one family."""
         space, tables = self.space, self.tables
         factorisation = space.factorisation.take(candidate)
         micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
         block_row = tables.block_row[placed, micro_batch]
-        activation: Any = {u: Gathered(cost, block_row) for u, cost in tables.activation[sp, recompute].items()}
-        state: Any = {u: Gathered(cost, placed) for u, cost in tables.state[sp, zero].items()}
+        costs = tables.activation[family.sequence_parallel, recompute]
+        activation: Any = {u: Gathered(cost, block_row) for u, cost in costs.items()}
+        held = tables.state[family.sequence_parallel, family.zero]
+        state: Any = {u: Gathered(cost, placed) for u, cost in held.items()}
         stage_row = tables.stage_row[factorisation, virtual]
         degrees: dict[str, Any] = {axis: space.degrees[axis].take(factorisation) for axis in ("dp", "fsdp", "pp")}
         degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)
         m = num_micro_batches(self.job, degrees)
         v = np.array(space.choices.num_virtual_stages).take(virtual)
-        bubble = bubble_ratio(degrees["pp"], m, v)
+        schedule = space.choices.schedule[family.schedule]
+        pipeline = Pipeline(schedule, degrees["pp"], v, m)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))
-        for stage, layers in tables.layers.items():
-            if single and stage != 0:
-                continue
-            last = single or stage == -1
-            here = {kind: n.take(stage_row) if isinstance(n, np.ndarray) else n for kind, n in layers.items()}
-            counts = stage_counts(here, self.model, first=stage == 0, last=last, num_virtual_stages=v)
-            cost = stage_cost(counts, activation, state)
-            np.maximum(slowest, step_time(cost, m, bubble, self.job.overlap).total_s, out=slowest)
-            flying = in_flight(degrees["pp"], m, v, stage if stage >= 0 else degrees["pp"] - 1)
-            memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes)
+        for stage in tables.stages[family.schedule][: 1 if family.single else None]:
+            counts = self.counts(stage, pipeline, stage_row, single=bool(family.single))
+            cost = stage_cost(counts, activation, state, schedule)
+            np.maximum(slowest, step_time(cost, pipeline, self.job.overlap).total_s, out=slowest)
+            number = stage.number.take(stage_row)
+            memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip.runtime_bytes)
             np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
+
+    def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, *, single: bool) -> Counts:
+        """What a stage holds, over the rows of a chunk."""
+        layers = {kind: n.take(rows) if isinstance(n, np.ndarray) else n for kind, n in stage.layers.items()}
+        if pipeline.ends > 1:
+            return both_ends_counts(layers, self.model, ends=stage.first)
+        return stage_counts(
+            layers, self.model, first=stage.first, last=single or stage.last,
+            num_virtual_stages=pipeline.num_virtual_stages,
+        )  # fmt: skip
 
     def layout(self, candidate: int, placed: int, recompute: int) -> Layout:
         """The layout of one row."""
@@ -157,12 +175,13 @@ class _Search:
         cp_variant, async_tp = choices.modes[self.tables.mode[sp, recompute][row]]
         degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
+        schedule = choices.schedule[space.schedule[candidate]]
         return Layout(
             **degrees, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
             cp_variant=cp_variant, async_tp=bool(async_tp),
             recompute=choices.recompute[recompute],  # type: ignore[arg-type]
-            schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
+            schedule=natural_schedule(degrees["pp"], virtual) if schedule == NATURAL else schedule,
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip
 

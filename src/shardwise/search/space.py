@@ -7,9 +7,10 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, RECOMPUTES
 from shardwise.layout.legality import RULES
 from shardwise.model.architecture import Architecture
+from shardwise.schedule.closed_form import NATURAL, SCHEDULES
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -26,7 +28,9 @@ AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
 GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
 FLAGS = ("sequence_parallel", "async_tp")
-NAMED: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "cp_variant": CP_VARIANTS}  # choices by name
+NAMED: Mapping[str, tuple[str, ...]] = {  # choices by name
+    "recompute": RECOMPUTES, "cp_variant": CP_VARIANTS, "schedule": SCHEDULES,
+}  # fmt: skip
 PINNABLE = (*NUMERIC, *FLAGS, *NAMED)
 MOST = 10**7  # of any number of a layout, as of devices
 
@@ -57,7 +61,9 @@ class Choices(Limits):
     """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices, within
     the limits.
 
-    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly.
+    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are the
+    schedules that do not go with the stages by themselves (`NATURAL` stands for those that do): AFAB holds every
+    micro-batch, and few engines have the others.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -67,6 +73,7 @@ class Choices(Limits):
     recompute: tuple[str, ...] = RECOMPUTES
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
+    schedule: tuple[str, ...] = (NATURAL,)
 
     @property
     def modes(self) -> tuple[tuple[str, int], ...]:
@@ -121,6 +128,15 @@ def _required(name: str, value: Any) -> str:
     return "" if whole and 1 <= value <= MOST else f"a whole number of 1 to {MOST:,}"
 
 
+class FamilyKey(NamedTuple):
+    """Sequence parallelism, ZeRO stage and schedule by their index among the choices; 1 where there is no pipeline."""
+
+    sequence_parallel: int
+    zero: int
+    schedule: int
+    single: int
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """Legal candidates without placement and recompute: `degrees` columns, and index columns into it and the choices."""
@@ -132,16 +148,17 @@ class Space:
     micro_batch: Ints
     virtual: Ints
     zero: Ints
+    schedule: Ints
     num_candidates: int
     num_illegal_by_rule: Mapping[str, int]
 
-    def families(self) -> dict[tuple[int, int, int], Ints]:
-        """Candidates by structure: (sequence parallelism, ZeRO stage, without a pipeline), the choices by index."""
+    def families(self) -> dict[FamilyKey, Ints]:
+        """Candidates by structure, the choices by index."""
         single = np.asarray(self.degrees["pp"] == 1)[self.factorisation]
-        count = len(self.choices.zero_stage)
-        code = (self.sequence_parallel * count + self.zero) * 2 + single
+        sizes = (len(self.choices.sequence_parallel), len(self.choices.zero_stage), len(self.choices.schedule), 2)
+        code = np.ravel_multi_index((self.sequence_parallel, self.zero, self.schedule, single), sizes)
         found = np.nonzero(np.bincount(code))[0]
-        return {(int(c) // 2 // count, int(c) // 2 % count, int(c) % 2): np.nonzero(code == c)[0] for c in found}
+        return {FamilyKey(*map(int, np.unravel_index(c, sizes))): np.nonzero(code == c)[0] for c in found}
 
 
 def factorisations(number: int, num_parts: int) -> Ints:
@@ -183,14 +200,20 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
     columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
-    legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
-    index = np.nonzero(legal)
+    illegal: Counter[str] = Counter()
+    found: list[tuple[Ints, ...]] = []
+    for number, schedule in enumerate(choices.schedule):
+        legal, broken = _apply_rules(architecture, job, num_devices, {**columns, "schedule": schedule}, shape)
+        illegal.update(broken)
+        index = np.nonzero(legal)
+        found.append((*index, np.full(len(index[0]), number)))
+    index = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
     kept, factorisation = np.unique(index[0], return_inverse=True)
     degrees = {axis: rows[kept, i] for i, axis in enumerate(AXES)}
     times = len(choices.recompute)
     return Space(
-        choices, degrees, factorisation, index[1], index[2], index[3], index[4],
-        int(np.prod(shape)) * times, {name: count * times for name, count in illegal.items()},
+        choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
+        int(np.prod(shape)) * len(choices.schedule) * times, {name: count * times for name, count in illegal.items()},
     )  # fmt: skip
 
 

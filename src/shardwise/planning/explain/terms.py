@@ -49,7 +49,11 @@ FORMULAS: Mapping[str, Formula] = {
     "time.fsdp": Formula(f"weights and gradients of ZeRO: {_TRAFFIC}", "Σ max(traffic - compute, 0)"),
     "time.dp": Formula(f"gradients of the replicas, once per step: {_TRAFFIC}", "max(traffic - compute, 0)"),
     "time.control": Formula("the loss, summed once per step", "latency and 4 bytes"),
-    "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) / (v · m) · busy time"),
+    "time.bubble": Formula(
+        "stages that wait for the first and the last micro-batch",
+        "(p - 1) · (F + B) / v; ZB-H1 (p - 1) · (F + B - 2W), ZB-H2 (p - 1) · (F + B - 3W), "
+        "DualPipe (p/2 - 1) · (F&B + B - 3W)",
+    ),
     "time.optimizer": Formula("the update streams the optimizer's state", "bytes of state / memory rate"),
     "memory.parameters": Formula("weights as they rest", "Σ elements at rest · bytes of a weight"),
     "memory.gradients": Formula("gradients as they rest between micro-batches", "Σ elements · bytes of a gradient"),
