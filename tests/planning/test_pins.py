@@ -30,7 +30,8 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
         ("dp=2", "dp", 2), ("fsdp=4", "fsdp", 4), ("tp=4", "tp", 4), ("cp=2", "cp", 2), ("pp=2", "pp", 2),
         ("zero_stage=1", "zero_stage", 1), ("recompute=full", "recompute", "full"), ("micro_batch_seqs=2", "micro_batch_seqs", 2),
         ("sequence_parallel=true", "sequence_parallel", True), ("num_virtual_stages=2", "num_virtual_stages", 2),
-        ("cp_variant=ring", "cp_variant", "ring"), ("async_tp=true", "async_tp", True),
+        ("cp_variant=ring", "cp_variant", "ring"), ("async_tp=true", "async_tp", True), ("schedule=zb_h1", "schedule", "zb_h1"),
+        ("schedule=dualpipe", "schedule", "dualpipe"), ("schedule=none", "schedule", "none"),
     ],
 )  # fmt: skip
 def test_a_pin_holds_for_the_plan_and_all_runners_up(

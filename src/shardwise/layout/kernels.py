@@ -21,8 +21,8 @@ from shardwise.symbolic import ZERO, Polynomial
 class Kernel:
     """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
 
-    `inputs` are those of its first operation, `outputs` what all of its operations define, by name. `makes_gradients`: of
-    weights and nothing else, so that nothing but the optimizer waits for it (W in the papers on zero bubbles).
+    `inputs` are those of its first operation, `outputs` what all of its operations define, by name. `makes_gradients`: a
+    product that gives a weight's gradient, for which only the optimizer waits (W in the papers on zero bubbles).
     """
 
     phase: str
@@ -97,7 +97,7 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
                 touched[name] = spec
     outputs = tuple(name for step in run for name in step.operation.outputs)
     first = run[0].operation
-    makes_gradients = phase == "backward" and {_tensor(unit, name).role for name in outputs} == {Role.WEIGHT_GRADIENT}
+    makes_gradients = first.kind == "contract" and _tensor(unit, outputs[0]).role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched), makes_gradients
     )

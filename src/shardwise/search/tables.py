@@ -195,21 +195,18 @@ class _Builder:
 def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
     """Those with dense layers, the one after, and the last; in a pipeline with fewer, the last interior one again.
 
-    The later a stage, the more micro-batches wait for their weight gradients where the backward pass is split: then also
-    the last of the interior stages, and the last of those with a layer more. From both ends it is the devices of the first
-    half, of which the middle one has the most layers if the first interior one has not.
+    Where the backward pass is split, more micro-batches wait for their weight gradients the later the stage: then also the
+    last interior stage, and the last with as many layers as any. Of devices that hold two stages the first half stands for
+    the other.
     """
     early = range(max(architecture.num_dense_layers, 1) + 1)
-    if schedule in BOTH_ENDS:
-        half = max(pp // 2, 1)
-        return [min(stage, half - 1) for stage in (*early, half - 1)]
-    late = []
-    if schedule in SPLIT and pp > 2 and pp * num_virtual_stages <= architecture.num_layers:
-        inner = layers_per_stage(architecture, pp, num_virtual_stages)[1:-1]
-        late = [max(stage for stage, layers in enumerate(inner, 1) if layers == max(inner)), pp - 2]
-    elif schedule in SPLIT:
-        late = [0, 0]
-    return [*(min(stage, pp - 1) for stage in early), *late, pp - 1]
+    end = max(pp // 2, 1) if schedule in BOTH_ENDS else pp
+    found = [min(stage, end - 1) for stage in early]
+    if schedule in SPLIT:
+        inner = range(early.stop, end if schedule in BOTH_ENDS else end - 1) or range(end - 1, end)
+        layers = [layers for layers, _ in _layers(architecture, schedule, pp, num_virtual_stages, inner)]
+        found += [max(zip(layers, inner, strict=True))[1], inner[-1]]
+    return found if schedule in BOTH_ENDS else [*found, pp - 1]
 
 
 def _layers(
