@@ -35,7 +35,7 @@ LARGEST_MEMORY_BYTES = 500e6
 
 def run_search() -> SearchResult:
     """One search with cold caches, as a new process would run it."""
-    derivation._derive.cache_clear()
+    derivation._derived.cache_clear()
     unit._parts.cache_clear()
     job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
     return search(load_model("llama-3-405b"), load_cluster("h100:16384"), job)

@@ -16,7 +16,6 @@ from shardwise.layout.legality import violations
 from shardwise.planning.explain.against import best_placed
 from shardwise.planning.explain.reasons import verdict
 from shardwise.planning.plan import Plan
-from shardwise.schedule.closed_form import SCHEDULES
 from shardwise.units import format_bytes
 
 NODE = 8  # devices that the playbook's recipes put tensor parallelism over: its nodes have 8 GPUs
@@ -90,20 +89,9 @@ def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
         yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)
     if layout.sequence_parallel:
         yield "no sequence parallelism", replace(layout, sequence_parallel=False)
-    yield from _schedules(layout)
     for axis in ("tp", "cp", "pp"):
         if getattr(layout, axis) > 1:
             yield f"replicas in place of {axis} = {getattr(layout, axis)}", _without(layout, axis)
-
-
-def _schedules(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """The same stages under every other schedule of pipelines; interleaved with two virtual stages where it had none."""
-    for schedule in SCHEDULES[1:] if layout.pp > 1 else ():
-        if schedule != layout.schedule:
-            virtual = 2 if schedule == "interleaved" else 1
-            given = None if virtual > 1 else layout.layers_per_stage
-            other = replace(layout, schedule=schedule, num_virtual_stages=virtual, layers_per_stage=given)
-            yield f"schedule {schedule} in place of {layout.schedule}", other
 
 
 def _with_zero(layout: Layout, stage: int) -> Layout:
