@@ -174,9 +174,13 @@ def _add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str,
             continue
         value = getattr(costs[unit], field)
         if not (isinstance(value, float) and value == 0.0):
-            value = value if isinstance(count, int) and count == 1 else value * count
+            value = _times(count, value)
             total = value if total is None else total + value
     return 0.0 if total is None else total
+
+
+def _times(count: Value, value: Value) -> Value:
+    return value if isinstance(count, int) and count == 1 else value * count
 
 
 def _never(count: Value) -> bool:
@@ -229,8 +233,10 @@ def step_time(cost: StageCost, pipeline: Pipeline, overlap: Overlap) -> StepTime
     seconds = [span_s(part, overlap) for part in parts]
     overlapped = seconds[2] if pipeline.ends > 1 else 0.0
     waits = pipeline.bubble_s(Passes(seconds[0], seconds[1], cost.weight_s, overlapped))
-    busy = sum((part.times * once for part, once in zip(parts, seconds, strict=True)), start=0.0)
-    return StepTime(busy + waits + cost.update_s, waits)
+    total = waits + cost.update_s
+    for part, once in zip(parts, seconds, strict=True):
+        total = total + _times(part.times, once)
+    return StepTime(total, waits)
 
 
 def stage_memory(
@@ -251,7 +257,7 @@ def stage_memory(
     held = partial(_add_up, state, counts.held)
     ends = {"head": counts.head, "predict": counts.predict}
     several = {**counts.layers, "predict": counts.predict}
-    flying = pipeline.in_flight(stage)
+    flying, at_once = pipeline.in_flight(stage), pipeline.ends
     kept = {unit: 0 if _never(count) else flying * count for unit, count in several.items()} | {"head": counts.head}
     activations = _add_up(activation, kept, "saved_bytes")
     if pipeline.schedule in SPLIT:
@@ -263,9 +269,9 @@ def stage_memory(
         "optimizer": held("optimizer_bytes"),
         "activations": activations,
         "workspace": _largest(activation, several, "workspace_bytes"),
-        "gathered": _gathered(counts, state) * pipeline.ends,
+        "gathered": _times(at_once, _gathered(counts, state)),
         "logits": _add_up(activation, ends, "logits_bytes"),
-        "buffers": _largest(activation, {**counts.layers, **ends}, "buffer_bytes") * pipeline.ends,
+        "buffers": _times(at_once, _largest(activation, {**counts.layers, **ends}, "buffer_bytes")),
         "runtime": runtime,
     }
 

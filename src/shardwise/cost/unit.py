@@ -143,7 +143,9 @@ class UnitPricer:
         """Compute, activation traffic and activation memory of one unit."""
         family = self.of_structure(family)
         parts = self.parts(family, name)
-        compute = {p: self.compute_s(parts.kernels, p, values) for p in ("forward", "backward", "recompute")}
+        weights, others = (tuple(k for k in parts.kernels if k.makes_gradients is made) for made in (True, False))
+        compute = {p: self.compute_s(others, p, values) for p in ("forward", "backward", "recompute")}
+        weight_s = self.compute_s(weights, "backward", values)
         comm = self.traffic(parts.collectives, values, links, lambda one: not one.carries_weights and not one.beside)
         for key, seconds_left in self.pipelined_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
@@ -155,13 +157,12 @@ class UnitPricer:
         saved, logits = self.saved_bytes(parts.unit, values)
         kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name).unit, values)
         return ActivationCost(
-            compute["forward"], compute["backward"], compute["recompute"],
+            compute["forward"], compute["backward"] + weight_s, compute["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
             saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts.collectives, values),
-            sum((self.kernel_s(kernel, values) for kernel in parts.kernels if kernel.makes_gradients), start=0.0),
-            self.bytes_of(parts.waiting, values),
+            weight_s, self.bytes_of(parts.waiting, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:

@@ -53,7 +53,7 @@ def bubble_s(schedule: str, pp: Value, num_virtual_stages: Value, passes: Passes
         return (pp - 1) * maximum(forward + backward - 3.0 * weight, 0.0)
     if schedule == "dualpipe":
         return (pp / 2.0 - 1.0) * maximum(overlapped + backward - 3.0 * weight, 0.0)
-    return (pp - 1) / num_virtual_stages * (forward + backward)
+    return (forward + backward) * ((pp - 1) / num_virtual_stages)
 
 
 def bubble_ratio(pp: Value, num_micro_batches: Value, num_virtual_stages: Value = 1) -> Value:
