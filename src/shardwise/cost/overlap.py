@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from shardwise.job import Overlap
-from shardwise.symbolic import Value, maximum
+from shardwise.symbolic import Value, added, maximum
 
 HIDEABLE = ("fsdp", "dp", "control")
 # What hides besides where a forward and a backward pass of different micro-batches run together (DualPipe).
@@ -24,11 +24,11 @@ def exposed_s(
 ) -> Value:
     """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis."""
     if overlap == "sum":
-        return maximum(sum(traffic_s.values(), start=0.0) - compute_s, 0.0)
+        return maximum(added(traffic_s.values()) - compute_s, 0.0)
     if overlap == "max":
         return maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0)
-    open_s = sum((t for axis, t in traffic_s.items() if axis not in hideable), start=0.0)
-    hidden = sum((t for axis, t in traffic_s.items() if axis in hideable), start=0.0)
+    open_s = added(t for axis, t in traffic_s.items() if axis not in hideable)
+    hidden = added(t for axis, t in traffic_s.items() if axis in hideable)
     return open_s + maximum(hidden - compute_s, 0.0)
 
 

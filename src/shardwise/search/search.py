@@ -32,6 +32,7 @@ from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, FamilyKey, Space, build_space
 from shardwise.search.tables import Gathered, Stage, Tables, build_tables
+from shardwise.symbolic import added
 from shardwise.terms import MEMORY_TERMS
 
 CHUNK = 8192  # rows whose columns stay in the cache
@@ -154,7 +155,7 @@ class _Search:
             np.maximum(slowest, step_time(cost, pipeline, self.job.overlap).total_s, out=slowest)
             number = stage.number.take(stage_row)
             memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip.runtime_bytes)
-            np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
+            np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
 
     def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, *, single: bool) -> Counts:
