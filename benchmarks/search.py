@@ -22,8 +22,9 @@ from shardwise.cost.estimate import estimate
 from shardwise.job import Job
 from shardwise.layout import derivation
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import natural_schedule, violations
+from shardwise.layout.legality import violations
 from shardwise.model.load import load_model
+from shardwise.schedule.closed_form import natural_schedule
 from shardwise.search.search import SearchResult, search
 from shardwise.search.space import FACTORED, Choices, factorisations
 

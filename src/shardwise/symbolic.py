@@ -147,6 +147,15 @@ def maximum(first: Value, *others: Value) -> Value:
     return result
 
 
+def added(values: Iterable[Value]) -> Value:
+    """Sum of numbers or arrays. Plain zeros are left out: each would cost an operation on an array."""
+    result: Value = None
+    for value in values:
+        if not (isinstance(value, float) and value == 0.0):
+            result = value if result is None else result + value
+    return 0.0 if result is None else result
+
+
 def minimum(first: Value, other: Value) -> Value:
     """Elementwise minimum of numbers or arrays."""
     return -maximum(-first, -other)

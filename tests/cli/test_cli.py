@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.cli import build_parser, main
-from shardwise.planning.codec import load_plan, plan_payload
+from shardwise.planning.codec import load_plan, parse_plan, plan_payload
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
@@ -190,6 +190,31 @@ def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["estimate"] == plan["estimate"]
 
 
+def test_layers_of_each_stage_are_a_choice_where_they_are_not_the_natural_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    layout = "pp=4 fsdp=2 layers_per_stage=6,9,9,8"
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", layout)
+    assert "schedule 1f1b, 1 virtual stages, blocks per stage 6, 2x9, 8" in out
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", layout, "--json")
+    target.write_text(out)
+    again = load_plan(target)
+    assert again.layout.layers_per_stage == (6, 9, 9, 8)
+    assert "layers_per_stage=6,9,9,8" in str(again.layout)
+    payload = plan_payload(again)
+    assert payload["layout"]["layers_per_stage"] == [6, 9, 9, 8]
+    assert plan_payload(parse_plan(json.loads(json.dumps(payload)))) == payload
+    _, natural, _ = run(capsys, *ESTIMATE, "--layout", "pp=4 fsdp=2", "--json")
+    held = json.loads(natural)["layout"]["layers_per_stage"]
+    _, said, _ = run(
+        capsys, *ESTIMATE, "--layout", f"pp=4 fsdp=2 layers_per_stage={','.join(map(str, held))}", "--json"
+    )
+    assert said == natural
+    assert parse_plan(json.loads(said)).layout.layers_per_stage is None
+    assert json.loads(natural)["estimate"]["step_time_s"] < again.estimate.step_time_s
+
+
 def test_zero_stage_defaults_to_three_with_fsdp(capsys: pytest.CaptureFixture[str]) -> None:
     _, sharded, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json")
     _, replicated, _ = run(capsys, *ESTIMATE, "--layout", "dp=8 recompute=full", "--json")
@@ -252,6 +277,20 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8 recompute=some"], ["'some'", "selective"]),
     ([*ESTIMATE, "--layout", "fsdp=8 num_micro_batches=3"], ["num_micro_batches is 3", "8 follows"]),
     ([*ESTIMATE, "--layout", "fsdp=8 schedule=1f1b"], ["'1f1b'", "'none' is required"]),
+    (
+        [*ESTIMATE, "--layout", "fsdp=2 pp=4 schedule=dualpipe micro_batch_seqs=8"],
+        ["dualpipe requires at least 8 micro-batches and both an even pp", "there are 4", "schedule=1f1b"],
+    ),
+    (
+        [*ESTIMATE, "--layout", "fsdp=2 pp=4 layers_per_stage=8,8,8,9"],
+        ["layers_per_stage: 33 layers are given, llama-3-8b has 32"],
+    ),
+    ([*ESTIMATE, "--layout", "pp=8 layers_per_stage=16,16"], ["2 stages are given for pp = 8"]),
+    ([*ESTIMATE, "--layout", "pp=8 layers_per_stage=25,1,1,1,1,1,1,0"], ["found '0'; a whole number of at least 1"]),
+    (
+        [*ESTIMATE, "--layout", "pp=8 num_virtual_stages=2 layers_per_stage=4,4,4,4,4,4,4,4"],
+        ["set num_virtual_stages=1"],
+    ),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
     ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),

@@ -213,6 +213,9 @@ def test_the_report_is_a_tree_and_the_stages() -> None:
         ("fsdp=16 micro_batch_seqs=2", 1),
         ("fsdp=4 pp=4 zero_stage=1", 4),
         ("fsdp=4 pp=4 zero_stage=1 num_virtual_stages=2", 8),
+        ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h1", 4),
+        ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h2 recompute=full", 7),
+        ("fsdp=4 pp=4 zero_stage=1 schedule=dualpipe", 8),
     ],
 )
 def test_the_default_batch_fills_the_pipeline(layout: str, num_micro_batches: int) -> None:

@@ -156,6 +156,43 @@ def test_the_options_undo_each_choice_and_try_the_recipes(plan: Plan) -> None:
     assert len({one.layout for one in found.values()}) == len(found)
 
 
+def test_the_other_schedules_of_the_same_degrees(plan: Plan) -> None:
+    """Each is what the layout's estimate gives; a plan without a pipeline has none."""
+    assert told(given(plan, "fsdp=16")).schedules == ()
+    own = given(plan, "tp=2 pp=2 fsdp=4 zero_stage=2 recompute=selective")
+    found = {one.schedule: one for one in told(own).schedules}
+    assert list(found) == ["afab", "1f1b", "interleaved", "zb_h1", "zb_h2", "dualpipe"]
+    assert found["1f1b"].verdict == "the plan"
+    for name, one in found.items():
+        virtual = f"num_virtual_stages={one.num_virtual_stages}"
+        other = given(own, f"tp=2 pp=2 fsdp=4 zero_stage=2 recompute=selective schedule={name} {virtual}").estimate
+        assert one.num_virtual_stages == (2 if name == "interleaved" else 1)
+        assert one.memory_bytes == other.memory_bytes
+        assert one.step_time_s is not None
+        assert one.step_time_s <= other.step_time_s
+        assert one.fits == other.fits
+    bubbles = [found[name].bubble_s or 0.0 for name in ("1f1b", "zb_h1", "zb_h2")]
+    assert bubbles == sorted(bubbles, reverse=True)
+    few = given(plan, "pp=2 fsdp=8 micro_batch_seqs=4")
+    refused = {one.schedule: one for one in told(few).schedules}["dualpipe"]
+    assert (refused.step_time_s, refused.memory_bytes) == (None, None)
+    assert "dualpipe requires at least 4 micro-batches" in refused.verdict
+
+
+def test_the_bubbles_formula_is_the_schedules(plan: Plan) -> None:
+    one = told(given(plan, "pp=2 fsdp=8 schedule=zb_h1"), None, "time.bubble").terms[0]
+    assert one.formula == "(p - 1) · (F + B - 2W)"
+    shown = {share.term: share.formula for share in told(given(plan, "pp=2 fsdp=8")).throughput.time}
+    assert shown["bubble"] == "(p - 1) · (F + B) / v"
+
+
+def test_a_schedule_that_does_not_fit_is_the_smallest_change(plan: Plan) -> None:
+    """AFAB holds 16 micro-batches, and another schedule of the same stages does not."""
+    afab = given(plan, "pp=2 tp=4 fsdp=2 schedule=afab")
+    assert not afab.estimate.fits
+    assert told(afab).fit.smallest_change == "schedule afab → 1f1b"
+
+
 def test_the_fit_counts_what_the_model_needs_at_least(plan: Plan) -> None:
     """8.03B parameters of 16 bytes are 128 GB: two devices of 80 GB."""
     fit = told(plan).fit
@@ -356,7 +393,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload["schema"] == "shardwise.explain/1"
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
-        "options", "run", "constants", "against", "terms", "notes",
+        "options", "schedules", "run", "constants", "against", "terms", "notes",
     }  # fmt: skip
     assert [term["layout"] for term in payload["terms"]] == [str(plan.layout), payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}

@@ -32,6 +32,8 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
         ("sequence_parallel=true", "sequence_parallel", True), ("num_virtual_stages=2", "num_virtual_stages", 2),
         ("cp_variant=ring", "cp_variant", "ring"), ("async_tp=true", "async_tp", True),
         ("recompute_layers=3", "recompute_layers", 3), ("offload=optimizer", "offload", "optimizer"),
+        ("schedule=zb_h1", "schedule", "zb_h1"), ("schedule=dualpipe", "schedule", "dualpipe"),
+        ("schedule=none", "schedule", "none"),
     ],
 )  # fmt: skip
 def test_a_pin_holds_for_the_plan_and_all_runners_up(

@@ -15,11 +15,12 @@ from shardwise.cost.estimate import estimate
 from shardwise.errors import NothingFitsError
 from shardwise.job import OVERLAPS, Job, Overlap
 from shardwise.layout.layout import OFFLOADS, Layout
-from shardwise.layout.legality import RULES, degrees_of, natural_schedule, violations
+from shardwise.layout.legality import RULES, degrees_of, violations
 from shardwise.layout.placement import Links, cut_levels, placements
 from shardwise.layout.shardings import TP, ZERO, atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
+from shardwise.schedule.closed_form import NATURAL, SCHEDULES, natural_schedule
 from shardwise.search.search import search
 from shardwise.search.space import QUARTERS, Choices, build_space
 
@@ -77,7 +78,7 @@ def candidates(num_devices: int, choices: Choices) -> Iterator[Layout]:
                 sequence_parallel=bool(sequence_parallel),
                 micro_batch_seqs=micro_batch,
                 recompute=recompute,  # type: ignore[arg-type]
-                schedule=natural_schedule(pp, virtual),  # type: ignore[arg-type]
+                schedule=natural_schedule(pp, virtual),
             )
 
 
@@ -195,6 +196,78 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
+
+
+PINNED = [
+    ("small", "h100:24", Job(global_batch_tokens=96 * 1024, seq_len=1024)),
+    ("deep", "h100:48", Job(global_batch_tokens=192 * 1024, seq_len=1024)),
+    ("llama-3-70b", "tpu-v5p:4x4x4*3", Job(global_batch_tokens=3 * 2**20, seq_len=4096)),
+    ("qwen3-30b-a3b", "h100:512", Job(global_batch_tokens=2**22, seq_len=4096)),
+    ("llama-3.2-1b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096)),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("model", "cluster_name", "job"), PINNED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
+    model: str, cluster_name: str, job: Job, schedule: str
+) -> None:
+    """Under each convention in turn."""
+    architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
+    overlap = OVERLAPS[(len(model) + SCHEDULES.index(schedule)) % len(OVERLAPS)]
+    cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
+    choices = Choices().narrowed({"schedule": schedule}, {})
+    rows = search(architecture, cluster, job, choices=choices, sample=50, seed=len(schedule)).sampled
+    assert len(rows) > 30
+    assert {row.layout.schedule for row in rows} == {schedule}
+    assert schedule == "none" or len({row.layout.pp for row in rows}) > 1
+    for row in rows:
+        scalar = estimate(architecture, cluster, job, row.layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
+        assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
+
+
+@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "dualpipe"])
+@pytest.mark.parametrize(
+    ("model", "precision"), [("small", "fp8_torchao"), ("deep", "fp8_deepseek_v3")], ids=lambda value: value
+)
+def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
+    model: str, precision: str, schedule: str
+) -> None:
+    """All of it at once; the terms of time still add up, and none is below nothing."""
+    architecture, overlap = {"small": SMALL, "deep": DEEP}[model], OVERLAPS[len(schedule) % len(OVERLAPS)]
+    job = Job(global_batch_tokens=192 * 1024, seq_len=1024, precision=precision, overlap=overlap)
+    cluster, choices = load_cluster("h100:48"), dataclasses.replace(POLICIES, schedule=(schedule,))
+    rows = search(architecture, cluster, job, choices=choices, sample=120, seed=len(schedule)).sampled
+    assert {row.layout.offload for row in rows} == set(OFFLOADS)
+    assert len({row.layout.recompute_layers for row in rows}) > 2
+    for row in rows:
+        scalar = estimate(architecture, cluster, job, row.layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
+        assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
+        assert sum(scalar.time.values()) == pytest.approx(scalar.step_time_s, rel=1e-9), row.layout
+        assert min(*scalar.time.values(), *scalar.memory.values(), *scalar.hidden.values()) >= 0, row.layout
+        assert scalar.mfu <= scalar.hfu * (1 + 1e-9), row.layout
+
+
+def test_schedules_are_searched_together_as_apart() -> None:
+    """The natural ones are those that are searched without being named; AFAB and others are added to them."""
+    cluster, job = load_cluster("h100:24"), PINNED[0][2]
+
+    def counted(*schedules: str) -> tuple[int, int]:
+        found = search(SMALL, cluster, job, choices=dataclasses.replace(CHOICES, schedule=schedules))
+        return found.num_candidates, found.num_layouts
+
+    natural = counted(NATURAL)
+    assert natural == counted(*Choices().schedule)
+    apart = [counted(schedule)[1] for schedule in ("none", "1f1b", "interleaved")]
+    assert sum(apart) == natural[1]
+    several = (NATURAL, "afab", "zb_h1", "dualpipe")
+    alone = [counted(schedule) for schedule in several]
+    assert counted(*several) == (sum(one[0] for one in alone), sum(one[1] for one in alone))
+    assert counted("afab")[1] == counted("1f1b")[1] > counted("zb_h1")[1] > counted("dualpipe")[1] > 0
 
 
 def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:

@@ -194,11 +194,12 @@ def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:
     """A layout such as "tp=8 pp=4 fsdp=16 recompute=selective", by the payload's keys.
 
     What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the schedule that
-    goes with the stages. A placement is written `tp,cp,fsdp,dp,pp@0,1`: axes from the innermost, then levels.
+    goes with the stages, layers dealt out evenly. A placement is written `tp,cp,fsdp,dp,pp@0,1`: axes from the innermost,
+    then levels.
     """
     from shardwise.layout.layout import Layout
-    from shardwise.layout.legality import natural_schedule
     from shardwise.planning.codec import DERIVED, parse_layout
+    from shardwise.schedule.closed_form import natural_schedule
 
     like = {f.name: f.default for f in fields(Layout)} | {
         "num_micro_batches": 1,
@@ -209,9 +210,7 @@ def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:
     for word in text.split():
         key, equals, value = word.partition("=")
         if not equals or key not in (*like, *DERIVED):
-            raise InputError(
-                f"--layout: found {word!r}; KEY=VALUE with a key of {', '.join((*like, 'layers_per_stage'))} is required"
-            )
+            raise InputError(f"--layout: found {word!r}; KEY=VALUE with a key of {', '.join(like)} is required")
         if key in payload:
             raise InputError(f"--layout: {key} is given twice")
         payload[key] = _layout_value(key, value, like.get(key))

@@ -131,6 +131,24 @@ def _throughput(found: Explanation) -> Iterator[str]:
     hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in step.hidden.items())
     yield f"   hidden behind compute: {hidden or 'nothing'} (overlap convention {step.overlap})"
     yield from _options(found, (THROUGHPUT,), "what gets this far, against the plan")
+    yield from _schedules(found)
+
+
+def _schedules(found: Explanation) -> Iterator[str]:
+    """The same degrees under every schedule, for a plan with a pipeline."""
+    from shardwise.units import format_bytes, format_seconds
+
+    if found.schedules:
+        yield "   the same degrees under each schedule: step, of which bubble, memory"
+    for one in found.schedules:
+        name = one.schedule + (f", {one.num_virtual_stages} virtual stages" if one.num_virtual_stages > 1 else "")
+        if one.step_time_s is None or one.bubble_s is None or one.memory_bytes is None:
+            yield f"     {name:<31}cannot run: {one.verdict}"
+        else:
+            yield (
+                f"     {name:<31}{format_seconds(one.step_time_s):>8} {format_seconds(one.bubble_s):>8} "
+                f"{format_bytes(one.memory_bytes):>8}  {one.verdict}"
+            )
 
 
 def _options(found: Explanation, steps: tuple[int, ...], title: str) -> Iterator[str]:

@@ -95,14 +95,15 @@ def parse_layouts(
 def filling_job(text: str, model: Architecture, job: Job) -> Job:
     """The job with the smallest batch that fills a layout: in each replica one micro-batch, in a pipeline one for each stage.
 
-    Interleaved stages hold up to half as many again, so they get two. A larger batch takes no more memory, but for the
-    schedule of all forward passes first, which holds every micro-batch.
+    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch
+    takes no more memory, but for the schedule of all forward passes first, which holds every micro-batch.
     """
     from shardwise.planning.codec import DERIVED
+    from shardwise.schedule.closed_form import min_micro_batches
 
     chosen = " ".join(word for word in text.split() if word.partition("=")[0] not in DERIVED)
     layout = parse_layout_text(chosen, model, job)
-    times = layout.pp * (2 if layout.num_virtual_stages > 1 else 1)
+    times = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), min_micro_batches(layout.schedule, layout.pp))
     return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
 
 

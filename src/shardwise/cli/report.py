@@ -11,7 +11,7 @@ from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import Placement, between_pods
 from shardwise.layout.shardings import atomic_degrees
-from shardwise.layout.stages import layers_per_stage
+from shardwise.layout.stages import held_layers
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes, format_count, format_seconds
@@ -88,7 +88,7 @@ def _layout(plan: Plan) -> str:
     if layout.async_tp:
         lines.append("  tensor parallelism in pieces beside the products")
     if layout.pp > 1:
-        layers = layers_per_stage(plan.model, layout.pp, layout.num_virtual_stages)
+        layers = held_layers(plan.model, layout)
         lines.append(
             f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {_runs(layers)}"
         )

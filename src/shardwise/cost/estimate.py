@@ -10,7 +10,19 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.topology import Pods
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
-from shardwise.cost.step import KEPT, Counts, Model, StageCost, stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import (
+    KEPT,
+    Counts,
+    Model,
+    Pipeline,
+    StageCost,
+    both_ends_counts,
+    spans,
+    stage_cost,
+    stage_counts,
+    stage_memory,
+    step_time,
+)
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
@@ -18,11 +30,10 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
 from shardwise.layout.placement import Links, cut_levels, default_placement
 from shardwise.layout.shardings import Family, atomic_degrees, family_of
-from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
+from shardwise.layout.stages import held_dense_layers, held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token
 from shardwise.model.decoder import LAYERS, unit_counts
-from shardwise.schedule.closed_form import bubble_ratio, in_flight, in_flight_afab
 from shardwise.terms import TIME_TERMS
 
 
@@ -81,11 +92,10 @@ class Pricing:
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
-        self.layers = layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
-        self.dense = dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+        self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches)
+        self.layers, self.dense = held_layers(architecture, layout), held_dense_layers(architecture, layout)
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
-        self.afab = layout.schedule == "afab"
         self.family = family_of(layout)
         self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
         self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
@@ -93,9 +103,8 @@ class Pricing:
     def run(self) -> Estimate:
         activation, state = self.unit_costs()
         counts = [self.counts(stage) for stage in range(self.layout.pp)]
-        costs = [stage_cost(c, activation, state, self.host) for c in counts]
-        bubble = bubble_ratio(self.layout.pp, self.num_micro_batches, self.layout.num_virtual_stages)
-        totals = [step_time(cost, self.num_micro_batches, bubble, self.job.overlap) for cost in costs]
+        costs = [stage_cost(c, activation, state, self.layout.schedule, self.host) for c in counts]
+        totals = [step_time(cost, self.pipeline, self.job.overlap) for cost in costs]
         slowest = max(range(len(totals)), key=lambda stage: totals[stage].total_s)
         memories = [self.memory(stage, c, activation, state) for stage, c in enumerate(counts)]
         fullest = max(memories, key=lambda memory: sum(memory.values()))
@@ -128,41 +137,42 @@ class Pricing:
         plain = replace(self.family, recompute="none")
         kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
         for unit, times in unit_counts(self.architecture).items():
-            without = sum(stage.get(unit, 0) for stage in kept)
+            # with micro-batches from both ends each stage is held twice
+            without = sum(device.get(unit, 0) for device in kept) // self.pipeline.ends
             yield unit, times - without, self.family
             if without:
                 yield unit, without, plain
 
     def counts(self, stage: int) -> Counts:
+        """What the device of a stage holds; of its mirror image too where micro-batches come from both ends."""
+        last = self.layout.pp - 1
+        held = {stage, last - stage} if self.pipeline.ends > 1 else {stage}
+        dense = sum(self.dense[one] for one in held)
+        layers = {"dense_block": dense, "block": sum(self.layers[one] for one in held) - dense}
+        model = Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers)
+        again = self.layout.recompute_layers
+        if self.pipeline.ends > 1:
+            return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=again)
         return stage_counts(
-            {"dense_block": self.dense[stage], "block": self.layers[stage] - self.dense[stage]},
-            Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers),
-            first=stage == 0,
-            last=stage == self.layout.pp - 1,
-            num_virtual_stages=self.layout.num_virtual_stages,
-            recompute_layers=self.layout.recompute_layers,
-        )
+            layers, model, first=stage == 0, last=stage == last,
+            num_virtual_stages=self.layout.num_virtual_stages, recompute_layers=again,
+        )  # fmt: skip
 
     def memory(
         self, stage: int, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
     ) -> dict[str, float]:
-        m = self.num_micro_batches
-        flying = in_flight_afab(m) if self.afab else in_flight(self.layout.pp, m, self.layout.num_virtual_stages, stage)
-        return stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes, self.host)
+        runtime = self.cluster.chip.runtime_bytes
+        return stage_memory(counts, activation, state, self.pipeline, stage, runtime, self.host)
 
     def terms(self, cost: StageCost, bubble_s: float) -> tuple[dict[str, float], dict[str, float]]:
         """Exposed terms that add up to the step, and what of the traffic is hidden."""
-        m = self.num_micro_batches
+        m = self.pipeline.rounds
         time = dict.fromkeys(TIME_TERMS, 0.0)
         time |= {"forward": m * cost.forward_s, "backward": m * cost.backward_s, "recompute": m * cost.recompute_s}
         time |= {"bubble": bubble_s, "optimizer": cost.update_s, "host": max(cost.stream_s - cost.update_s, 0.0)}
-        work_b = cost.backward_s + cost.recompute_s
         hidden = {"host": cost.stream_s - time["host"]}
-        for times, work, traffic in (
-            (m - 1, cost.forward_s, cost.forward_traffic), (m - 1, work_b, cost.backward_traffic),
-            (1, cost.forward_s, cost.first_traffic), (1, work_b, cost.last_traffic),
-        ):  # fmt: skip
-            exposed = exposed_by_axis(self.job.overlap, work, traffic)
+        for times, work, traffic, hideable in spans(cost, self.pipeline):
+            exposed = exposed_by_axis(self.job.overlap, work, traffic, hideable)
             exposed["host"] = max(cost.host_s - work - sum(exposed.values()), 0.0)
             for axis, seconds in exposed.items():
                 time[axis] += times * seconds

@@ -12,7 +12,7 @@ behind norms and activations into these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwise.dtypes import bytes_per_element
@@ -54,6 +54,22 @@ def products_of(unit: Unit) -> Products:
         key = (role, orders[name] if by_products else 0, also or not by_products)
         kept[key] = kept.get(key, ZERO) + spec.local_elements() * density(role)
     return Products(taken, tuple(Saved(*key, elements) for key, elements in kept.items()))
+
+
+def waiting_of(unit: Unit, found: Iterable[Kernel]) -> tuple[Saved, ...]:
+    """What the kernels that make weight gradients read, as it rests: kept where they run later than the rest, in one order.
+
+    Source: Qi et al. 2023, appendix: M_W counts the inputs and the output gradients of the products.
+    """
+    specs = {**unit.backward.specs, **unit.saved}
+    making = [kernel for kernel in found if kernel.makes_gradients]
+    cast, plain = ({name for k in making if bool(k.taken) is own for name in k.inputs} for own in (True, False))
+    read = ((name, unit.tensors[name].role) for name in sorted(cast | plain))
+    return tuple(
+        Saved(role, int(name in cast), name in plain, specs[name].local_elements() * density(role))
+        for name, role in read
+        if role not in (Role.WEIGHT, Role.CONSTANT)
+    )
 
 
 class Formats:
@@ -138,9 +154,9 @@ class Formats:
             width = self.precision.cast_bytes()
         return one.payload.evaluate(values) * width
 
-    def saved_bytes(self, products: Products, values: Values) -> Value:
-        """Bytes kept for the backward pass without the logits."""
-        each = ((self._saved_width(one), one) for one in products.saved if one.role is not Role.LOGITS)
+    def saved_bytes(self, saved: Iterable[Saved], values: Values) -> Value:
+        """Bytes kept for the backward pass, or until weight gradients are made, without the logits."""
+        each = ((self._saved_width(one), one) for one in saved if one.role is not Role.LOGITS)
         return sum((one.elements.evaluate(values) * width for width, one in each), start=0.0)
 
     def _saved_width(self, one: Saved) -> float:

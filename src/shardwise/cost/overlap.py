@@ -8,34 +8,41 @@ is exposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from shardwise.job import Overlap
-from shardwise.symbolic import Value, maximum
+from shardwise.symbolic import Value, added, maximum
 
 HIDEABLE = ("fsdp", "dp", "control")
+# What hides besides where a forward and a backward pass of different micro-batches run together (DualPipe).
+# Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.1: AllToAlls and the pipeline's traffic.
+HIDEABLE_TOGETHER = (*HIDEABLE, "ep", "pp")
 
 
-def exposed_s(overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value]) -> Value:
+def exposed_s(
+    overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE
+) -> Value:
     """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis."""
     if overlap == "sum":
-        return maximum(sum(traffic_s.values(), start=0.0) - compute_s, 0.0)
+        return maximum(added(traffic_s.values()) - compute_s, 0.0)
     if overlap == "max":
         return maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0)
-    open_s = sum((t for axis, t in traffic_s.items() if axis not in HIDEABLE), start=0.0)
-    hidden = sum((t for axis, t in traffic_s.items() if axis in HIDEABLE), start=0.0)
+    open_s = added(t for axis, t in traffic_s.items() if axis not in hideable)
+    hidden = added(t for axis, t in traffic_s.items() if axis in hideable)
     return open_s + maximum(hidden - compute_s, 0.0)
 
 
-def exposed_by_axis(overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float]) -> dict[str, float]:
+def exposed_by_axis(
+    overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE
+) -> dict[str, float]:
     """The same for one layout, charged to the axes: their parts add up to `exposed_s`.
 
     Under `sum` each axis bears its share, under `max` the longest bears all of it, under `per_axis` each bears its own.
     """
-    whole = exposed_s(overlap, compute_s, traffic_s)
+    whole = exposed_s(overlap, compute_s, traffic_s, hideable)
     if overlap == "per_axis":
-        own = {axis: t for axis, t in traffic_s.items() if axis not in HIDEABLE}
-        return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in HIDEABLE})
+        own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
+        return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
     if overlap == "max":
         longest = max(traffic_s, key=lambda axis: traffic_s[axis])
         return {axis: whole if axis == longest else 0.0 for axis in traffic_s}

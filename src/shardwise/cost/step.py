@@ -7,10 +7,11 @@ from functools import partial
 from typing import NamedTuple
 
 from shardwise.cost.host import NOTHING, STAYING, Host
-from shardwise.cost.overlap import exposed_s
+from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_s
 from shardwise.cost.unit import ActivationCost, StateCost
 from shardwise.job import Overlap
 from shardwise.layout.stages import recomputed_layers
+from shardwise.schedule.closed_form import BOTH_ENDS, SPLIT, Passes, bubble_s, in_flight, num_overlapped, num_waiting
 from shardwise.symbolic import Value, maximum
 
 KEPT = "kept_"  # before the name of a kind of layer: one that recomputes nothing, in a stage where others do
@@ -82,6 +83,61 @@ def stage_counts(
     )
 
 
+def both_ends_counts(
+    layers: Mapping[str, Value], model: Model, *, ends: bool, recompute_layers: Value | None = None
+) -> Counts:
+    """The counts of a device that holds a stage and its mirror image (`layers` of both), for micro-batches from both ends.
+
+    At the ends that is the first and the last stage. Each of the two hands over.
+    """
+    own = stage_counts(layers, model, first=ends, last=ends, num_virtual_stages=1, recompute_layers=recompute_layers)
+    return own._replace(carries=2)
+
+
+class Pipeline(NamedTuple):
+    """How micro-batches go through the stages.
+
+    With a schedule that sends them from both ends, a device's two stages are taken as one, and so are two micro-batches,
+    one from either end: `rounds` of them make a step.
+    """
+
+    schedule: str
+    pp: Value
+    num_virtual_stages: Value
+    num_micro_batches: Value
+
+    @property
+    def ends(self) -> int:
+        """From how many ends micro-batches come in."""
+        return 2 if self.schedule in BOTH_ENDS else 1
+
+    @property
+    def rounds(self) -> Value:
+        return self._each(self.num_micro_batches)
+
+    @property
+    def overlapped(self) -> Value:
+        """Rounds whose forward and backward passes run together with others'."""
+        return self._each(num_overlapped(self.schedule, self.pp, self.num_micro_batches))
+
+    def bubble_s(self, passes: Passes) -> Value:
+        """Seconds that the device waits; the passes of a round are as many as there are ends."""
+        return self._each(bubble_s(self.schedule, self.pp, self.num_virtual_stages, passes))
+
+    def in_flight(self, stage: Value) -> Value:
+        """Rounds whose activations a stage holds."""
+        pp, m, v = self.pp, self.num_micro_batches, self.num_virtual_stages
+        return self._each(in_flight(pp, m, v, stage, self.schedule))
+
+    def waiting(self, stage: Value) -> Value:
+        """How many of these may wait for their weight gradients only."""
+        return self._each(num_waiting(self.schedule, self.pp, self.num_micro_batches, stage))
+
+    def _each(self, number: Value) -> Value:
+        """In rounds, what is counted in micro-batches."""
+        return number / self.ends if self.ends > 1 else number
+
+
 class StageCost(NamedTuple):
     """A stage's seconds per micro-batch and per step, and its bytes apart from what depends on micro-batches in flight."""
 
@@ -93,14 +149,21 @@ class StageCost(NamedTuple):
     first_traffic: Mapping[str, Value]  # the first micro-batch's forward, with the step's weights
     last_traffic: Mapping[str, Value]  # the last micro-batch's backward, with the step's gradients
     update_s: Value
+    weight_s: Value  # the part of the backward pass that can wait, where the schedule lets it
     host_s: Value = 0.0  # of a micro-batch's activations to the host, and as much back
     stream_s: Value = 0.0  # of the optimizer's state through the device
 
 
 def stage_cost(
-    counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost], host: Host = NOTHING
-) -> StageCost:
-    """Add up a stage's units. The embedding's weight is gathered where it is used, whoever holds it."""
+    counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost], schedule: str = "1f1b",
+    host: Host = NOTHING,
+) -> StageCost:  # fmt: skip
+    """Add up a stage's units.
+
+    The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
+    embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
+    both ends, two devices hold the same weights and exchange gradients.
+    """
     times = counts.units
     act = partial(_add_up, activation, {**times, "carry": counts.carries})
     held = partial(_add_up, state, counts.held)
@@ -120,10 +183,13 @@ def stage_cost(
     }
     if counts.exchanges:
         last["pp"] = last["pp"] + state["embedding"].exchange_s
+    if schedule in BOTH_ENDS:
+        last["pp"] = last["pp"] + held("exchange_s")
+    weight_s = _add_up(activation, counts.running, "weight_s") if schedule in SPLIT else 0.0
     return StageCost(
         act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
         {**forward, "fsdp": fsdp_f + held("step_weights_s")},
-        last, held("update_s"), saved / host.bytes_per_s, streamed / host.bytes_per_s,
+        last, held("update_s"), weight_s, saved / host.bytes_per_s, streamed / host.bytes_per_s,
     )  # fmt: skip
 
 
@@ -135,38 +201,74 @@ def _add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str,
             continue
         value = getattr(costs[unit], field)
         if not (isinstance(value, float) and value == 0.0):
-            value = value if isinstance(count, int) and count == 1 else value * count
+            value = _times(count, value)
             total = value if total is None else total + value
     return 0.0 if total is None else total
+
+
+def _times(count: Value, value: Value) -> Value:
+    return value if isinstance(count, int) and count == 1 else value * count
 
 
 def _never(count: Value) -> bool:
     return isinstance(count, int) and count == 0
 
 
+class Span(NamedTuple):
+    """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
+
+    times: Value
+    compute_s: Value
+    traffic: Mapping[str, Value]
+    hideable: tuple[str, ...] = HIDEABLE
+
+
+def spans(cost: StageCost, pipeline: Pipeline) -> tuple[Span, ...]:
+    """The parts of a stage's step: steady forward and backward passes, alone and together, the first and the last pass."""
+    work_b = cost.backward_s + cost.recompute_s
+    ends = (Span(1, cost.forward_s, cost.first_traffic), Span(1, work_b, cost.last_traffic))
+    alone = pipeline.rounds - 1
+    together: tuple[Span, ...] = ()
+    if pipeline.ends > 1:
+        alone = alone - pipeline.overlapped
+        together = (_together(cost, pipeline.overlapped),)
+    steady = (Span(alone, cost.forward_s, cost.forward_traffic), Span(alone, work_b, cost.backward_traffic))
+    return (*steady, *together, *ends)
+
+
+def _together(cost: StageCost, times: Value) -> Span:
+    """A forward and a backward pass of different micro-batches at once: each hides the other's traffic."""
+    traffic = {axis: seconds + cost.backward_traffic[axis] for axis, seconds in cost.forward_traffic.items()}
+    return Span(times, cost.forward_s + cost.backward_s + cost.recompute_s, traffic, HIDEABLE_TOGETHER)
+
+
+def span_s(span: Span, overlap: Overlap) -> Value:
+    """Seconds of a span, once."""
+    return span.compute_s + exposed_s(overlap, span.compute_s, span.traffic, span.hideable)
+
+
 class StepTime(NamedTuple):
-    """Seconds of a step on one stage: steady micro-batches, what the step's own traffic adds, bubble and update."""
+    """Seconds of a step on one stage: all micro-batches, bubble and update."""
 
     total_s: Value
     bubble_s: Value
 
 
-def step_time(cost: StageCost, num_micro_batches: Value, bubble: Value, overlap: Overlap) -> StepTime:
-    """`bubble` is idle over ideal time. The bubble repeats steady micro-batches, without the step's own traffic."""
-    work_b = cost.backward_s + cost.recompute_s
-
-    def phase_s(work: Value, traffic: Mapping[str, Value]) -> Value:
-        return _beside(work + exposed_s(overlap, work, traffic), cost.host_s)
-
-    forward, backward = phase_s(cost.forward_s, cost.forward_traffic), phase_s(work_b, cost.backward_traffic)
-    first, last = phase_s(cost.forward_s, cost.first_traffic), phase_s(work_b, cost.last_traffic)
-    bubble_s = bubble * num_micro_batches * (forward + backward)
-    update_s = _beside(cost.update_s, cost.stream_s)
-    return StepTime((num_micro_batches - 1) * (forward + backward) + first + last + bubble_s + update_s, bubble_s)
+def step_time(cost: StageCost, pipeline: Pipeline, overlap: Overlap) -> StepTime:
+    """The bubble is made of steady micro-batches, without the step's own traffic."""
+    parts = spans(cost, pipeline)
+    seconds = [_beside(span_s(part, overlap), cost.host_s) for part in parts]
+    overlapped = seconds[2] if pipeline.ends > 1 else 0.0
+    waits = pipeline.bubble_s(Passes(seconds[0], seconds[1], cost.weight_s, overlapped))
+    total = waits + _beside(cost.update_s, cost.stream_s)
+    for part, once in zip(parts, seconds, strict=True):
+        total = total + _times(part.times, once)
+    return StepTime(total, waits)
 
 
 def _beside(own_s: Value, host_s: Value) -> Value:
-    """A phase with transfers to or from the host beside all of it: the longer of the two."""
+    """A span with transfers to or from the host beside all of it: the longer of the two. PCIe is full-duplex, so those of a
+    forward and a backward pass that run together do not add up."""
     return own_s if isinstance(host_s, float) and host_s == 0.0 else maximum(own_s, host_s)
 
 
@@ -174,20 +276,26 @@ def stage_memory(
     counts: Counts,
     activation: Mapping[str, ActivationCost],
     state: Mapping[str, StateCost],
-    in_flight: Value,
+    pipeline: Pipeline,
+    stage: Value,
     runtime: float,
     host: Host = NOTHING,
 ) -> dict[str, Value]:
-    """Bytes of one device of a stage, by term.
+    """Bytes of one device of a stage (from 0), by term.
 
-    Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. ZeRO's
-    gathered weights and unscattered gradients are those of two neighbouring units (the next one is prefetched).
-    What the host holds is not among them, but for what is on its way.
+    Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. One that waits
+    for its weight gradients holds what they are made of instead, which counts where it is more. ZeRO's gathered weights and
+    unscattered gradients are those of two neighbouring units (the next one is prefetched). With passes from both ends two
+    run at once. What the host holds is not among them, but for what is on its way.
     """
     held = partial(_add_up, state, counts.held)
     ends = {"head": counts.head, "predict": counts.predict}
     several = {**counts.running, "predict": counts.predict}
-    kept = {u: 0 if _never(count) else host.resident(in_flight * count) for u, count in several.items()}
+    flying, at_once = pipeline.in_flight(stage), pipeline.ends
+    kept = {u: 0 if _never(count) else host.resident(flying * count) for u, count in several.items()}
+    activations = _add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
+    if pipeline.schedule in SPLIT:
+        activations = activations + pipeline.waiting(stage) * _more_to_wait(activation, counts.running, host)
     return {
         "parameters": held("parameters_bytes"),
         "gradients": held("gradients_bytes"),
@@ -197,13 +305,24 @@ def stage_memory(
         "optimizer": held("optimizer_bytes")
         if not host.optimizer
         else STAYING * _largest(state, counts.held, "optimizer_bytes"),
-        "activations": _add_up(activation, {**kept, "head": counts.head}, "saved_bytes"),
+        "activations": activations,
         "workspace": _largest(activation, several, "workspace_bytes"),
-        "gathered": _gathered(counts, state),
+        "gathered": _times(at_once, _gathered(counts, state)),
         "logits": _add_up(activation, ends, "logits_bytes"),
-        "buffers": _largest(activation, {**counts.running, **ends}, "buffer_bytes"),
+        "buffers": _times(at_once, _largest(activation, {**counts.running, **ends}, "buffer_bytes")),
         "runtime": runtime,
     }
+
+
+def _more_to_wait(activation: Mapping[str, ActivationCost], layers: Mapping[str, Value], host: Host) -> Value:
+    """Bytes that weight gradients of layers are made of beyond what is saved for the whole backward pass.
+
+    What came back from the host for the backward pass does not leave again: all of it stays until the gradients are made.
+    """
+    costs = [(activation[unit], count) for unit, count in layers.items() if not _never(count)]
+    if host.activations:
+        return sum((one.waiting_bytes * count for one, count in costs), start=0.0)
+    return sum((maximum(one.waiting_bytes - one.saved_bytes, 0.0) * count for one, count in costs), start=0.0)
 
 
 def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:

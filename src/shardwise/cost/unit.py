@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
 from shardwise.cost.communication import collective_s, ring_s
-from shardwise.cost.formats import Formats, Products, elements_of, products_of
+from shardwise.cost.formats import Formats, Products, Saved, elements_of, products_of, waiting_of
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
@@ -34,7 +34,11 @@ GRADIENT_SHARE = 0.5
 
 
 class ActivationCost(NamedTuple):
-    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working."""
+    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working.
+
+    `weight_s` is the part of `backward_s` that makes weight gradients (the casts of what it takes are no part of it: they run
+    at once), `waiting_bytes` what that part reads.
+    """
 
     forward_s: Value
     backward_s: Value
@@ -51,6 +55,8 @@ class ActivationCost(NamedTuple):
     workspace_bytes: Value
     logits_bytes: Value
     buffer_bytes: Value
+    weight_s: Value
+    waiting_bytes: Value
 
 
 class StateCost(NamedTuple):
@@ -95,12 +101,14 @@ class _Parts(NamedTuple):
     kernels: tuple[Kernel, ...]
     collectives: tuple[Realised, ...]
     products: Products
+    waiting: tuple[Saved, ...]
 
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str) -> _Parts:
     unit = derived_unit(structure, family, name)
-    return _Parts(unit, kernels(unit), realise(unit), products_of(unit))
+    found = kernels(unit)
+    return _Parts(unit, found, realise(unit), products_of(unit), waiting_of(unit, found))
 
 
 class UnitPricer:
@@ -123,6 +131,7 @@ class UnitPricer:
         family = self.of_structure(family)
         parts = self.parts(family, name)
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
+        weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         comm = self.traffic(parts, values, links, lambda one: not one.carries_weights and not one.beside)
         for key, seconds_left in self.pipelined_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
@@ -134,11 +143,12 @@ class UnitPricer:
         saved, logits = self.saved_bytes(parts, values)
         kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name), values)
         return ActivationCost(
-            compute["forward"], compute["backward"], compute["recompute"],
+            compute["forward"], compute["backward"] + weight_s, compute["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
             saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts, values),
+            weight_s, self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
@@ -161,10 +171,14 @@ class UnitPricer:
         )  # fmt: skip
 
     def compute_s(self, parts: _Parts, phase: str, values: Values) -> Value:
-        """Seconds of a phase's kernels, with the casts of what its products take."""
-        found = (self.kernel_s(kernel, parts, values) for kernel in parts.kernels if kernel.phase == phase)
+        """Seconds of a phase's kernels but for those that make weight gradients, with the casts of what its products take."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.chip.sustained_bytes_per_s()
-        return sum(found, start=0.0) + casts
+        return self.kernels_s(parts, phase, values, making_gradients=False) + casts
+
+    def kernels_s(self, parts: _Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
+        """Seconds of a phase's kernels that make weight gradients, or of the others."""
+        found = (k for k in parts.kernels if k.phase == phase and k.makes_gradients is making_gradients)
+        return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
         """A kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
@@ -226,7 +240,7 @@ class UnitPricer:
     def saved_bytes(self, parts: _Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * BYTES_PER_LOGIT
-        return self.formats.saved_bytes(parts.products, values), logits
+        return self.formats.saved_bytes(parts.products.saved, values), logits
 
     def buffer_bytes(self, parts: _Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves."""

@@ -24,6 +24,8 @@ class Kernel:
 
     `inputs` are those of its first operation, `outputs` what all of its operations define, by name. Of a product with a
     block's weights (layout/products.py) `taken` are the elements of its operands, by role; nothing of other kernels.
+    `makes_gradients`: a product that gives a weight's gradient, for which only the optimizer waits (W in the papers on zero
+    bubbles).
     """
 
     phase: str
@@ -33,6 +35,7 @@ class Kernel:
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
     taken: Mapping[Role, Polynomial]
+    makes_gradients: bool
 
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
@@ -88,8 +91,11 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
     outputs = tuple(name for step in run for name in step.operation.outputs)
     first = run[0].operation
     taken = {name: touched[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
-    flops = _matmul_flops(unit, run)
-    return Kernel(phase, first.kind, first.inputs, outputs, flops, _by_role(unit, touched), _by_role(unit, taken))
+    makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
+    return Kernel(
+        phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
+        _by_role(unit, taken), makes_gradients,
+    )  # fmt: skip
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:

@@ -8,11 +8,10 @@ from typing import Literal
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import POLICIES
+from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
 
-Schedule = Literal["none", "afab", "1f1b", "interleaved"]
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
 Offload = Literal["none", "optimizer", "activations", "both"]
-SCHEDULES: tuple[Schedule, ...] = ("none", "afab", "1f1b", "interleaved")
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
@@ -29,8 +28,9 @@ class Layout:
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
     collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`, for
-    the first `recompute_layers` layers of each stage (None: all of them). `offload` says what rests in the memory of the
-    host. `placement` says which links each axis runs over.
+    the first `recompute_layers` layers of each stage (None: all of them; a device's stages count as one). `offload` says
+    what rests in the memory of the host. `layers_per_stage` is given where stages are not to be as even as they can be.
+    `placement` says which links each axis runs over.
     """
 
     dp: int = 1
@@ -50,6 +50,7 @@ class Layout:
     recompute_layers: int | None = None
     offload: Offload = "none"
     schedule: Schedule = "none"
+    layers_per_stage: tuple[int, ...] | None = None
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +77,9 @@ class Layout:
         ]
         if not problems and self.etp not in (None, 1, self.tp):
             problems.append(f"layout: etp is {self.etp!r}; 1 for whole experts, or tp = {self.tp}, is required")
+        layers = self.layers_per_stage
+        if layers is not None and (not layers or any(type(count) is not int or count < 1 for count in layers)):
+            problems.append(f"layout: layers_per_stage is {layers!r}; whole numbers of at least 1 are required")
         require(problems)
 
     @property
@@ -117,6 +121,10 @@ class Layout:
             parts.append(f"etp={self.expert_tp}")
         if self.async_tp:
             parts.append("async_tp=true")
+        if self.schedule != natural_schedule(self.pp, self.num_virtual_stages):
+            parts.append(f"schedule={self.schedule}")
+        if self.layers_per_stage:
+            parts.append(f"layers_per_stage={','.join(map(str, self.layers_per_stage))}")
         parts += [f"micro_batch_seqs={self.micro_batch_seqs}", f"recompute={self.recompute}"]
         if self.recompute_layers is not None:
             parts.append(f"recompute_layers={self.recompute_layers}")

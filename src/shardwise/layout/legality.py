@@ -11,6 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
+from shardwise.schedule.closed_form import BOTH_ENDS, NATURAL, SPLIT, min_micro_batches, natural_schedule
 from shardwise.symbolic import Value, ceil_div, maximum
 
 Degrees = Mapping[str, Value]
@@ -73,6 +74,33 @@ def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
     most = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
     fitting = (n for n in range(1, most + 1) if most % n == 0 and architecture.num_experts % n == 0)
     return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
+
+
+def _goes_with_stages(degrees: Degrees) -> Value:
+    """No schedule without a pipeline, interleaved with virtual stages, any other without them."""
+    if degrees["schedule"] == NATURAL:
+        return True
+    if degrees["schedule"] == "none":
+        return degrees["pp"] == 1
+    if degrees["schedule"] == "interleaved":
+        return degrees["num_virtual_stages"] > 1
+    return (degrees["pp"] > 1) & (degrees["num_virtual_stages"] == 1)
+
+
+def _comes_out(schedule: str, pp: Value, number: Value) -> Value:
+    """With micro-batches from both ends each device has two stages, and as many micro-batches come from either."""
+    return ((pp % 2 == 0) & (number % 2 == 0)) if schedule in BOTH_ENDS else True
+
+
+def _micro_batches_of(job: Job, degrees: Degrees) -> str:
+    """What a schedule requires of its micro-batches, and what there is."""
+    schedule, pp, number = degrees["schedule"], degrees["pp"], num_micro_batches(job, degrees)
+    fewest = f"at least {min_micro_batches(schedule, pp)} micro-batches"
+    even = " and both an even pp and an even number of micro-batches" if schedule in BOTH_ENDS else ""
+    return (
+        f"{schedule} requires {fewest}{even}; there are {number} for pp = {pp}; change micro_batch_seqs or pp, or set "
+        f"schedule={natural_schedule(pp, 1)}"
+    )
 
 
 def _fill(num_devices: int, degrees: Degrees) -> str:
@@ -208,6 +236,24 @@ RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: (d["sequence_parallel"] == 0) | (d["tp"] > 1),
         lambda a, j, n, d: "sequence_parallel splits over tp, which is 1; set sequence_parallel=false",
     ),
+    Rule(
+        "schedule",
+        lambda a, j, n, d: _goes_with_stages(d),
+        lambda a, j, n, d: (
+            f"{d['schedule']!r} with pp = {d['pp']} and num_virtual_stages = {d['num_virtual_stages']}; "
+            f"{natural_schedule(d['pp'], d['num_virtual_stages'])!r} is required"
+        ),
+    ),
+    Rule(
+        "schedule_batch",
+        lambda a, j, n, d: (
+            (num_micro_batches(j, d) >= min_micro_batches(d["schedule"], d["pp"]))
+            & _comes_out(d["schedule"], d["pp"], num_micro_batches(j, d))
+            if d["schedule"] in SPLIT
+            else True
+        ),
+        lambda a, j, n, d: _micro_batches_of(j, d),
+    ),
 )
 
 
@@ -226,7 +272,7 @@ def degrees_of(layout: Layout) -> dict[str, Any]:
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
     flags |= {"cp_variant": CP_VARIANTS.index(layout.cp_variant), "etp": layout.expert_tp}
-    return {**{name: getattr(layout, name) for name in names}, **flags}
+    return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
 
 
 def possible_modes(architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode]) -> list[Value]:
@@ -256,24 +302,32 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
     degrees = degrees_of(layout)
     found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
-    plain = layout.pp > 1 and layout.num_virtual_stages == 1
-    possible = {"none": layout.pp == 1, "afab": plain, "1f1b": plain, "interleaved": layout.num_virtual_stages > 1}
-    if not possible[layout.schedule]:
-        found.append(
-            f"schedule: {layout.schedule!r} with pp = {layout.pp} and num_virtual_stages = {layout.num_virtual_stages}; "
-            f"{natural_schedule(layout.pp, layout.num_virtual_stages)!r} is required"
-        )
     if layout.recompute == "none" and layout.recompute_layers is not None:
         found.append(
             f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set recompute=full or "
             "selective, or leave recompute_layers out"
         )
-    return found
+    return found + _wrong_layers(architecture, layout)
 
 
-def natural_schedule(pp: int, num_virtual_stages: int) -> str:
-    """The schedule that goes with the degrees when none is named."""
-    return "none" if pp == 1 else "interleaved" if num_virtual_stages > 1 else "1f1b"
+def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
+    """What is wrong with the layers of each stage, where they are given."""
+    layers = layout.layers_per_stage
+    if layers is None:
+        return []
+    found = []
+    if layout.num_virtual_stages > 1:
+        found.append(
+            f"num_virtual_stages = {layout.num_virtual_stages} deals the layers out evenly; set num_virtual_stages=1"
+        )
+    if len(layers) != layout.pp:
+        found.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")
+    if sum(layers) != architecture.num_layers:
+        found.append(
+            f"{sum(layers)} layers are given, {architecture.name} has {architecture.num_layers}; change the numbers so that "
+            "they add up to that"
+        )
+    return [f"layers_per_stage: {problem}" for problem in found]
 
 
 def require_legal(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> None:

@@ -2,16 +2,29 @@
 
 The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
 virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first.
+interior stages first. A layout may give other numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.symbolic import Value, minimum
+
+
+def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+    """Layers on each stage of a layout: those that it gives, or the natural ones."""
+    return layout.layers_per_stage or layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+
+
+def held_dense_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+    """How many of them are leading dense layers."""
+    if layout.layers_per_stage is None:
+        return dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+    return _dense(architecture, layout.layers_per_stage)
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
@@ -22,11 +35,17 @@ def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: in
 
 def dense_layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """How many of them are leading dense layers, whose MLP has no experts."""
+    dense = _dense(architecture, _virtual_stages(architecture, pp * num_virtual_stages))
+    return tuple(sum(dense[stage::pp]) for stage in range(pp))
+
+
+def _dense(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
+    """Leading dense layers of stages in order."""
     dense, left = [], architecture.num_dense_layers
-    for layers in _virtual_stages(architecture, pp * num_virtual_stages):
+    for layers in stages:
         dense.append(min(layers, left))
         left -= dense[-1]
-    return tuple(sum(dense[stage::pp]) for stage in range(pp))
+    return tuple(dense)
 
 
 def _virtual_stages(architecture: Architecture, count: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
 from shardwise.layout.placement import Placement, cut_levels, default_placement
 from shardwise.layout.shardings import atomic_degrees
-from shardwise.layout.stages import layers_per_stage
+from shardwise.layout.stages import held_layers, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_active_params, num_params
 from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
@@ -33,7 +33,7 @@ Payload = dict[str, Any]
 Value = TypeVar("Value")
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 # Keys of a layout's payload that follow from the others; they are checked, never believed.
-DERIVED = ("num_micro_batches", "max_seqs_per_replica", "layers_per_stage")
+DERIVED = ("num_micro_batches", "max_seqs_per_replica")
 
 
 def plan_payload(plan: Plan) -> Payload:
@@ -82,7 +82,7 @@ def layout_payload(layout: Layout, plan: Plan) -> Payload:
         **asdict(replace(layout, placement=placement)),
         "num_micro_batches": num_micro_batches(plan.job, degrees),
         "max_seqs_per_replica": seqs_per_replica(plan.job, degrees),
-        "layers_per_stage": list(layers_per_stage(plan.model, layout.pp, layout.num_virtual_stages)),
+        "layers_per_stage": list(held_layers(plan.model, layout)),
         "placement": {
             **asdict(placement),
             "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()},
@@ -192,20 +192,21 @@ def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternati
 
 
 def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
-    """A layout from its payload's keys. Derived keys may be given, and must then be what follows from the others."""
+    """A layout from its payload's keys. Derived keys may be given, and must then be what follows from the others.
+
+    `layers_per_stage` may say what is natural; only other numbers are a choice, and are kept as one.
+    """
     payload = parse(dict[str, Any], payload, "layout")
     given = {key: payload[key] for key in DERIVED if key in payload}
     own = {key: value for key, value in payload.items() if key not in DERIVED}
     if isinstance(own.get("placement"), Mapping):
         own["placement"] = _only(Placement, own["placement"])
-    layout = parse(Layout, own, "layout")
+    layout = _natural(parse(Layout, own, "layout"), model)
     degrees = degrees_of(layout)
     follows = {
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
     }
-    if layout.pp * layout.num_virtual_stages <= model.num_layers:  # otherwise the rules say what is wrong
-        follows["layers_per_stage"] = list(layers_per_stage(model, layout.pp, layout.num_virtual_stages))
     wrong = [
         f"layout: {key} is {given[key]!r}, but {value!r} follows from the rest; leave it out or change the degrees"
         for key, value in follows.items()
@@ -214,6 +215,18 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
     if wrong:
         raise InputError(*wrong)
     return layout
+
+
+def _natural(layout: Layout, model: Architecture) -> Layout:
+    """The layout without its layers of each stage where these are the natural ones."""
+    pp, virtual = layout.pp, layout.num_virtual_stages
+    if pp * virtual > model.num_layers:  # the rules say what is wrong
+        return layout
+    return (
+        replace(layout, layers_per_stage=None)
+        if held_layers(model, layout) == layers_per_stage(model, pp, virtual)
+        else layout
+    )
 
 
 def _only(kind: type, payload: Mapping[str, Any]) -> Payload:

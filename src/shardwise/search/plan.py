@@ -16,6 +16,7 @@ from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
+from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, QUARTERS, Choices
 
@@ -98,9 +99,11 @@ def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layo
     """
     degrees = {axis: getattr(layout, axis) for axis in AXES}
     chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
+    own = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
     every = Choices(
         micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})),
         offload=(layout.offload,),
+        schedule=(NATURAL, *own),
     )
     parts = replace(every, recompute_layers=(None, *QUARTERS))
     same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})

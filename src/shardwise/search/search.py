@@ -12,18 +12,28 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.host import host_of
-from shardwise.cost.step import Model, stage_cost, stage_counts, stage_memory, step_time
+from shardwise.cost.step import (
+    Counts,
+    Model,
+    Pipeline,
+    both_ends_counts,
+    stage_cost,
+    stage_counts,
+    stage_memory,
+    step_time,
+)
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import natural_schedule, num_micro_batches
+from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import bubble_ratio, in_flight
+from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
-from shardwise.search.space import Choices, Policy, Space, build_space
-from shardwise.search.tables import Gathered, Tables, build_tables
+from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space
+from shardwise.search.tables import Gathered, Stage, Tables, build_tables
+from shardwise.symbolic import added
 from shardwise.terms import MEMORY_TERMS
 
 CHUNK = 8192  # rows whose columns stay in the cache
@@ -103,10 +113,10 @@ class _Search:
 
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
-        for (sp, zero, single), rows in self.families.items():
+        for family, rows in self.families.items():
             for number, policy in enumerate(self.space.choices.policies):
                 for candidate, placed in self.chunks(rows):
-                    seconds, memory = self.price(sp, zero, policy, bool(single), candidate, placed)
+                    seconds, memory = self.price(family, policy, candidate, placed)
                     self.keep_some(seconds, memory, (candidate, placed, number))
                     self.front.add(
                         seconds, memory, (candidate, placed, number), self.space.factorisation.take(candidate)
@@ -122,56 +132,64 @@ class _Search:
             yield candidate[start : start + CHUNK], placed[start : start + CHUNK]
 
     def price(
-        self, sp: int, zero: int, policy: Policy, single: bool, candidate: Ints, placed: Ints
+        self, family: FamilyKey, policy: Policy, candidate: Ints, placed: Ints
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Step time of the slowest and memory of the fullest stage, for a chunk of one family."""
         space, tables = self.space, self.tables
         factorisation = space.factorisation.take(candidate)
         micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
         block_row = tables.block_row[placed, micro_batch]
-        activation: Any = {u: Gathered(cost, block_row) for u, cost in tables.activation[sp, policy.recompute].items()}
-        state: Any = {u: Gathered(cost, placed) for u, cost in tables.state[sp, zero].items()}
+        costs = tables.activation[family.sequence_parallel, policy.recompute]
+        activation: Any = {u: Gathered(cost, block_row) for u, cost in costs.items()}
+        held = tables.state[family.sequence_parallel, family.zero]
+        state: Any = {u: Gathered(cost, placed) for u, cost in held.items()}
         stage_row = tables.stage_row[factorisation, virtual]
         degrees: dict[str, Any] = {axis: space.degrees[axis].take(factorisation) for axis in ("dp", "fsdp", "pp")}
         degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)
         m = num_micro_batches(self.job, degrees)
         v = np.array(space.choices.num_virtual_stages).take(virtual)
-        bubble = bubble_ratio(degrees["pp"], m, v)
-        host, again = self.hosts[policy.offload], self.recompute_layers(policy, stage_row)
+        schedule = space.choices.schedule[family.schedule]
+        pipeline = Pipeline(schedule, degrees["pp"], v, m)
+        host, again = self.hosts[policy.offload], self.recompute_layers(policy, family.schedule, stage_row)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))
-        for stage, layers in tables.layers.items():
-            if single and stage != 0:
-                continue
-            last = single or stage == -1
-            here = {kind: n.take(stage_row) if isinstance(n, np.ndarray) else n for kind, n in layers.items()}
-            counts = stage_counts(
-                here, self.model, first=stage == 0, last=last, num_virtual_stages=v, recompute_layers=again
-            )
-            cost = stage_cost(counts, activation, state, host)
-            np.maximum(slowest, step_time(cost, m, bubble, self.job.overlap).total_s, out=slowest)
-            flying = in_flight(degrees["pp"], m, v, stage if stage >= 0 else degrees["pp"] - 1)
-            memory = stage_memory(counts, activation, state, flying, self.cluster.chip.runtime_bytes, host)
-            np.maximum(fullest, sum(memory[term] for term in MEMORY_TERMS), out=fullest)
+        for stage in tables.stages[family.schedule][: 1 if family.single else None]:
+            counts = self.counts(stage, pipeline, stage_row, again, single=bool(family.single))
+            cost = stage_cost(counts, activation, state, schedule, host)
+            np.maximum(slowest, step_time(cost, pipeline, self.job.overlap).total_s, out=slowest)
+            number = stage.number.take(stage_row)
+            memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip.runtime_bytes, host)
+            np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
 
-    def recompute_layers(self, policy: Policy, stage_row: Ints) -> Any:
+    def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, again: Any, *, single: bool) -> Counts:
+        """What a stage holds, over the rows of a chunk; `again` is how many of its layers recompute at most."""
+        layers = {kind: n.take(rows) if isinstance(n, np.ndarray) else n for kind, n in stage.layers.items()}
+        if pipeline.ends > 1:
+            return both_ends_counts(layers, self.model, ends=stage.first, recompute_layers=again)
+        return stage_counts(
+            layers, self.model, first=stage.first, last=single or stage.last,
+            num_virtual_stages=pipeline.num_virtual_stages, recompute_layers=again,
+        )  # fmt: skip
+
+    def recompute_layers(self, policy: Policy, schedule: int, stage_row: Ints) -> Any:
         """How many of a stage's layers recompute at most, for some rows of stages; None: all."""
         if not isinstance(policy.layers, float):
             return policy.layers
-        return np.ceil(policy.layers * self.tables.fullest.take(stage_row)).astype(np.int64)
+        return np.ceil(policy.layers * self.tables.fullest[schedule].take(stage_row)).astype(np.int64)
 
     def layout(self, candidate: int, placed: int, number: int) -> Layout:
         """The layout of one row."""
         space, choices = self.space, self.space.choices
         policy = choices.policies[number]
         stage_row = self.tables.stage_row[space.factorisation[candidate], space.virtual[candidate]]
-        again = self.recompute_layers(policy, np.array([stage_row]))
+        again = self.recompute_layers(policy, int(space.schedule[candidate]), np.array([stage_row]))
         sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
         row = self.tables.block_row[placed, micro_batch]
         mode = self.modes[self.tables.mode[sp, policy.recompute][row]]
         degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
+        schedule = choices.schedule[space.schedule[candidate]]
         experts = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         return Layout(
             **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
@@ -179,7 +197,7 @@ class _Search:
             cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[policy.recompute],
             recompute_layers=again if again is None or isinstance(again, int) else int(again[0]),
             offload=policy.offload,  # type: ignore[arg-type]
-            schedule=natural_schedule(degrees["pp"], virtual),  # type: ignore[arg-type]
+            schedule=natural_schedule(degrees["pp"], virtual) if schedule == NATURAL else schedule,
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from shardwise.layout.legality import RULES
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
+from shardwise.schedule.closed_form import NATURAL, SCHEDULES
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -32,6 +34,7 @@ NAMED: Mapping[str, Collection[str]] = {  # choices by name
     "recompute": POLICIES,
     "cp_variant": CP_VARIANTS,
     "offload": OFFLOADS,
+    "schedule": SCHEDULES,
 }
 PINNABLE = (*NUMERIC, *FLAGS, *NAMED, "recompute_layers")
 QUARTERS = (0.25, 0.5, 0.75)  # of a stage's layers
@@ -75,6 +78,8 @@ class Choices(Limits):
 
     A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
+    So are the schedules that do not go with the stages by themselves (`NATURAL` stands for those that do): AFAB holds every
+    micro-batch, and few engines have the others.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -86,6 +91,7 @@ class Choices(Limits):
     offload: tuple[str, ...] = ("none",)
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
+    schedule: tuple[str, ...] = (NATURAL,)
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
         """Ways to run the same degrees; the fastest is taken for each, the first of equals.
@@ -161,6 +167,15 @@ def _required(name: str, value: Any) -> str:
     return "" if whole and 1 <= value <= MOST else f"a whole number of 1 to {MOST:,}"
 
 
+class FamilyKey(NamedTuple):
+    """Sequence parallelism, ZeRO stage and schedule by their index among the choices; 1 where there is no pipeline."""
+
+    sequence_parallel: int
+    zero: int
+    schedule: int
+    single: int
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """Legal candidates without placement and recompute: `degrees` columns, and index columns into it and the choices."""
@@ -172,16 +187,17 @@ class Space:
     micro_batch: Ints
     virtual: Ints
     zero: Ints
+    schedule: Ints
     num_candidates: int
     num_illegal_by_rule: Mapping[str, int]
 
-    def families(self) -> dict[tuple[int, int, int], Ints]:
-        """Candidates by structure: (sequence parallelism, ZeRO stage, without a pipeline), the choices by index."""
+    def families(self) -> dict[FamilyKey, Ints]:
+        """Candidates by structure, the choices by index."""
         single = np.asarray(self.degrees["pp"] == 1)[self.factorisation]
-        count = len(self.choices.zero_stage)
-        code = (self.sequence_parallel * count + self.zero) * 2 + single
+        sizes = (len(self.choices.sequence_parallel), len(self.choices.zero_stage), len(self.choices.schedule), 2)
+        code = np.ravel_multi_index((self.sequence_parallel, self.zero, self.schedule, single), sizes)
         found = np.nonzero(np.bincount(code))[0]
-        return {(int(c) // 2 // count, int(c) // 2 % count, int(c) % 2): np.nonzero(code == c)[0] for c in found}
+        return {FamilyKey(*map(int, np.unravel_index(c, sizes))): np.nonzero(code == c)[0] for c in found}
 
 
 def factorisations(number: int, num_parts: int) -> Ints:
@@ -224,14 +240,20 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
-    legal, illegal = _apply_rules(architecture, job, num_devices, columns, shape)
-    index = np.nonzero(legal)
+    illegal: Counter[str] = Counter()
+    found: list[tuple[Ints, ...]] = []
+    for number, schedule in enumerate(choices.schedule):
+        legal, broken = _apply_rules(architecture, job, num_devices, {**columns, "schedule": schedule}, shape)
+        illegal.update(broken)
+        index = np.nonzero(legal)
+        found.append((*index, np.full(len(index[0]), number)))
+    index = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
     kept, factorisation = np.unique(index[0], return_inverse=True)
     degrees = {axis: rows[kept, i] for i, axis in enumerate(AXES)}
     times = len(choices.policies)
     return Space(
-        choices, degrees, factorisation, index[1], index[2], index[3], index[4],
-        int(np.prod(shape)) * times, {name: count * times for name, count in illegal.items()},
+        choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
+        int(np.prod(shape)) * len(choices.schedule) * times, {name: count * times for name, count in illegal.items()},
     )  # fmt: skip
 
 

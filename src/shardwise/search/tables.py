@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,14 @@ from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees,
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.schedule.closed_form import BOTH_ENDS, SPLIT
 from shardwise.search.placed import Placed
-from shardwise.search.space import Space
+from shardwise.search.space import FamilyKey, Space
 from shardwise.symbolic import Value, Values
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
+PARTS = ("weight_s",)  # columns that other columns hold already
 
 
 def codes(*columns: Array) -> tuple[Ints, Ints]:
@@ -83,6 +85,19 @@ def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> 
     return cost._replace(step_fsdp_s=added, step_dp_s=0.0, step_control_s=0.0)
 
 
+class Stage(NamedTuple):
+    """A stage that can be the slowest or the fullest: whether it is the first or the last one, its number, its layers by kind.
+
+    Numbers and layers are over numbers of (pp, virtual). Where micro-batches come from both ends it is a device, with the
+    layers of both of its stages, and the first is the last as well.
+    """
+
+    first: bool
+    last: bool
+    number: Ints
+    layers: Mapping[str, Value]
+
+
 @dataclass(slots=True)
 class Tables:
     """All sub-tables of one search. `block_row[placed row, micro-batch]` numbers the rows of the block tables."""
@@ -91,10 +106,8 @@ class Tables:
     mode: Mapping[tuple[int, int], Ints]  # (sp, recompute) -> the fastest mode of each row, by its number
     block_row: Ints
     state: Mapping[tuple[int, int], Mapping[str, StateCost]]  # (sp, zero) -> unit -> columns over the placed rows
-    layers: Mapping[
-        int, Mapping[str, Value]
-    ]  # by stage that can be the worst: layers by kind, over (pp, virtual) numbers
-    fullest: Ints  # over (pp, virtual) numbers: layers of the stage that has the most
+    stages: Mapping[int, tuple[Stage, ...]]  # by schedule: those that can be the worst
+    fullest: Mapping[int, Ints]  # by schedule, over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
 
 
@@ -104,20 +117,20 @@ def build_tables(
     job: Job,
     space: Space,
     placed: Placed,
-    families: Iterable[tuple[int, int, int]],
+    families: Iterable[FamilyKey],
 ) -> Tables:
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = build.block_tables()
-    layers, stage_row = build.stages()
-    fullest = np.max([np.asarray(sum(kinds.values())) for kinds in layers.values()], axis=0)
-    return Tables(activation, mode, block_row, build.state_tables(), layers, fullest, stage_row)
+    stages, stage_row = build.stages()
+    fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
+    return Tables(activation, mode, block_row, build.state_tables(), stages, fullest, stage_row)
 
 
 class _Builder:
     def __init__(
         self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: Placed,
-        families: tuple[tuple[int, int, int], ...],
+        families: tuple[FamilyKey, ...],
     ) -> None:  # fmt: skip
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
@@ -140,7 +153,7 @@ class _Builder:
         by_mode = _ByMode(self, some, np.tile(sizes, len(rows)))
         row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
         policies = range(len(self.space.choices.recompute))
-        families = [(sp, policy) for sp in {sp for sp, _, _ in self.families} for policy in policies]
+        families = [(sp, policy) for sp in {key.sequence_parallel for key in self.families} for policy in policies]
         best = {family: by_mode.fastest(*family) for family in families}
         return {f: costs for f, (costs, _) in best.items()}, {f: mode for f, (_, mode) in best.items()}, row
 
@@ -153,7 +166,7 @@ class _Builder:
         links = self.placed.links(self.cluster.topology, rows)
         values = self.values(rows, np.ones_like(rows))
         tables = {}
-        for sp, zero in {(sp, zero) for sp, zero, _ in self.families}:
+        for sp, zero in {(key.sequence_parallel, key.zero) for key in self.families}:
             choices = self.space.choices
             family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
             tables[sp, zero] = {
@@ -164,30 +177,58 @@ class _Builder:
             }
         return tables
 
-    def stages(self) -> tuple[dict[int, dict[str, Value]], Ints]:
-        """Layers by kind of the stages that can be the worst: those with dense layers, the one after, and the last."""
+    def stages(self) -> tuple[dict[int, tuple[Stage, ...]], Ints]:
+        """The stages of each schedule that can be the worst, and the number of (pp, virtual) of each row."""
         pps, number = np.unique(self.space.degrees["pp"], return_inverse=True)
         virtual = self.space.choices.num_virtual_stages
-        worst = (*range(max(self.architecture.num_dense_layers, 1) + 1), -1)
-        held: dict[int, list[tuple[int, int]]] = {stage: [] for stage in worst}
-        for pp in pps.tolist():
-            for count in virtual:
-                for stage, layers in zip(worst, self.layers(pp, count, worst), strict=True):
-                    held[stage].append(layers)
+        every = [(pp, count) for pp in pps.tolist() for count in virtual]
         row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
-        return {stage: self.by_kind(np.array(layers, dtype=np.int64)) for stage, layers in held.items()}, row
+        schedules = sorted({key.schedule for key in self.families})
+        return {one: self.worst(self.space.choices.schedule[one], every) for one in schedules}, row
 
-    def layers(self, pp: int, num_virtual_stages: int, stages: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(all, dense) layers of some stages; of the last interior one where there are fewer."""
-        if pp * num_virtual_stages > self.architecture.num_layers:  # not legal
-            return [(0, 0)] * len(stages)
-        every = layers_per_stage(self.architecture, pp, num_virtual_stages)
-        dense = dense_layers_per_stage(self.architecture, pp, num_virtual_stages)
-        return [(every[min(stage, pp - 1)], dense[min(stage, pp - 1)]) for stage in stages]
+    def worst(self, schedule: str, every: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
+        """For each (pp, virtual) the same number of stages, the first and the last at their ends of the row."""
+        found = [_worst_stages(self.architecture, schedule, pp, count) for pp, count in every]
+        held = [_layers(self.architecture, schedule, *key, own) for key, own in zip(every, found, strict=True)]
+        numbers, layers = np.array(found, dtype=np.int64), np.array(held, dtype=np.int64)
+        last = 0 if schedule in BOTH_ENDS else numbers.shape[1] - 1
+        return tuple(
+            Stage(position == 0, position == last, numbers[:, position], self.by_kind(layers[:, position]))
+            for position in range(numbers.shape[1])
+        )
 
     def by_kind(self, layers: Ints) -> dict[str, Value]:
         dense = layers[:, 1] if self.architecture.num_dense_layers else 0
         return {"dense_block": dense, "block": layers[:, 0] - dense}
+
+
+def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
+    """Those with dense layers, the one after, and the last; in a pipeline with fewer, the last interior one again.
+
+    Where the backward pass is split, more micro-batches wait for their weight gradients the later the stage: then also the
+    last interior stage, and the last with as many layers as any. Of devices that hold two stages the first half stands for
+    the other.
+    """
+    early = range(max(architecture.num_dense_layers, 1) + 1)
+    end = max(pp // 2, 1) if schedule in BOTH_ENDS else pp
+    found = [min(stage, end - 1) for stage in early]
+    if schedule in SPLIT:
+        inner = range(early.stop, end if schedule in BOTH_ENDS else end - 1) or range(end - 1, end)
+        layers = [layers for layers, _ in _layers(architecture, schedule, pp, num_virtual_stages, inner)]
+        found += [max(zip(layers, inner, strict=True))[1], inner[-1]]
+    return found if schedule in BOTH_ENDS else [*found, pp - 1]
+
+
+def _layers(
+    architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int, stages: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(all, dense) layers of some stages, with those of their mirror images where micro-batches come from both ends."""
+    if pp * num_virtual_stages > architecture.num_layers:  # not legal
+        return [(0, 0)] * len(stages)
+    every = layers_per_stage(architecture, pp, num_virtual_stages)
+    dense = dense_layers_per_stage(architecture, pp, num_virtual_stages)
+    held = [{stage, pp - 1 - stage} if schedule in BOTH_ENDS else {stage} for stage in stages]
+    return [(sum(every[one] for one in own), sum(dense[one] for one in own)) for own in held]
 
 
 class _ByMode:
@@ -223,7 +264,8 @@ class _ByMode:
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it."""
-        times = [v for name, v in zip(ActivationCost._fields, costs["block"], strict=True) if name.endswith("_s")]
+        columns = zip(ActivationCost._fields, costs["block"], strict=True)
+        times = [value for name, value in columns if name.endswith("_s") and name not in PARTS]
         return np.broadcast_to(sum(times, start=0.0), np.shape(self.degrees["cp"]))
 
 

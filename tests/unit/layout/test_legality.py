@@ -16,13 +16,13 @@ from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.legality import (
     RULES,
     degrees_of,
-    natural_schedule,
     num_micro_batches,
     require_legal,
     seqs_per_replica,
     violations,
 )
 from shardwise.model.architecture import Architecture
+from shardwise.schedule.closed_form import NATURAL, SCHEDULES, natural_schedule
 
 MODEL = Architecture(
     name="m", num_layers=12, d_model=768, d_ff=3 * 512, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=1000
@@ -101,6 +101,18 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("'interleaved' with pp = 8 and num_virtual_stages = 1", "'1f1b' is required"),
         Layout(pp=8, schedule="1f1b"),
     ),
+    "schedule_batch": (
+        8,
+        Layout(pp=8, micro_batch_seqs=2, schedule="zb_h2"),
+        ("zb_h2 requires at least 15 micro-batches", "there are 8 for pp = 8", "schedule=1f1b"),
+        Layout(pp=8, schedule="zb_h2"),
+    ),
+    "layers_per_stage": (
+        4,
+        Layout(pp=4, schedule="1f1b", layers_per_stage=(4, 4, 4)),
+        ("3 stages are given for pp = 4",),
+        Layout(pp=4, schedule="1f1b", layers_per_stage=(4, 1, 5, 2)),
+    ),
 }
 JOBS = {"sequence_by_tp": Job(global_batch_tokens=770 * 16, seq_len=770)}
 MODELS = {
@@ -114,7 +126,7 @@ def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
 
 
 def test_every_rule_has_its_case() -> None:
-    assert set(BROKEN) == {rule.name for rule in RULES} | {"schedule"}
+    assert set(BROKEN) == {rule.name for rule in RULES} | {"layers_per_stage"}
 
 
 @pytest.mark.parametrize("rule", BROKEN)
@@ -155,10 +167,11 @@ def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, lay
         assert int(fsdp) * layout.dp * layout.tp * layout.cp * layout.pp == num_devices
 
 
-@pytest.mark.parametrize("schedule", ["none", "afab", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (4, 1), (4, 2)])
 def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None:
-    legal = {(1, 1): ("none",), (4, 1): ("afab", "1f1b"), (4, 2): ("interleaved",)}[pp, virtual]
+    plain = ("afab", "1f1b", "zb_h1", "zb_h2", "dualpipe")
+    legal = {(1, 1): ("none",), (4, 1): plain, (4, 2): ("interleaved",)}[pp, virtual]
     problems = violations(MODEL, JOB, pp, Layout(pp=pp, num_virtual_stages=virtual, schedule=schedule))
     assert (problems == []) == (schedule in legal)
     assert natural_schedule(pp, virtual) in legal
@@ -184,13 +197,13 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
         seen = set()
-        for number in range(len(CP_VARIANTS)):
-            own = {**columns, "cp_variant": number}
+        for number, schedule in itertools.product(range(len(CP_VARIANTS)), (NATURAL, *SCHEDULES)):
+            if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
+                continue
+            chosen = {"cp_variant": number, "schedule": schedule}
+            own = {**columns, **chosen}
             together = np.broadcast_to(rule.legal(MODEL, JOB, 12, own), len(rows))
-            alone = [
-                bool(rule.legal(MODEL, JOB, 12, {**dict(zip(axes, row, strict=True)), "cp_variant": number}))
-                for row in rows
-            ]
+            alone = [bool(rule.legal(MODEL, JOB, 12, {**dict(zip(axes, row, strict=True)), **chosen})) for row in rows]
             assert together.tolist() == alone, rule.name
             seen |= set(alone)
         assert seen == {True, False}, rule.name

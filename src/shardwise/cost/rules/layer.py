@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from shardwise.cost.rules.bounds import AxisOverlap
 from shardwise.cost.rules.roofline import ProductTimes
 from shardwise.errors import InputError
+from shardwise.schedule.closed_form import Passes, bubble_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,24 +198,22 @@ def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple
     return tuple(tuple(start + i + 1 for start in own for i in range(run)) for own in starts)
 
 
-BubbleSchedule = Literal["1f1b", "zb1p", "dualpipe"]
+BubbleSchedule = Literal["1f1b", "zb1p", "zb2p", "zb_h1", "zb_h2", "dualpipe"]
+ALSO = {"zb1p": "zb_h1", "zb2p": "zb_h2"}  # other names of the two: their authors' code, the playbook
 
 
 def pipeline_bubble_s(
     schedule: BubbleSchedule, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
 ) -> float:  # fmt: skip
-    """Seconds that a stage waits in a step: 1F1B (p - 1)(F + B), ZB-H1 (p - 1)(F + B - 2W), DualPipe (p/2 - 1)(FB + B - 3W).
+    """Seconds that a stage waits in a step under one of the schedules, for passes of these times; see `bubble_s`.
 
     backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
     forward and a backward pass run together. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
-    if schedule == "1f1b":
-        return (pp - 1) * (forward_s + backward_s)
-    if schedule == "zb1p":
-        return (pp - 1) * (forward_s + backward_s - 2.0 * weight_s)
-    if schedule == "dualpipe":
-        return (pp / 2.0 - 1.0) * (overlapped_s + backward_s - 3.0 * weight_s)
-    raise InputError(f"schedule: found {schedule!r}; one of 1f1b, zb1p, dualpipe is required")
+    if schedule not in get_args(BubbleSchedule):
+        raise InputError(f"schedule: found {schedule!r}; one of {', '.join(get_args(BubbleSchedule))} is required")
+    passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
+    return float(bubble_s(ALSO.get(schedule, schedule), pp, 1, passes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from shardwise.units import format_bytes
 
 NODE = 8  # devices that the playbook's recipes put tensor parallelism over: its nodes have 8 GPUs
 LEGAL, FIT, BATCH, THROUGHPUT = 0, 1, 2, 3  # the steps; rules of layouts come before the first
-BATCH_RULES = ("micro_batch:", "virtual_stages:")  # rules of legality that are about the batch
+BATCH_RULES = ("micro_batch:", "virtual_stages:", "schedule_batch:")  # rules of legality that are about the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _without(layout: Layout, axis: str) -> Layout:
     if axis == "tp":
         values["sequence_parallel"] = False
     if axis == "pp":
-        values |= {"num_virtual_stages": 1, "schedule": "none"}
+        values |= {"num_virtual_stages": 1, "schedule": "none", "layers_per_stage": None}
     return replace(layout, **values)
 
 

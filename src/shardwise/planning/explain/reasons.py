@@ -71,10 +71,10 @@ def verdict(other: Estimate, best: Estimate) -> str:
 def changed_fields(layout: Layout, other: Layout) -> dict[str, tuple[object, object]]:
     """Fields that differ, without the placement, as (this layout's, the other's).
 
-    The schedule counts where the stages do not decide it.
+    The schedule and the layers of each stage count where the number of stages does not decide them.
     """
     staged = (layout.pp, layout.num_virtual_stages) == (other.pp, other.num_virtual_stages)
-    names = (*FIELDS, "schedule") if staged else FIELDS
+    names = (*FIELDS, "schedule", "layers_per_stage") if staged else FIELDS
     pairs = {name: (getattr(layout, name), getattr(other, name)) for name in names}
     return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
 

@@ -14,6 +14,7 @@ from shardwise.planning.explain.against import Against, Nearest, against, best_p
 from shardwise.planning.explain.constants import Constant, constants
 from shardwise.planning.explain.options import Option, options
 from shardwise.planning.explain.reasons import MODEL_ERROR
+from shardwise.planning.explain.schedules import Scheduled, schedules
 from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
 from shardwise.planning.explain.terms import Term, term
 from shardwise.planning.plan import Plan
@@ -35,6 +36,7 @@ class Explanation:
     throughput: Throughput
     runners_up: tuple[RunnerUp, ...]
     options: tuple[Option, ...]
+    schedules: tuple[Scheduled, ...]
     run: Run | None
     constants: tuple[Constant, ...]
     against: Against | None = None
@@ -53,7 +55,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
         fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
-        options=options(priced), run=priced.run, constants=constants(priced),
+        options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
         against=against(priced, other, nearest) if other else None,
         terms=_terms(priced, other, term_name) if term_name else (), notes=(*_moved(plan, priced), *priced.estimate.notes),
     )  # fmt: skip

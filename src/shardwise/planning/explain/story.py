@@ -17,7 +17,7 @@ from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_re
 from shardwise.model.counts import num_params
 from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
-from shardwise.planning.explain.terms import FORMULAS
+from shardwise.planning.explain.terms import symbols_of
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes
 
@@ -106,7 +106,7 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),
         memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
         margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
-        binding=binding(plan), memory=shares("memory", priced.memory), smallest_change=smallest_change,
+        binding=binding(plan), memory=shares("memory", priced.memory, plan.layout), smallest_change=smallest_change,
     )  # fmt: skip
 
 
@@ -226,15 +226,16 @@ def throughput(plan: Plan) -> Throughput:
     priced = plan.estimate
     return Throughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
-        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap, time=shares("time", priced.time), hidden=priced.hidden,
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap,
+        time=shares("time", priced.time, plan.layout), hidden=priced.hidden,
     )  # fmt: skip
 
 
-def shares(tree: str, terms: Mapping[str, float]) -> tuple[Share, ...]:
+def shares(tree: str, terms: Mapping[str, float], layout: Layout) -> tuple[Share, ...]:
     """The terms of a tree that are not nothing, in its order."""
     whole = sum(terms.values())
     return tuple(
-        Share(term=term, value=value, share=value / whole, formula=FORMULAS[f"{tree}.{term}"].symbols)
+        Share(term=term, value=value, share=value / whole, formula=symbols_of(f"{tree}.{term}", layout))
         for term, value in terms.items()
         if value > 0
     )

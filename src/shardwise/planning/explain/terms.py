@@ -59,7 +59,7 @@ FORMULAS: Mapping[str, Formula] = {
     "time.fsdp": Formula(f"weights and gradients of ZeRO: {_TRAFFIC}", "Σ max(traffic - compute, 0)"),
     "time.dp": Formula(f"gradients of the replicas, once per step: {_TRAFFIC}", "max(traffic - compute, 0)"),
     "time.control": Formula("the loss, summed once per step", "latency and 4 bytes"),
-    "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) / (v · m) · busy time"),
+    "time.bubble": Formula("stages that wait for the first and the last micro-batch", "(p - 1) · (F + B) / v"),
     "time.host": Formula(
         "activations to the host and back, beside each pass, and the optimizer's state through the device, beside the update",
         "m · Σ max(bytes / PCIe rate - pass, 0) + max(bytes of state / PCIe rate - update, 0)",
@@ -83,6 +83,10 @@ FORMULAS: Mapping[str, Formula] = {
     "memory.buffers": Formula("input and output of the largest collective on activations", "2 · largest payload"),
     "memory.runtime": Formula("context, libraries and fragments", "a constant of the chip"),
 }
+# F, B and W: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights' gradients.
+BUBBLES: Mapping[str, str] = {
+    "zb_h1": "(p - 1) · (F + B - 2W)", "zb_h2": "(p - 1) · (F + B - 3W)", "dualpipe": "(p/2 - 1) · (F&B + B - 3W)",
+}  # fmt: skip
 MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
@@ -93,6 +97,12 @@ MEANINGS: Mapping[str, str] = {
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
     "p": "pipeline stages", "v": "virtual stages of a stage",
 }  # fmt: skip
+
+
+def symbols_of(name: str, layout: Layout) -> str:
+    """A term's formula in symbols; that of the bubble is the schedule's."""
+    own = BUBBLES.get(layout.schedule) if name == "time.bubble" else None
+    return own or FORMULAS[name].symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +153,10 @@ def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     values = _values(plan, layout)
     found = [read for read in _Reader(plan, layout).read(name) if read.expression]
-    formula = FORMULAS[name]
     return Term(
         name=name, layout=str(layout), value=terms[own], unit="s" if tree == "time" else "B",
         share=terms[own] / sum(terms.values()), hidden_s=hidden.get(own, 0.0),
-        words=formula.words, formula=formula.symbols,
+        words=FORMULAS[name].words, formula=symbols_of(name, layout),
         inputs=_inputs(plan, layout, found, values),
         derived=tuple(
             Derived(what=r.what, expression=str(r.expression), value=float(r.expression.evaluate(values))) for r in found

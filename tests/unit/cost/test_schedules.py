@@ -1,0 +1,243 @@
+"""What a step takes and holds under each schedule of pipelines, against sums by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import Estimate, Pricing, estimate
+from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.cost.step import stage_cost, step_time
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.job import OVERLAPS, Job, Overlap, precision_named
+from shardwise.layout.layout import Layout
+from shardwise.layout.shardings import Family, atomic_degrees
+from shardwise.model.load import load_model
+from shardwise.schedule.closed_form import SCHEDULES, Schedule
+
+MODEL = load_model("llama-3-8b")
+JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas
+CLUSTER = load_cluster("h100:512")
+PIPELINES = tuple(schedule for schedule in SCHEDULES if schedule not in ("none", "interleaved"))
+FEW = Job(global_batch_tokens=32 * 1024, seq_len=1024)
+
+
+def layout(schedule: Schedule, **changes: object) -> Layout:
+    return dataclasses.replace(Layout(dp=32, tp=2, pp=8, sequence_parallel=True, schedule=schedule), **changes)  # type: ignore[arg-type]
+
+
+def priced(schedule: Schedule, overlap: Overlap = "per_axis", **changes: object) -> Estimate:
+    return estimate(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap), layout(schedule, **changes))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3-175b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_weights_part_of_the_backward_pass_is_a_product_for_each_weight(name: str, recompute: str) -> None:
+    """As many FLOPs as the forward products, which are what is left of the forward pass without attention."""
+    model = load_model(name)
+    pricer = UnitPricer(model, CLUSTER.chip, precision_named("bf16"))
+    values = unit_values(model, 4096, atomic_degrees(model, {**dict.fromkeys(("dp", "fsdp", "tp", "cp", "pp", "ep"), 1),
+                                                            "micro_batch_seqs": 2}))  # fmt: skip
+    parts = pricer.parts(pricer.of_structure(Family(0, False, recompute)), "block")
+    kernels = [kernel for kernel in parts.kernels if kernel.phase in ("forward", "backward")]
+    done = sum(kernel.flops.evaluate(values) for kernel in kernels if kernel.makes_gradients)
+    products = sum(k.flops.evaluate(values) for k in kernels if k.phase == "forward" and k.kind == "contract")
+    assert done == pytest.approx(products, rel=1e-12)
+    assert {kernel.kind for kernel in kernels if kernel.makes_gradients} == {"contract"}
+
+
+def test_what_waits_for_the_weights_part_is_what_the_paper_counts() -> None:
+    """Qi et al. 2023, table 1: 32 bytes for each token and each of D, with four heads' widths and F = 4D in two bytes."""
+    model = load_model("gpt-3-175b")
+    assert (model.d_ff, model.num_heads * model.head_dim) == (4 * model.d_model, model.d_model)
+    pricing = Pricing(model, CLUSTER, JOB, Layout(dp=64, pp=8, schedule="zb_h1"))
+    block = pricing.unit_costs()[0]["block"]
+    assert block.waiting_bytes == 32 * JOB.seq_len * model.d_model
+
+
+def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
+    activation, _ = Pricing(MODEL, CLUSTER, JOB, layout("zb_h1")).unit_costs()
+    for unit, cost in activation.items():
+        assert 0 <= cost.weight_s <= cost.backward_s, unit
+    assert 0.3 < activation["block"].weight_s / activation["block"].backward_s < 0.5  # attention has none
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_terms_add_up(schedule: Schedule, overlap: Overlap) -> None:
+    found = priced(schedule, overlap)
+    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+    assert sum(found.memory.values()) == pytest.approx(found.memory_bytes, rel=1e-12)
+    assert min(*found.time.values(), *found.memory.values(), *found.hidden.values()) >= 0
+
+
+def passes(schedule: Schedule, stage: int) -> tuple[float, float, float, float]:
+    """F, B and W of a stage with exposed traffic, and F and B together, by hand."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule))
+    activation, state = pricing.unit_costs()
+    cost = stage_cost(pricing.counts(stage), activation, state, schedule)
+    open_f = cost.forward_traffic["tp"] + cost.forward_traffic["pp"]
+    open_b = cost.backward_traffic["tp"] + cost.backward_traffic["pp"]
+    together = cost.forward_s + cost.backward_s + cost.forward_traffic["tp"] + cost.backward_traffic["tp"]
+    return cost.forward_s + open_f, cost.backward_s + open_b, cost.weight_s, together
+
+
+@pytest.mark.parametrize(("schedule", "parts"), [("afab", 0), ("1f1b", 0), ("zb_h1", 2), ("zb_h2", 3)])
+def test_bubbles_by_hand(schedule: Schedule, parts: int) -> None:
+    """(p - 1)(F + B) less two or three times W, of the stage that takes longest with it."""
+    found = []
+    for stage in range(8):
+        forward, backward, weight, _ = passes(schedule, stage)
+        assert (weight > 0) == (parts > 0)
+        bubble = 7 * (forward + backward - parts * weight)
+        found.append((16 * (forward + backward) + bubble, bubble))
+    assert priced(schedule).time["bubble"] == pytest.approx(max(found)[1], rel=1e-12)
+
+
+def test_dualpipe_by_hand() -> None:
+    """A device has two stages: its passes are the mean of both's. Of 16 micro-batches 7 run in pairs. The gradients are
+    exchanged with the device that holds the same weights."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe"))
+    _, state = pricing.unit_costs()
+    expected = []
+    for device in range(4):
+        forward, backward, weight, together = (value / 2 for value in passes("dualpipe", device))
+        bubble = 3 * (together + backward - 3 * weight)
+        held = pricing.counts(device).held
+        exchange = sum(count * state[unit].exchange_s for unit, count in held.items() if count)
+        update = sum(count * state[unit].update_s for unit, count in held.items() if count)
+        expected.append((7 * together + 9 * (forward + backward) + bubble + exchange + update, bubble))
+        assert exchange > 0
+    found = priced("dualpipe")
+    seconds, bubble = max(expected)
+    assert found.time["bubble"] == pytest.approx(bubble, rel=1e-12)
+    assert found.step_time_s - found.time["dp"] - found.time["control"] == pytest.approx(seconds, rel=1e-12)
+
+
+def test_dualpipe_hides_the_experts_traffic_of_pairs() -> None:
+    """16 of 32 micro-batches less one and the stages run in pairs: their AllToAlls hide, and the others' do not."""
+    model, job = load_model("qwen3-30b-a3b"), Job(global_batch_tokens=8 * 32 * 4096, seq_len=4096)
+    shape = Layout(fsdp=8, ep=8, pp=8, zero_stage=1, schedule="1f1b")
+    plain = estimate(model, load_cluster("h100:64"), job, shape)
+    both = estimate(model, load_cluster("h100:64"), job, dataclasses.replace(shape, schedule="dualpipe"))
+    assert both.time["ep"] == pytest.approx(9 / 32 * plain.time["ep"], rel=0.1)
+    assert both.hidden["ep"] == pytest.approx(23 / 32 * plain.time["ep"], rel=0.1)
+    assert "ep" not in plain.hidden
+
+
+def test_passes_together_hide_what_a_pass_alone_shows() -> None:
+    traffic = {"tp": 1.0, "ep": 3.0, "pp": 0.5, "fsdp": 2.0}
+    assert exposed_s("per_axis", 4.0, traffic) == 4.5
+    assert exposed_s("per_axis", 4.0, traffic, HIDEABLE_TOGETHER) == 1.0 + 1.5
+    by_axis = exposed_by_axis("per_axis", 4.0, traffic, HIDEABLE_TOGETHER)
+    assert by_axis["tp"] == 1.0
+    assert by_axis["ep"] == pytest.approx(1.5 * 3 / 5.5)
+    assert sum(by_axis.values()) == pytest.approx(2.5)
+
+
+def test_a_device_holds_a_stage_and_its_mirror_image() -> None:
+    one_way, both_ways = (Pricing(MODEL, CLUSTER, JOB, layout(schedule)) for schedule in ("1f1b", "dualpipe"))
+    costs = one_way.unit_costs()
+    single = [one_way.memory(stage, one_way.counts(stage), *costs) for stage in range(8)]
+    for stage in range(8):
+        both = both_ways.memory(stage, both_ways.counts(stage), *costs)
+        for term in ("parameters", "gradients", "master", "optimizer"):
+            assert both[term] == pytest.approx(single[stage][term] + single[7 - stage][term], rel=1e-12), term
+        assert both_ways.counts(stage).layers == both_ways.counts(7 - stage).layers
+
+
+def by_stage(schedule: Schedule, **changes: object) -> list[float]:
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, **changes))
+    activation, state = pricing.unit_costs()
+    block = activation["block"].saved_bytes
+    head = activation["head"].saved_bytes
+    found = []
+    for stage in range(8):
+        counts = pricing.counts(stage)
+        kept = pricing.memory(stage, counts, activation, state)["activations"] - counts.head * head
+        found.append(kept / block / counts.layers["block"])
+    return found
+
+
+def test_micro_batches_in_flight_on_each_stage() -> None:
+    """Qi et al.: p and 2p - 1 of them; DeepSeek: p + 1, for either of a device's two stages half as many."""
+    assert by_stage("1f1b") == pytest.approx([8, 7, 6, 5, 4, 3, 2, 1])
+    assert by_stage("afab") == pytest.approx([16] * 8)
+    assert by_stage("zb_h1") == pytest.approx([8] * 8)
+    assert by_stage("zb_h2") == pytest.approx([15] * 8)
+    assert by_stage("dualpipe") == pytest.approx([4.5] * 8)
+
+
+def test_what_waits_counts_where_it_is_more_than_what_is_saved() -> None:
+    """With full recomputation only the input is saved, and W waits for all that the products take: (p - i) M_B + i M_W."""
+    activation, _ = Pricing(MODEL, CLUSTER, JOB, layout("zb_h1", recompute="full")).unit_costs()
+    block = activation["block"]
+    ratio = block.waiting_bytes / block.saved_bytes
+    assert ratio > 5
+    assert by_stage("zb_h1", recompute="full") == pytest.approx([8 - i + i * ratio for i in range(8)])
+    assert by_stage("zb_h2", recompute="full") == pytest.approx([15 - 2 * i + 2 * i * ratio for i in range(8)])
+
+
+def test_the_layers_of_each_stage_may_be_given() -> None:
+    """The stage with the most sets the time and holds the most; what is uneven is stated."""
+    given = (2, 4, 4, 4, 4, 4, 4, 6)
+    even, uneven = priced("1f1b", layers_per_stage=(4,) * 8), priced("1f1b", layers_per_stage=given)
+    assert uneven.waste["stages"] == pytest.approx(1 - 32 / 48)
+    assert "stages" not in even.waste
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout("1f1b", layers_per_stage=given))
+    assert [pricing.counts(stage).layers["block"] for stage in range(8)] == list(given)
+    activation, _ = pricing.unit_costs()
+    seconds = 6 * activation["block"].forward_s + activation["head"].forward_s
+    assert uneven.time["forward"] == pytest.approx(16 * seconds, rel=1e-12)
+    assert uneven.memory["parameters"] > even.memory["parameters"]
+
+
+def test_dense_layers_are_the_first_whatever_the_stages_hold() -> None:
+    model = dataclasses.replace(
+        MODEL, num_layers=8, num_experts=8, experts_per_token=2, num_dense_layers=3, dense_d_ff=4096
+    )
+    shape = Layout(pp=4, schedule="1f1b", layers_per_stage=(1, 4, 2, 1))
+    pricing = Pricing(model, load_cluster("h100:4"), FEW, shape)
+    dense = [pricing.counts(stage).layers["dense_block"] for stage in range(4)]
+    assert dense == [1, 2, 0, 0]
+    assert [pricing.counts(stage).layers["block"] for stage in range(4)] == [0, 2, 2, 1]
+
+
+def test_what_waits_is_kept_as_the_products_take_it() -> None:
+    """A byte for an element and the scales of tiles in fp8, in place of two; as it was where inputs are not kept cast."""
+
+    def waiting(precision: str) -> float:
+        pricing = Pricing(MODEL, CLUSTER, dataclasses.replace(JOB, precision=precision), layout("zb_h1"))
+        return float(pricing.unit_costs()[0]["block"].waiting_bytes)
+
+    recipe = precision_named("fp8_deepseek_v3")
+    assert waiting("fp8_deepseek_v3") == pytest.approx(waiting("bf16") * recipe.cast_bytes() / 2, rel=1e-12)
+    assert waiting("fp8_torchao") == waiting("bf16")
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2", "dualpipe"])
+def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_are_made(schedule: Schedule) -> None:
+    """On the device are two layers, and all that waits: most of it on the last stage, or in the middle from both ends."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, offload="activations"))
+    activation, state = pricing.unit_costs()
+    block = activation["block"]
+    held = 2 if schedule == "dualpipe" else 1
+    for stage in (1, 3, 6):
+        found = pricing.memory(stage, pricing.counts(stage), activation, state)["activations"]
+        waits = {"zb_h1": stage, "zb_h2": 2 * stage, "dualpipe": (min(stage, 7 - stage) + 1) / 2}[schedule]
+        layers = pricing.layers[stage] + (pricing.layers[7 - stage] if held == 2 else 0)
+        assert found == pytest.approx(2 * block.saved_bytes + waits * layers * block.waiting_bytes, rel=1e-12)
+
+
+def test_transfers_to_the_host_lie_beside_each_part_of_a_schedule() -> None:
+    """A slow link to the host makes every pass as long as its transfers; together they go both ways at once."""
+    chip = dataclasses.replace(CLUSTER.chip, pcie_bytes_per_s=1e9)
+    slow = dataclasses.replace(CLUSTER, chip=chip)
+    for schedule, times in {"1f1b": 2 * 16, "zb_h1": 2 * 16, "dualpipe": 2 * 8 - (16 - 8 - 1) / 2}.items():
+        pricing = Pricing(MODEL, slow, JOB, layout(schedule, offload="activations"))  # type: ignore[arg-type]
+        activation, state = pricing.unit_costs()
+        cost = stage_cost(pricing.counts(3), activation, state, schedule, pricing.host)
+        found = step_time(cost, pricing.pipeline, "per_axis")
+        assert found.total_s - found.bubble_s - cost.update_s == pytest.approx(times * cost.host_s, rel=1e-12)
