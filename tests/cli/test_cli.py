@@ -176,7 +176,13 @@ def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) 
         elif isinstance(value, list):
             text = ",".join(map(str, value))
         else:
-            text = str(value).lower() if isinstance(value, bool) else {"etp": "none"}.get(key, "all") if value is None else str(value)
+            text = (
+                str(value).lower()
+                if isinstance(value, bool)
+                else {"etp": "none"}.get(key, "all")
+                if value is None
+                else str(value)
+            )
         words.append(f"{key}={text}")
     code, out, _ = run(capsys, *ESTIMATE, "--layout", " ".join(words), "--json")
     assert code == 0
@@ -188,6 +194,15 @@ def test_zero_stage_defaults_to_three_with_fsdp(capsys: pytest.CaptureFixture[st
     _, replicated, _ = run(capsys, *ESTIMATE, "--layout", "dp=8 recompute=full", "--json")
     assert json.loads(sharded)["layout"]["zero_stage"] == 3
     assert json.loads(replicated)["layout"]["zero_stage"] == 0
+
+
+def test_a_printed_layout_with_whole_experts_can_be_given_again(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("estimate", "deepseek-v3", "h100:256", "--batch-tokens", "4Mi", "--seq-len", "4096", "--layout")
+    words = "fsdp=32 tp=8 ep=64 etp=1 recompute=full"
+    _, out, _ = run(capsys, *job, words)
+    degrees = next(line.strip() for line in out.splitlines() if line.startswith("  dp="))
+    assert degrees == "dp=1 fsdp=32 tp=8 cp=1 pp=1 ep=64 etp=1"
+    assert run(capsys, *job, f"{degrees} recompute=full")[1] == out
 
 
 def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,7 @@ def _layout(plan: Plan) -> str:
         f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
     ]
     if layout.expert_tp != layout.tp:
+        lines[1] += f" etp={layout.expert_tp}"
         lines.append(f"  experts are whole: tp = {layout.tp} is a part of ep = {layout.ep}")
     if layout.recompute_layers is not None:
         lines.append(f"  recompute of the first {layout.recompute_layers} layers of each stage")
