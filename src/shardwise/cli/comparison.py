@@ -33,11 +33,11 @@ def _said(met: bool | None) -> str:
 
 
 def comparison_report(comparison: Comparison) -> str:
-    """The table, the choice with its reason, each cluster's layout, what is absent."""
+    """The table with what holds for its figures, the choice with its reason, each cluster's layout, what is absent."""
     assert comparison.chosen is not None
     chosen = comparison.contenders[comparison.chosen]
     sections = [
-        comparison_table(comparison),
+        "\n".join([comparison_table(comparison), *_notes(comparison)]),
         f"chosen: {chosen.cluster}, {comparison.reason}",
         "\n".join(["layouts", *(f"  {one.cluster:<20} {_layout(one)}" for one in comparison.contenders)]),
     ]
@@ -60,6 +60,15 @@ def comparison_table(comparison: Comparison) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append(("* " if number - 1 == comparison.chosen else "  ") + "  ".join(cells))
     return "\n".join(lines)
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """What each estimate says about itself; a note that several share is said once."""
+    clusters: dict[str, list[str]] = {}
+    for one in comparison.contenders:
+        for note in one.notes:
+            clusters.setdefault(note, []).append(one.cluster)
+    yield from (f"  note: {', '.join(names)}: {note}" for note, names in clusters.items())
 
 
 def _layout(one: Contender) -> str:
