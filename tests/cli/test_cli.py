@@ -264,6 +264,13 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
     ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),
     ([*PLAN, "--set", "run.colour=2"], ["no 'colour'", "failures_per_device_hour"]),
+    (
+        [*PLAN, "--set", "chip.memory_bytes=141GB/s"],
+        ["--set chip.memory_bytes", "'141GB/s'", "a number in B is required"],
+    ),
+    ([*PLAN[:-2], "--tokens", "15 TB"], ["--tokens", "'15 TB'", "a number without a unit is required"]),
+    ([*PLAN[:5], "--seq-len", "8192 B"], ["--seq-len", "'8192 B'", "a number without a unit is required"]),
+    (["collective", "all-gather", "1GB/s", "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "'1GB/s'", "a number in B"]),
     ([*PLAN, "--precision", "fp7"], ["'fp7'", "bf16"]),
     ([*PLAN, "--overlap", "none"], ["'none'", "per_axis, sum, max"]),
     ([*PLAN, "--out", "/nowhere/at/all/plan.json"], ["cannot write"]),

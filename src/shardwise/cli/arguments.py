@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError
-from shardwise.units import parse_count, parse_quantity
+from shardwise.units import parse_count, parse_quantity, unit_of
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
@@ -135,7 +135,7 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
             parse_count(arguments.batch_tokens, what="--batch-tokens") if arguments.batch_tokens is not None else None
         ),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
-        lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
+        lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
     )
     # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
     seq_len = (
@@ -184,7 +184,7 @@ def convert(text: str, like: Any, what: str) -> Any:
     if isinstance(like, int):
         return parse_count(text, what=what) if text != "0" else 0
     if isinstance(like, float) or like is None:
-        return parse_quantity(text, what=what)
+        return parse_quantity(text, what=what, unit=unit_of(what))
     if isinstance(like, str):
         return text
     raise InputError(f"{what}: this value has parts and cannot be set in one word")

@@ -86,4 +86,4 @@ def _peaks(reader: TableReader) -> dict[str, float]:
         reader.wrong("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
         return {}
     peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
-    return {dtype: peaks.quantity(dtype) for dtype in given if dtype in BYTES_PER_ELEMENT}
+    return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in given if dtype in BYTES_PER_ELEMENT}
