@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,30 @@ def test_wrong_input_is_said_and_exits_2(
     assert err.startswith("error: ")
     for part in parts:
         assert part in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([*PLAN[:-2], "--tokens", ""], "--tokens"),
+        ([*PLAN, "--out", " "], "--out"),
+        ([*PLAN, "--pin", ""], "--pin"),
+        (["plan", "", *PLAN[2:]], "model"),
+        (["plan", "llama-3-8b", "h100:8", "", *PLAN[3:]], "cluster"),
+        (["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", ""], "--plot"),
+        (["kv-cache", "llama-3-8b", "--context", "8", "--on", ""], "--on"),
+        (["explain", "plan.json", "--term", ""], "--term"),
+        (["explain", ""], "FILE"),
+        (["show", "models", ""], "NAME"),
+    ],
+)
+def test_an_empty_text_is_not_taken_for_nothing(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert re.search(rf"argument {name}\b.*: found '\s*'; a value is required", capsys.readouterr().err, re.I)
 
 
 def test_all_violations_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def configure(verbs: Any) -> None:
     )  # fmt: skip
     add_job_arguments(parser, sizes=(BATCH, str(SEQ_LEN)))
     parser.add_argument(
-        "--layout", required=True, action="append", metavar="TEXT",
+        "--layout", type=str, required=True, action="append", metavar="TEXT",
         help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
     parser.add_argument(

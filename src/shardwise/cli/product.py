@@ -27,7 +27,7 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
         "expression", help="such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]'; sizes and format may stand inline"
     )
     parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, such as X=4,Y=8")
-    parser.add_argument("--size", default="", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
+    parser.add_argument("--size", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
     parser.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
     parser.add_argument(
         "--on",
@@ -81,7 +81,7 @@ def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression
             f"reshard: found {arguments.expression!r}; one tensor before and after is required: A[I_X, J] -> A[I, J_X]"
         )
     mesh = Mesh(tuple(_assignments(arguments.mesh, "--mesh").items()))
-    return shard_expression(expression, mesh, _assignments(arguments.size, "--size"), arguments.dtype)
+    return shard_expression(expression, mesh, _assignments(arguments.size or "", "--size"), arguments.dtype)
 
 
 def _assignments(text: str, what: str) -> dict[str, int]:
