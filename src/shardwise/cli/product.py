@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shardwise.layout.expression import ShardedExpression
 
 SCHEMA = "shardwise.matmul/1"
+RESHARD_SCHEMA = "shardwise.reshard/1"
+MOST_DRAWN = 1024  # devices; more cells than that nobody reads
+MOST_SIZE = 10**12  # of a dim: products of such sizes stay finite and exact enough
 Payload = dict[str, Any]
 
 
@@ -56,13 +59,14 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     from shardwise.cost.product import price_product
 
     made = _made(arguments, one_operand)
+    _check_drawn(arguments, made)
     on = place_mesh(made.mesh, arguments.on) if arguments.on else None
     report = price_product(made, on, objective=arguments.objective, free=free, with_backward=backward)
     if arguments.emit:
         from shardwise.execute.emit import emit
 
         return emit(made, report.steps, arguments.emit)
-    payload = product_payload(report)
+    payload = product_payload(report) | ({"schema": RESHARD_SCHEMA} if one_operand else {})
     text = [product_text(report)]
     for extra, shown in (_ran(arguments, report), _verified(arguments, report), _drawn(arguments, report)):
         payload |= extra
@@ -91,7 +95,10 @@ def _assignments(text: str, what: str) -> dict[str, int]:
         name, equals, value = part.partition("=")
         if not equals or not name.strip() or name.strip() in found:
             raise InputError(f"{what}: found {part!r} in {text!r}; NAME=SIZE,NAME=SIZE is required, each name once")
-        found[name.strip()] = parse_count(value.strip(), what=f"{what} {name.strip()}")
+        size = parse_count(value.strip(), what=f"{what} {name.strip()}")
+        if size > MOST_SIZE:
+            raise InputError(f"{what} {name.strip()}: found {value.strip()!r}; at most {MOST_SIZE:.0e} is required")
+        found[name.strip()] = size
     return found
 
 
@@ -208,6 +215,14 @@ def _compared(ours: ProgramCost, xla: XlaReport) -> str:
 
 
 _BACKENDS: dict[str, Any] = {"xla": "cpu", "xla-gpu": "gpu", "xla-tpu": "tpu"}
+
+
+def _check_drawn(arguments: argparse.Namespace, made: ShardedExpression) -> None:
+    """Refuse a picture of too many devices, before anything is searched."""
+    if arguments.draw and made.mesh.num_devices > MOST_DRAWN:
+        raise InputError(
+            f"--draw: found {made.mesh.num_devices:,} devices; at most {MOST_DRAWN:,} are required, such as --mesh X=4,Y=8"
+        )
 
 
 def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
