@@ -264,6 +264,13 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
     ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),
+    *(
+        (
+            [verb, "gpt-2", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096", *layout],
+            ["sequences of 4,096 tokens", "1,024 rows", "--seq-len 1024", "model.max_positions=4096"],
+        )
+        for verb, layout in (("plan", ()), ("estimate", ("--layout", "fsdp=8")), ("memory", ("--layout", "fsdp=8")))
+    ),
     ([*PLAN, "--set", "run.colour=2"], ["no 'colour'", "failures_per_device_hour"]),
     (
         [*PLAN, "--set", "chip.memory_bytes=141GB/s"],

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
     model, cluster, job = _resolve(arguments)
+    model.require_positions(job.seq_len)
     layouts = parse_layouts(arguments.layout, model, job, full_batch="batch_tokens" in defaults)
     payload = memory_payload(model, cluster, layouts, defaults)
     if arguments.plot:

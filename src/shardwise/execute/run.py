@@ -114,8 +114,8 @@ def _check_elements(made: ShardedExpression, program: ShardedProgram) -> None:
     )
     if wholes + held > MOST_ELEMENTS:
         raise InputError(
-            f"--run numpy: found {wholes + held:.3g} elements in the arrays and on all {made.mesh.num_devices:,} devices; at most "
-            f"{MOST_ELEMENTS:.3g} are required: take smaller sizes, which a program's correctness does not depend on"
+            f"--run numpy: found {wholes + held:.3g} elements in the arrays and on all {made.mesh.num_devices:,} devices; at "
+            f"most {MOST_ELEMENTS:.3g} are required: take smaller sizes, which a program's correctness does not depend on"
         )
 
 

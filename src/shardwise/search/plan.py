@@ -32,6 +32,7 @@ def plan(
     Layouts that leave a tenth of the memory free are preferred; if there is none, any that fits will do. Raises
     `NothingFitsError` with the smallest miss. `operations` say how the cluster is run, for what the whole run takes.
     """
+    architecture.require_positions(job.seq_len)
     found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
     if not found.best:
         found = search(architecture, cluster, job, choices=choices)
