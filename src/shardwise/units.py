@@ -147,6 +147,11 @@ def format_energy(mwh: float) -> str:
     return format_quantity(mwh * 1e6, "Wh")
 
 
+def format_days(days: float) -> str:
+    """How long a run takes: in days, and in hours, minutes or less where it is shorter than one."""
+    return f"{days:.1f} days" if days >= 1 else format_seconds(days * 86400.0)
+
+
 def format_seconds(value: float) -> str:
     """A duration in the unit that suits: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
     for scale, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "min")):

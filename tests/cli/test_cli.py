@@ -240,7 +240,21 @@ def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -
     assert "the whole run" not in out
 
 
+def test_a_local_machine_and_a_short_run_are_told_for_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("estimate", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024", "--layout", "fsdp=4")
+    _, out, _ = run(capsys, *job, "--precision", "fp32", "--tokens", "10M")
+    assert "note: local:N is a cluster of N processes that share the catalogue's generic host (show chips cpu)" in out
+    assert re.search(r"steps: [\d.]+ min without interruptions, [\d.]+ min with them", out)
+    assert "0.0 days" not in out
+
+
 WRONG = [
+    (["show", "chips", "local"], ["'local'", "N processes that share the catalogue's generic host", "'cpu'"]),
+    (["roofline", "matmul", "B=8,D=8,F=8", "local"], ["'local'", "N processes", "'cpu'"]),
+    (
+        ["plan", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024"],
+        ["no sourced bf16 peak", "--precision fp32"],
+    ),
     (["plan", "llama-9", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'llama-9'", "llama-3-70b"]),
     (["plan", "llama-3-8b", "h100", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h100'", "h100:512"]),
     (["plan", "llama-3-8b", "h900:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h900'", "tpu-v5p"]),

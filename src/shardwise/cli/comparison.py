@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.search.clusters import misses, remedies
-from shardwise.units import format_count, format_energy, format_seconds, format_usd
+from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from shardwise.search.space import Choices
@@ -19,13 +19,17 @@ COLUMNS: Mapping[str, Column] = {
     "devices": lambda one: f"{one.num_devices:,}",
     "step": lambda one: format_seconds(one.plan.estimate.step_time_s) if one.plan else "nothing fits",
     "MFU": lambda one: f"{one.plan.estimate.mfu:.1%}" if one.plan else ABSENT,
-    "days": lambda one: f"{one.run.days:,.1f}" if one.run else ABSENT,
+    "days": lambda one: _days(one.run.days) if one.run else ABSENT,
     "chip-hours": lambda one: format_count(one.run.chip_hours) if one.run else ABSENT,
     "cost": lambda one: format_usd(one.run.usd) if one.run and one.run.usd is not None else ABSENT,
     "energy": lambda one: format_energy(one.run.energy_mwh) if one.run and one.run.energy_mwh is not None else ABSENT,
     "in time": lambda one: _said(one.in_time),
     "in budget": lambda one: _said(one.within_budget),
 }
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f}" if days >= 1 else format_days(days)
 
 
 def _said(met: bool | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.cli.run_report import run_lines
+from shardwise.cluster.chips import LOCAL, LOCAL_IS
 from shardwise.cost.estimate import Estimate, mfu_format
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import AXES
@@ -54,7 +55,13 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+    return "\n".join([*lines, *(f"  note: {note}" for note in (*_local(plan), *estimate.notes))])
+
+
+def _local(plan: Plan) -> Iterable[str]:
+    """What the machine of `local:N` is: not the one that this runs on."""
+    if plan.cluster.chip.name == LOCAL:
+        yield f"{LOCAL_IS} (show chips cpu), not this machine: for that give your own .toml file"
 
 
 def _against_peak(job: Job) -> str:
