@@ -320,7 +320,7 @@ def test_wrong_input_is_said_and_exits_2(
         ([*PLAN, "--pin", ""], "--pin"),
         (["plan", "", *PLAN[2:]], "model"),
         (["plan", "llama-3-8b", "h100:8", "", *PLAN[3:]], "cluster"),
-        (["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", ""], "--plot"),
+        (["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", ""], "--size"),
         (["kv-cache", "llama-3-8b", "--context", "8", "--on", ""], "--on"),
         (["explain", "plan.json", "--term", ""], "--term"),
         (["explain", ""], "FILE"),
@@ -334,6 +334,39 @@ def test_an_empty_text_is_not_taken_for_nothing(
         main(arguments)
     assert caught.value.code == 2
     assert re.search(rf"argument {name}\b.*: found '\s*'; a value is required", capsys.readouterr().err, re.I)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", "bars.png"],
+        ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", "lines"],
+        ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", ""],
+        ["collective", "all-gather", "1MB", "--axes", "4", "--on", "tpu-v5e", "--draw", "steps.pdf"],
+        ["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--draw", "shards.png"],
+    ],
+)
+def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "write a name that ends in .svg" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shardwise.search.plan.plan", lambda *given, **named: pytest.fail("searched"))
+    for target in (tmp_path / "none" / "plan.json", tmp_path):
+        code, _, err = run(capsys, *PLAN, "--out", str(target))
+        assert code == 2
+        assert f"cannot write {target}" in err
+
+
+def test_the_leanest_layout_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *PLAN)
+    assert out.count("the least memory; ") == 1
+    assert " 0 B less memory" not in out
 
 
 def test_all_violations_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,18 @@ def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) 
     )  # fmt: skip
 
 
+def svg_name(text: str) -> str:
+    """The name of a picture. Raises `ArgumentTypeError` for one of another kind than SVG."""
+    if not text.strip().lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"found {text!r}; pictures are SVG: write a name that ends in .svg")
+    return text
+
+
+def svg_name_or_dash(text: str) -> str:
+    """The name of a picture, or "-"."""
+    return text if text == "-" else svg_name(text)
+
+
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
     model, (cluster,), job = resolve_several(arguments, [arguments.cluster])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, svg_name
 
 if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
@@ -41,7 +41,7 @@ def configure(verbs: Any) -> None:
         help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
     parser.add_argument(
-        "--plot", metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
+        "--plot", type=svg_name, metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
     )
     parser.set_defaults(run=run)
 

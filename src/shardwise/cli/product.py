@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import svg_name_or_dash
 from shardwise.errors import InputError
 from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
 
@@ -49,7 +50,9 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emit", choices=("jax", "torch"), help="print runnable source of the program instead of the report"
     )
-    parser.add_argument("--draw", metavar="FILE", help="draw which device holds what: FILE.svg, or - for text")
+    parser.add_argument(
+        "--draw", type=svg_name_or_dash, metavar="FILE", help="draw which device holds what: FILE.svg, or - for text"
+    )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 

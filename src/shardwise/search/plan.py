@@ -83,7 +83,8 @@ def _alternatives(
         picked.append(found.pareto[0])
     for other in picked:
         priced = estimate(architecture, cluster, job, other.layout)
-        yield Alternative(layout=other.layout, estimate=priced, reason=why_slower(priced, best))
+        leanest = "the least memory; " if other.layout == found.pareto[0].layout else ""
+        yield Alternative(layout=other.layout, estimate=priced, reason=leanest + why_slower(priced, best))
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
