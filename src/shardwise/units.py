@@ -132,6 +132,11 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: int, thing: str) -> str:
+    """So many things: "1 step", "1,024 steps"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def format_bytes(value: float) -> str:
     """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
     return format_quantity(value, "B")

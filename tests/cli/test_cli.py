@@ -249,6 +249,7 @@ def test_a_local_machine_and_a_short_run_are_told_for_what_they_are(capsys: pyte
 
 
 WRONG = [
+    (["plan", "llama-3-8b", "h100:8", "h200:8", "h100:8", *PLAN[3:]], ["cluster: found h100:8 more than once"]),
     (["show", "chips", "local"], ["'local'", "N processes that share the catalogue's generic host", "'cpu'"]),
     (["roofline", "matmul", "B=8,D=8,F=8", "local"], ["'local'", "N processes", "'cpu'"]),
     (
@@ -361,6 +362,12 @@ def test_a_place_that_cannot_be_written_is_found_before_the_search(
         code, _, err = run(capsys, *PLAN, "--out", str(target))
         assert code == 2
         assert f"cannot write {target}" in err
+
+
+def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ESTIMATE[:-1], "512Ki", "--layout", "fsdp=8 micro_batch_seqs=8 recompute=full")
+    assert "524K tokens are 1 step: " in out
+    assert ", 1 micro-batch of 8 sequences" in out
 
 
 def test_the_leanest_layout_is_named(capsys: pytest.CaptureFixture[str]) -> None:

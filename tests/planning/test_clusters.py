@@ -263,13 +263,14 @@ def test_misses_and_mistakes(
 
 
 def test_a_budget_without_a_price_names_the_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mine.toml"
+    file, same = tmp_path / "mine.toml", tmp_path / "same.toml"
     file.write_text(
         '[chip]\nname = "mine"\npeak_flops_per_s = { bf16 = "800 TFLOP/s" }\nmemory_bytes = "96 GB"\nmemory_bytes_per_s = '
         '"3 TB/s"\n[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "450 GB/s"\n',
         encoding="utf-8",
     )
-    for clusters in ([str(file)], [str(file), str(file)]):
+    same.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    for clusters in ([str(file)], [str(file), str(same)]):
         code, _, err = run(capsys, *clusters, *WORDS, "--budget", "2M")
         assert code == 2
         assert "no sourced price_usd_per_hour of mine" in err

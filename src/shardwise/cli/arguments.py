@@ -99,6 +99,10 @@ def resolve_several(
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
+    clusters = [text.strip() for text in clusters]
+    twice = sorted({text for text in clusters if clusters.count(text) > 1})
+    if twice:
+        raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
     model, job, *found = collect(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, changes["job"]),

@@ -15,7 +15,7 @@ from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import layers_per_stage
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
-from shardwise.units import format_bytes, format_count, format_seconds
+from shardwise.units import counted, format_bytes, format_count, format_seconds
 
 BAR = 28
 OFFLOADED = {
@@ -82,7 +82,7 @@ def _layout(plan: Plan) -> str:
         "layout",
         f"  {degrees}",
         f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
-        f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
+        f"recompute {layout.recompute}, {_micro_batches(micro_batches, layout.micro_batch_seqs)}",
     ]
     if layout.expert_tp != layout.tp:
         lines[1] += f" etp={layout.expert_tp}"
@@ -103,6 +103,10 @@ def _layout(plan: Plan) -> str:
     if layout.placement:
         lines.append(f"  placement {layout.placement}{_between_pods(plan, layout.placement)}")
     return "\n".join([*lines, *_waste(plan.estimate)])
+
+
+def _micro_batches(number: int, seqs: int) -> str:
+    return f"{number} micro-batch{'es' if number != 1 else ''} of {counted(seqs, 'sequence')}"
 
 
 def _between_pods(plan: Plan, placement: Placement) -> str:

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
 from shardwise.planning.compare import Limits
-from shardwise.units import format_bytes, format_count, format_days, format_energy, format_seconds, format_usd
+from shardwise.units import counted, format_bytes, format_count, format_days, format_energy, format_seconds, format_usd
 
 
 def run_lines(run: Run) -> Iterator[str]:
     """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
+    days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
     yield (
-        f"{format_count(run.tokens)} tokens are {run.num_steps:,} steps: {format_days(run.ideal_days)} without interruptions, "
-        f"{f'{run.days:.1f}' if run.ideal_days >= 1 else format_days(run.days)} with them"
+        f"{format_count(run.tokens)} tokens are {counted(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
+        f"interruptions, {days} with them"
     )
     yield _goodput(run)
     if run.mtbf_s is not None and run.checkpoint_interval_s is not None:

@@ -82,9 +82,9 @@ def _over(priced: Estimate) -> str:
 def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """The layout with one choice changed: less ZeRO, other recomputation and micro-batches, an axis given to the replicas."""
     for stage in range(layout.zero_stage - 1, -1, -1):
-        other = _with_zero(layout, stage)
-        also = f", with ep = {other.ep} in place of {layout.ep}" if other.ep != layout.ep else ""
-        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", other
+        less = _with_zero(layout, stage)
+        also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
+        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
     for policy in POLICIES:
         every = replace(layout, recompute=policy, recompute_layers=None)
         other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
