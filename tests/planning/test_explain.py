@@ -143,6 +143,12 @@ def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(pl
     assert found["replicas in place of tp = 2"].verdict == "10 of 16 replicas have no sequence"
 
 
+def test_a_wrong_term_is_found_before_anything_else_is_priced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.planning.explain.report.options", lambda given: pytest.fail("priced the options"))
+    with pytest.raises(sw.InputError, match="colour"):
+        told(plan, term="colour")
+
+
 def test_what_goes_with_an_axis_goes_when_the_axis_does(plan: Plan) -> None:
     ring = given(plan, "tp=2 cp=2 fsdp=4 cp_variant=zigzag async_tp=true recompute=full")
     found = {one.what: one for one in told(ring).options}
