@@ -28,23 +28,44 @@ _PREFIXES = {
 }
 _DURATIONS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
-_UNITS = ("FLOP/s", "FLOPs/s", "B/s", "FLOP", "B")
+_UNITS = {
+    "FLOP/s": "FLOP/s",
+    "FLOPs/s": "FLOP/s",
+    "B/s": "B/s",
+    "FLOP": "FLOP",
+    "B": "B",
+}  # as written, and what they are
+EXAMPLES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
 
 
-def parse_quantity(text: str | float, *, what: str = "quantity") -> float:
+def unit_of(name: str) -> str:
+    """The unit that the name of a value says ("memory_bytes" is "B"); "" for counts, parts and what has a unit in words."""
+    for part, unit in (("flops_per_s", "FLOP/s"), ("bytes_per_s", "B/s"), ("bytes", "B")):
+        if name.endswith((part, f"{part}_per_host", f"{part}_per_device")):
+            return unit
+    return ""
+
+
+def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | None = None) -> float:
     """Number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
 
     "B" right after a number means billion, as in "70B"; after a space or a prefix it means bytes, as in "5 B" or "96GB".
-    Raises `InputError` when the text is no finite quantity.
+    `unit` is the one that may be written ("": none; None: any); without a unit a number is in it. Raises `InputError` when
+    the text is no finite quantity, or one of another unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         value = float(text)
     else:
         match = _QUANTITY.match(str(text))
-        scale = _scale(match.group(2), apart=match.start(2) > match.end(1)) if match else None
-        if match is None or scale is None:
+        found = _scale(match.group(2), apart=match.start(2) > match.end(1)) if match else None
+        if match is None or found is None:
+            examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLES[unit]
+            raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as {examples}")
+        scale, written = found
+        if written and unit is not None and written != unit:
+            required = f"a number in {unit} is" if unit else "a number without a unit is"
             raise InputError(
-                f"{what}: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
+                f"{what}: found {text!r}, which is in {written}; {required} required, such as {EXAMPLES[unit]}"
             )
         value = float(match.group(1)) * scale
     if not math.isfinite(value):
@@ -54,7 +75,7 @@ def parse_quantity(text: str | float, *, what: str = "quantity") -> float:
 
 def parse_count(text: str | float, *, what: str) -> int:
     """A whole, positive quantity ("4Mi" is 4194304). Raises `InputError` otherwise."""
-    value = parse_quantity(text, what=what)
+    value = parse_quantity(text, what=what, unit="")
     if value < 1 or value != int(value):
         raise InputError(f"{what}: found {text!r}; a whole number of at least 1 is required")
     return int(value)
@@ -75,7 +96,7 @@ def parse_usd(text: str, *, what: str) -> float:
     """US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` when it is no amount above 0."""
     bare = text.strip().removeprefix("$").removesuffix("USD").strip()
     try:
-        value = parse_quantity(bare, what=what)
+        value = parse_quantity(bare, what=what, unit="")
     except InputError:
         value = math.nan
     if not value > 0:
@@ -83,12 +104,13 @@ def parse_usd(text: str, *, what: str) -> float:
     return value
 
 
-def _scale(suffix: str, *, apart: bool) -> float | None:
+def _scale(suffix: str, *, apart: bool) -> tuple[float, str] | None:
+    """What a prefix multiplies by, and the unit after it ("" where there is none); None for neither."""
     if suffix in _PREFIXES and not (apart and suffix == "B"):
-        return _PREFIXES[suffix]
-    for unit in _UNITS:
-        if suffix.endswith(unit) and suffix[: -len(unit)] in _PREFIXES:
-            return _PREFIXES[suffix[: -len(unit)]]
+        return _PREFIXES[suffix], ""
+    for written, unit in _UNITS.items():
+        if suffix.endswith(written) and suffix[: -len(written)] in _PREFIXES:
+            return _PREFIXES[suffix[: -len(written)]], unit
     return None
 
 
@@ -110,6 +132,11 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: int, thing: str) -> str:
+    """So many things: "1 step", "1,024 steps"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def format_bytes(value: float) -> str:
     """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
     return format_quantity(value, "B")
@@ -123,6 +150,11 @@ def format_usd(value: float) -> str:
 def format_energy(mwh: float) -> str:
     """Energy given in MWh: 2,789 gives "2.79 GWh"."""
     return format_quantity(mwh * 1e6, "Wh")
+
+
+def format_days(days: float) -> str:
+    """How long a run takes: in days, and in hours, minutes or less where it is shorter than one."""
+    return f"{days:.1f} days" if days >= 1 else format_seconds(days * 86400.0)
 
 
 def format_seconds(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,15 @@ def test_zero_stage_defaults_to_three_with_fsdp(capsys: pytest.CaptureFixture[st
     assert json.loads(replicated)["layout"]["zero_stage"] == 0
 
 
+def test_a_printed_layout_with_whole_experts_can_be_given_again(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("estimate", "deepseek-v3", "h100:256", "--batch-tokens", "4Mi", "--seq-len", "4096", "--layout")
+    words = "fsdp=32 tp=8 ep=64 etp=1 recompute=full"
+    _, out, _ = run(capsys, *job, words)
+    degrees = next(line.strip() for line in out.splitlines() if line.startswith("  dp="))
+    assert degrees == "dp=1 fsdp=32 tp=8 cp=1 pp=1 ep=64 etp=1"
+    assert run(capsys, *job, f"{degrees} recompute=full")[1] == out
+
+
 def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "model.num_layers=16",
                     "--set", "chip.memory_bytes=141GB", "--set", "job.overlap=sum")  # fmt: skip
@@ -256,7 +266,22 @@ def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -
     assert "the whole run" not in out
 
 
+def test_a_local_machine_and_a_short_run_are_told_for_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("estimate", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024", "--layout", "fsdp=4")
+    _, out, _ = run(capsys, *job, "--precision", "fp32", "--tokens", "10M")
+    assert "note: local:N is a cluster of N processes that share the catalogue's generic host (show chips cpu)" in out
+    assert re.search(r"steps: [\d.]+ min without interruptions, [\d.]+ min with them", out)
+    assert "0.0 days" not in out
+
+
 WRONG = [
+    (["plan", "llama-3-8b", "h100:8", "h200:8", "h100:8", *PLAN[3:]], ["cluster: found h100:8 more than once"]),
+    (["show", "chips", "local"], ["'local'", "N processes that share the catalogue's generic host", "'cpu'"]),
+    (["roofline", "matmul", "B=8,D=8,F=8", "local"], ["'local'", "N processes", "'cpu'"]),
+    (
+        ["plan", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024"],
+        ["no sourced bf16 peak", "--precision fp32"],
+    ),
     (["plan", "llama-9", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'llama-9'", "llama-3-70b"]),
     (["plan", "llama-3-8b", "h100", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h100'", "h100:512"]),
     (["plan", "llama-3-8b", "h900:8", "--batch-tokens", "1Mi", "--seq-len", "4096"], ["'h900'", "tpu-v5p"]),
@@ -294,7 +319,21 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
     ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),
+    *(
+        (
+            [verb, "gpt-2", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096", *layout],
+            ["sequences of 4,096 tokens", "1,024 rows", "--seq-len 1024", "model.max_positions=4096"],
+        )
+        for verb, layout in (("plan", ()), ("estimate", ("--layout", "fsdp=8")), ("memory", ("--layout", "fsdp=8")))
+    ),
     ([*PLAN, "--set", "run.colour=2"], ["no 'colour'", "failures_per_device_hour"]),
+    (
+        [*PLAN, "--set", "chip.memory_bytes=141GB/s"],
+        ["--set chip.memory_bytes", "'141GB/s'", "a number in B is required"],
+    ),
+    ([*PLAN[:-2], "--tokens", "15 TB"], ["--tokens", "'15 TB'", "a number without a unit is required"]),
+    ([*PLAN[:5], "--seq-len", "8192 B"], ["--seq-len", "'8192 B'", "a number without a unit is required"]),
+    (["collective", "all-gather", "1GB/s", "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "'1GB/s'", "a number in B"]),
     ([*PLAN, "--precision", "fp7"], ["'fp7'", "bf16"]),
     ([*PLAN, "--overlap", "none"], ["'none'", "per_axis, sum, max"]),
     ([*PLAN, "--out", "/nowhere/at/all/plan.json"], ["cannot write"]),
@@ -312,6 +351,69 @@ def test_wrong_input_is_said_and_exits_2(
     assert err.startswith("error: ")
     for part in parts:
         assert part in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([*PLAN[:-2], "--tokens", ""], "--tokens"),
+        ([*PLAN, "--out", " "], "--out"),
+        ([*PLAN, "--pin", ""], "--pin"),
+        (["plan", "", *PLAN[2:]], "model"),
+        (["plan", "llama-3-8b", "h100:8", "", *PLAN[3:]], "cluster"),
+        (["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", ""], "--size"),
+        (["kv-cache", "llama-3-8b", "--context", "8", "--on", ""], "--on"),
+        (["explain", "plan.json", "--term", ""], "--term"),
+        (["explain", ""], "FILE"),
+        (["show", "models", ""], "NAME"),
+    ],
+)
+def test_an_empty_text_is_not_taken_for_nothing(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert re.search(rf"argument {name}\b.*: found '\s*'; a value is required", capsys.readouterr().err, re.I)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", "bars.png"],
+        ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", "lines"],
+        ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", ""],
+        ["collective", "all-gather", "1MB", "--axes", "4", "--on", "tpu-v5e", "--draw", "steps.pdf"],
+        ["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--draw", "shards.png"],
+    ],
+)
+def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "write a name that ends in .svg" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_search(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shardwise.search.plan.plan", lambda *given, **named: pytest.fail("searched"))
+    for target in (tmp_path / "none" / "plan.json", tmp_path):
+        code, _, err = run(capsys, *PLAN, "--out", str(target))
+        assert code == 2
+        assert f"cannot write {target}" in err
+
+
+def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *ESTIMATE[:-1], "512Ki", "--layout", "fsdp=8 micro_batch_seqs=8 recompute=full")
+    assert "524K tokens are 1 step: " in out
+    assert ", 1 micro-batch of 8 sequences" in out
+
+
+def test_the_leanest_layout_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *PLAN)
+    assert out.count("the least memory; ") == 1
+    assert " 0 B less memory" not in out
 
 
 def test_all_violations_come_at_once(capsys: pytest.CaptureFixture[str]) -> None:

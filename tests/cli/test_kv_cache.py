@@ -27,6 +27,12 @@ def test_a_cache_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
+def test_a_latent_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = run(capsys, "deepseek-v3", "--context", "8Ki")
+    assert "61 layers of a latent of 512 and 64 rotary elements, the same for all 128 heads" in out
+    assert "a token             70.3 kB" in out
+
+
 def test_windows_are_told_where_they_bind(capsys: pytest.CaptureFixture[str]) -> None:
     _, long = run(capsys, "gemma-2-9b", "--context", "8Ki")
     _, short = run(capsys, "gemma-2-9b", "--context", "4Ki")

@@ -179,7 +179,7 @@ def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> Non
     with pytest.raises(MissingValueError, match="no sourced fp8 peak"):
         run(roofline, *MATMUL, "--dtype", "fp8")
     with pytest.raises(InputError, match="--plot: cannot write"):
-        run(roofline, *MATMUL, "--plot", str(tmp_path))
+        run(roofline, *MATMUL, "--plot", str(tmp_path / "none" / "lines.svg"))
 
 
 def test_memory_of_one_layout_is_the_estimates() -> None:

@@ -126,6 +126,7 @@ def test_draw_writes_a_picture_or_text(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_reshard_finds_a_way_that_moves_less_than_gathering(capsys: pytest.CaptureFixture[str]) -> None:
     found = payload(capsys, "reshard", "A[I_X, J_Y] -> A[I_Y, J_X]", "--mesh", "X=4,Y=4", "--size", "I=64,J=64")
+    assert found["schema"] == "shardwise.reshard/1"
     cases = found["by_cases"]
     assert isinstance(cases, dict)
     assert float(str(found["bytes_per_device"])) < cases["bytes_per_device"] / 4
@@ -152,6 +153,19 @@ WRONG = [
     (["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--free", "Q"], ["no operand 'Q'", "A, B"]),
     (["reshard", "A[I] * B[I] -> C[I]", "--mesh", "X=2", "--size", "I=4"], ["one tensor before and after"]),
     (["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--draw", "/nowhere/x.svg"], ["cannot write"]),
+    (
+        ["reshard", "A[I_V, J] -> A[I, J_V]", "--mesh", "V=2,W=2,X=2,Y=2,Z=2", "--size", "I=64,J=64"],
+        ["found 5 axes (V, W, X, Y, Z)", "at most 4"],
+    ),
+    (
+        ["reshard", "A[I_X, J] -> A[I, J_X]", "--mesh", "X=64,Y=64", "--size", "I=64,J=64", "--draw", "-"],
+        ["--draw: found 4,096 devices", "at most 1,024"],
+    ),
+    (
+        ["matmul", "A[I_X, J] * B[J, K]", "--mesh", "X=4", "--size", "I=64Ki,J=64Ki,K=64Ki", "--run", "numpy"],
+        ["--run numpy", "elements", "smaller sizes"],
+    ),
+    (["matmul", "A[I_X, J] * B[J, K]", "--mesh", "X=4", "--size", "I=1e200,J=4,K=4"], ["--size I", "at most 1e+12"]),
 ]
 
 

@@ -206,6 +206,16 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chosen: h100:64, the fastest" in out
 
 
+def test_what_the_estimates_say_about_themselves_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "h100:8", "tpu-v5p:2x2x2", "tpu-v5p:2x2x4", *WORDS[:4])
+    assert code == 0
+    note = "tpu-v5p has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
+    assert out.count(note) == 1
+    assert f"  note: tpu-v5p:2x2x2, tpu-v5p:2x2x4: {note}\n\nchosen" in out
+    payload = json.loads(run(capsys, "h100:8", "tpu-v5p:2x2x2", *WORDS[:4], "--json")[1])
+    assert [note in one["notes"] for one in payload["clusters"]] == [False, True]
+
+
 def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     code, out, _ = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--json", "--out", str(target))
@@ -253,13 +263,14 @@ def test_misses_and_mistakes(
 
 
 def test_a_budget_without_a_price_names_the_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mine.toml"
+    file, same = tmp_path / "mine.toml", tmp_path / "same.toml"
     file.write_text(
         '[chip]\nname = "mine"\npeak_flops_per_s = { bf16 = "800 TFLOP/s" }\nmemory_bytes = "96 GB"\nmemory_bytes_per_s = '
         '"3 TB/s"\n[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "450 GB/s"\n',
         encoding="utf-8",
     )
-    for clusters in ([str(file)], [str(file), str(file)]):
+    same.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    for clusters in ([str(file)], [str(file), str(same)]):
         code, _, err = run(capsys, *clusters, *WORDS, "--budget", "2M")
         assert code == 2
         assert "no sourced price_usd_per_hour of mine" in err

@@ -143,6 +143,29 @@ def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(pl
     assert found["replicas in place of tp = 2"].verdict == "10 of 16 replicas have no sequence"
 
 
+def test_a_wrong_term_is_found_before_anything_else_is_priced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.planning.explain.report.options", lambda given: pytest.fail("priced the options"))
+    with pytest.raises(sw.InputError, match="colour"):
+        told(plan, term="colour")
+
+
+def test_what_goes_with_an_axis_goes_when_the_axis_does(plan: Plan) -> None:
+    ring = given(plan, "tp=2 cp=2 fsdp=4 cp_variant=zigzag async_tp=true recompute=full")
+    found = {one.what: one for one in told(ring).options}
+    for what in ("replicas in place of cp = 2", "replicas in place of tp = 2", "no sequence parallelism"):
+        assert found[what].step == 3, found[what].verdict
+
+
+@pytest.mark.parametrize(("experts", "left"), [("ep=4", 1), ("ep=8 etp=1", 2), ("ep=4 etp=2", 1)])
+def test_experts_borrow_nothing_where_nothing_is_sharded(plan: Plan, experts: str, left: int) -> None:
+    moe = replace(plan, model=replace(sw.load_model("mixtral-8x7b"), num_layers=2))
+    found = {one.what: one for one in told(given(moe, f"tp=2 fsdp=8 {experts}")).options}
+    ep = experts.split()[0].removeprefix("ep=")
+    without = found[f"ZeRO stage 0 in place of 3, with ep = {left} in place of {ep}"]
+    assert without.step == 3, without.verdict
+    assert found["replicas in place of tp = 2"].step == 3
+
+
 def test_the_options_undo_each_choice_and_try_the_recipes(plan: Plan) -> None:
     found = {one.what: one for one in told(given(plan, "tp=2 pp=2 fsdp=4 zero_stage=2 recompute=selective")).options}
     assert {

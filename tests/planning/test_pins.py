@@ -108,6 +108,18 @@ IMPOSSIBLE = [
     (["--pin", "tp=3"], ["no legal layout", "devices", "tp = 3"]),
     (["--pin", "num_virtual_stages=33"], ["no legal layout", "stages"]),
     (["--pin", "micro_batch_seqs=4096"], ["no legal layout", "micro_batch"]),
+    (
+        ["--pin", "sequence_parallel=true", "--pin", "tp=1"],
+        [
+            "with tp, sequence_parallel as asked for",
+            "sequence_parallel_axis: sequence_parallel splits over tp, which is 1",
+        ],
+    ),
+    (["--pin", "zero_stage=3", "--pin", "fsdp=1", "--pin", "cp=1"], ["zero_axes: zero_stage = 3 with fsdp·cp = 1"]),
+    (
+        ["--pin", "num_virtual_stages=4", "--max", "pp=1"],
+        ["num_virtual_stages=4", "virtual_stages: num_virtual_stages = 4 needs"],
+    ),
 ]
 
 

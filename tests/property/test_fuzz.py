@@ -210,7 +210,7 @@ KINDS = st.sampled_from(sorted(FAMILIES))
 def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
     file = place / "config.json"
     file.write_text(json.dumps({**CONFIG, **OWN.get(kind, {}), "model_type": kind}), encoding="utf-8")
-    assert check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"]) == 0
+    assert check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"]) == 0
 
 
 @fuzzed(350)
@@ -220,7 +220,7 @@ def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[
     config = {key: value for key, value in whole.items() if key not in dropped}
     file = place / "config.json"
     file.write_text(json.dumps(config), encoding="utf-8")
-    check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
+    check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"])
 
 
 @fuzzed(150)
@@ -231,7 +231,7 @@ def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[
 def test_configs_of_one_family(place: Path, kind: str, changed: dict[str, Any]) -> None:
     file = place / "config.json"
     file.write_text(json.dumps({**CONFIG, **OWN[kind], "model_type": kind, **changed}), encoding="utf-8")
-    check(["estimate", str(file), *ESTIMATE[2:], "--layout=fsdp=8"])
+    check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"])
 
 
 @fuzzed(50)

@@ -20,6 +20,7 @@ from shardwise.units import (
     parse_duration,
     parse_quantity,
     parse_usd,
+    unit_of,
 )
 
 
@@ -53,6 +54,35 @@ def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
     assert str(caught.value) == (
         f"batch: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "required"),
+    [
+        ("141GB/s", "B", "which is in B/s; a number in B is required, such as 80 GB"),
+        ("450 GB", "B/s", "which is in B; a number in B/s is required"),
+        ("989 GB/s", "FLOP/s", "which is in B/s; a number in FLOP/s is required"),
+        ("989 TFLOP", "FLOP/s", "which is in FLOP; a number in FLOP/s is required"),
+        ("15 TB", "", "which is in B; a number without a unit is required, such as 4Mi or 15T"),
+        ("8192 B", "", "which is in B; a number without a unit is required"),
+    ],
+)
+def test_another_unit_is_refused(text: str, unit: str, required: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_quantity(text, what="x", unit=unit)
+    assert str(caught.value).startswith(f"x: found {text!r}, {required}")
+    assert parse_quantity("141G", unit=unit) == 141e9
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("memory_bytes", "B"), ("bytes_per_s", "B/s"), ("dcn_bytes_per_s_per_host", "B/s"), ("peak_flops_per_s", "FLOP/s"),
+        ("--set chip.vmem_bytes", "B"), ("num_layers", ""), ("bytes_per_element", ""), ("power_w", ""),
+    ],
+)  # fmt: skip
+def test_names_say_their_units(name: str, unit: str) -> None:
+    assert unit_of(name) == unit
 
 
 @pytest.mark.parametrize("text", ["1e999", math.inf, math.nan])

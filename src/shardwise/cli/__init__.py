@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise.cli import (
     collective,
@@ -24,9 +25,26 @@ from shardwise.errors import ShardwiseError
 VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser to which an empty text is no value: it is not taken for an argument that was left out."""
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse has it; what takes a value takes one that is not empty, but for a layout: it has every default."""
+        if settings.get("action", "store") in ("store", "append"):
+            settings.setdefault("type", not_empty)
+        return super().add_argument(*names, **settings)
+
+
+def not_empty(text: str) -> str:
+    """The text. Raises `ArgumentTypeError`, to which argparse adds the argument's name, for one of blanks alone."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"found {text!r}; a value is required")
+    return text
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="shardwise",
         description="How to shard a large transformer for training, what it costs, and what bounds it.",
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.errors import InputError
-from shardwise.units import parse_count, parse_quantity
+from shardwise.units import parse_count, parse_quantity, unit_of
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
@@ -72,6 +72,18 @@ def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) 
     )  # fmt: skip
 
 
+def svg_name(text: str) -> str:
+    """The name of a picture. Raises `ArgumentTypeError` for one of another kind than SVG."""
+    if not text.strip().lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"found {text!r}; pictures are SVG: write a name that ends in .svg")
+    return text
+
+
+def svg_name_or_dash(text: str) -> str:
+    """The name of a picture, or "-"."""
+    return text if text == "-" else svg_name(text)
+
+
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
     model, (cluster,), job = resolve_several(arguments, [arguments.cluster])
@@ -87,6 +99,10 @@ def resolve_several(
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
+    clusters = [text.strip() for text in clusters]
+    twice = sorted({text for text in clusters if clusters.count(text) > 1})
+    if twice:
+        raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
     model, job, *found = collect(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, changes["job"]),
@@ -135,7 +151,7 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
             parse_count(arguments.batch_tokens, what="--batch-tokens") if arguments.batch_tokens is not None else None
         ),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
-        lambda: parse_quantity(arguments.tokens, what="--tokens") if arguments.tokens else None,
+        lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
     )
     # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
     seq_len = (
@@ -184,7 +200,7 @@ def convert(text: str, like: Any, what: str) -> Any:
     if isinstance(like, int):
         return parse_count(text, what=what) if text != "0" else 0
     if isinstance(like, float) or like is None:
-        return parse_quantity(text, what=what)
+        return parse_quantity(text, what=what, unit=unit_of(what))
     if isinstance(like, str):
         return text
     raise InputError(f"{what}: this value has parts and cannot be set in one word")

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import svg_name
+
 if TYPE_CHECKING:
     from shardwise.cluster.topology import Cut, Topology
     from shardwise.cost.collectives import CollectiveReport
@@ -50,7 +52,10 @@ def configure(verbs: Any) -> None:
     )
     parser.add_argument("--one-way", action="store_true", help="use rings of a torus in one direction only")
     parser.add_argument(
-        "--draw", metavar="FILE", help="write the steps as an SVG: which device holds what (up to 16 devices)"
+        "--draw",
+        type=svg_name,
+        metavar="FILE",
+        help="write the steps as an SVG: which device holds what (up to 16 devices)",
     )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -97,7 +102,7 @@ def array_bytes(text: str, dtype: str) -> float:
         num_bytes = math.prod(int(part) for part in text.split("x")) * width
     else:
         plain = re.fullmatch(r"\s*([\d.]+)\s*B\s*", text)
-        num_bytes = parse_quantity(f"{plain[1]} B" if plain else text, what="SIZE")
+        num_bytes = parse_quantity(f"{plain[1]} B" if plain else text, what="SIZE", unit="B")
     if num_bytes < 1:
         raise InputError(f"SIZE: found {text!r}; at least 1 byte is required, such as 34MB or 2048x8192")
     return num_bytes

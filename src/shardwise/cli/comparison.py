@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.search.clusters import misses, remedies
-from shardwise.units import format_count, format_energy, format_seconds, format_usd
+from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from shardwise.search.space import Choices
@@ -19,7 +19,7 @@ COLUMNS: Mapping[str, Column] = {
     "devices": lambda one: f"{one.num_devices:,}",
     "step": lambda one: format_seconds(one.plan.estimate.step_time_s) if one.plan else "nothing fits",
     "MFU": lambda one: f"{one.plan.estimate.mfu:.1%}" if one.plan else ABSENT,
-    "days": lambda one: f"{one.run.days:,.1f}" if one.run else ABSENT,
+    "days": lambda one: _days(one.run.days) if one.run else ABSENT,
     "chip-hours": lambda one: format_count(one.run.chip_hours) if one.run else ABSENT,
     "cost": lambda one: format_usd(one.run.usd) if one.run and one.run.usd is not None else ABSENT,
     "energy": lambda one: format_energy(one.run.energy_mwh) if one.run and one.run.energy_mwh is not None else ABSENT,
@@ -28,16 +28,20 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
+def _days(days: float) -> str:
+    return f"{days:,.1f}" if days >= 1 else format_days(days)
+
+
 def _said(met: bool | None) -> str:
     return ABSENT if met is None else "yes" if met else "NO"
 
 
 def comparison_report(comparison: Comparison) -> str:
-    """The table, the choice with its reason, each cluster's layout, what is absent."""
+    """The table with what holds for its figures, the choice with its reason, each cluster's layout, what is absent."""
     assert comparison.chosen is not None
     chosen = comparison.contenders[comparison.chosen]
     sections = [
-        comparison_table(comparison),
+        "\n".join([comparison_table(comparison), *_notes(comparison)]),
         f"chosen: {chosen.cluster}, {comparison.reason}",
         "\n".join(["layouts", *(f"  {one.cluster:<20} {_layout(one)}" for one in comparison.contenders)]),
     ]
@@ -60,6 +64,15 @@ def comparison_table(comparison: Comparison) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append(("* " if number - 1 == comparison.chosen else "  ") + "  ".join(cells))
     return "\n".join(lines)
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """What each estimate says about itself; a note that several share is said once."""
+    clusters: dict[str, list[str]] = {}
+    for one in comparison.contenders:
+        for note in one.notes:
+            clusters.setdefault(note, []).append(one.cluster)
+    yield from (f"  note: {', '.join(names)}: {note}" for note, names in clusters.items())
 
 
 def _layout(one: Contender) -> str:

@@ -18,7 +18,7 @@ def configure(verbs: Any) -> None:
         "estimate", help="price one layout", description="Price one layout of a training job on a cluster."
     )
     add_job_arguments(parser)
-    parser.add_argument("--layout", required=True, metavar="TEXT", help=layout_help())
+    parser.add_argument("--layout", type=str, required=True, metavar="TEXT", help=layout_help())
     parser.set_defaults(run=run)
 
 

@@ -32,7 +32,7 @@ def configure(verbs: Any) -> None:
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("plan", metavar="FILE", help="a plan that `plan --out` wrote")
-    parser.add_argument("--against", metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
+    parser.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
     parser.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)

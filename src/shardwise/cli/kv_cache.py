@@ -75,6 +75,7 @@ def cache_payload(cache: KvCache, context: int, batch: int, cluster: Cluster | N
         "schema": SCHEMA, "model": a.name, "dtype": cache.dtype, "context": context, "batch": batch,
         "num_layers": a.num_layers, "num_windowed_layers": a.num_windowed_layers, "sliding_window": a.sliding_window,
         "num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
+        "kv_lora_rank": a.kv_lora_rank, "rope_head_dim": a.rope_head_dim,
         "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
         "without_windows_bytes": cache.bytes_per_token * context,
         "cluster": _fit_payload(cache, context, cluster, weights) if cluster else None,
@@ -96,8 +97,6 @@ def cache_text(payload: Mapping[str, Any]) -> str:
     """The payload for people."""
     from shardwise.units import format_bytes
 
-    shared = payload["num_heads"] // payload["num_kv_heads"]
-    grouped = f", {shared} query heads on each: a cache {shared} times smaller than with one each" if shared > 1 else ""
     rows = [
         ("a token", payload["bytes_per_token"], ""),
         ("a sequence", payload["sequence_bytes"], f"of {payload['context']:,} tokens{_windows(payload)}"),
@@ -106,10 +105,25 @@ def cache_text(payload: Mapping[str, Any]) -> str:
         rows.append((f"{payload['batch']:,} sequences", payload["batch_bytes"], ""))
     lines = [
         f"keys and values of {payload['model']} in {payload['dtype']}",
-        f"  {payload['num_layers']} layers of {payload['num_kv_heads']} heads of {payload['head_dim']}{grouped}",
+        f"  {payload['num_layers']} layers of {_kept(payload)}",
         *(f"  {name:<18}{format_bytes(value):>9}   {note}".rstrip() for name, value, note in rows),
     ]
     return "\n".join([*lines, *_fit_text(payload)])
+
+
+def _kept(payload: Mapping[str, Any]) -> str:
+    """What a layer keeps of a token: keys and values of its heads, or the latent that they come from."""
+    heads, width = payload["num_kv_heads"], payload["head_dim"]
+    if rank := payload["kv_lora_rank"]:
+        rotary = payload["rope_head_dim"]
+        smaller = 2 * heads * width / (rank + rotary)
+        return (
+            f"a latent of {rank} and {rotary} rotary elements, the same for all {heads} heads: a cache {smaller:.3g} times "
+            f"smaller than keys and values of {width} each"
+        )
+    shared = payload["num_heads"] // heads
+    grouped = f", {shared} query heads on each: a cache {shared} times smaller than with one each" if shared > 1 else ""
+    return f"{heads} heads of {width}{grouped}"
 
 
 def _windows(payload: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, svg_name
 
 if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
@@ -37,11 +37,11 @@ def configure(verbs: Any) -> None:
     )  # fmt: skip
     add_job_arguments(parser, sizes=(BATCH, str(SEQ_LEN)))
     parser.add_argument(
-        "--layout", required=True, action="append", metavar="TEXT",
+        "--layout", type=str, required=True, action="append", metavar="TEXT",
         help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
     parser.add_argument(
-        "--plot", metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
+        "--plot", type=svg_name, metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
     )
     parser.set_defaults(run=run)
 
@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
     model, cluster, job = _resolve(arguments)
+    model.require_positions(job.seq_len)
     layouts = parse_layouts(arguments.layout, model, job, full_batch="batch_tokens" in defaults)
     payload = memory_payload(model, cluster, layouts, defaults)
     if arguments.plot:

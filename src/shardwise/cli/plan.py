@@ -42,7 +42,7 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The plan, as a report or as JSON; for several clusters their comparison."""
-    from shardwise.planning.codec import dump_plan
+    from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
 
@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace) -> str:
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     operations = resolve_operations(arguments)
     _require_tokens(arguments, job.tokens)
+    if arguments.out:
+        require_writable(arguments.out)
     if len(clusters) == 1:
         found = plan(model, clusters[0], job, choices=choices, operations=operations)
         _require_within(found, limits, choices)

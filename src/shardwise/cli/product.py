@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import svg_name_or_dash
 from shardwise.errors import InputError
 from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from shardwise.layout.expression import ShardedExpression
 
 SCHEMA = "shardwise.matmul/1"
+RESHARD_SCHEMA = "shardwise.reshard/1"
+MOST_DRAWN = 1024  # devices; more cells than that nobody reads
+MOST_SIZE = 10**12  # of a dim: products of such sizes stay finite and exact enough
 Payload = dict[str, Any]
 
 
@@ -27,7 +31,7 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
         "expression", help="such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]'; sizes and format may stand inline"
     )
     parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, such as X=4,Y=8")
-    parser.add_argument("--size", default="", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
+    parser.add_argument("--size", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
     parser.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
     parser.add_argument(
         "--on",
@@ -46,7 +50,9 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emit", choices=("jax", "torch"), help="print runnable source of the program instead of the report"
     )
-    parser.add_argument("--draw", metavar="FILE", help="draw which device holds what: FILE.svg, or - for text")
+    parser.add_argument(
+        "--draw", type=svg_name_or_dash, metavar="FILE", help="draw which device holds what: FILE.svg, or - for text"
+    )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
@@ -56,13 +62,14 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     from shardwise.cost.product import price_product
 
     made = _made(arguments, one_operand)
+    _check_drawn(arguments, made)
     on = place_mesh(made.mesh, arguments.on) if arguments.on else None
     report = price_product(made, on, objective=arguments.objective, free=free, with_backward=backward)
     if arguments.emit:
         from shardwise.execute.emit import emit
 
         return emit(made, report.steps, arguments.emit)
-    payload = product_payload(report)
+    payload = product_payload(report) | ({"schema": RESHARD_SCHEMA} if one_operand else {})
     text = [product_text(report)]
     for extra, shown in (_ran(arguments, report), _verified(arguments, report), _drawn(arguments, report)):
         payload |= extra
@@ -81,7 +88,7 @@ def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression
             f"reshard: found {arguments.expression!r}; one tensor before and after is required: A[I_X, J] -> A[I, J_X]"
         )
     mesh = Mesh(tuple(_assignments(arguments.mesh, "--mesh").items()))
-    return shard_expression(expression, mesh, _assignments(arguments.size, "--size"), arguments.dtype)
+    return shard_expression(expression, mesh, _assignments(arguments.size or "", "--size"), arguments.dtype)
 
 
 def _assignments(text: str, what: str) -> dict[str, int]:
@@ -91,7 +98,10 @@ def _assignments(text: str, what: str) -> dict[str, int]:
         name, equals, value = part.partition("=")
         if not equals or not name.strip() or name.strip() in found:
             raise InputError(f"{what}: found {part!r} in {text!r}; NAME=SIZE,NAME=SIZE is required, each name once")
-        found[name.strip()] = parse_count(value.strip(), what=f"{what} {name.strip()}")
+        size = parse_count(value.strip(), what=f"{what} {name.strip()}")
+        if size > MOST_SIZE:
+            raise InputError(f"{what} {name.strip()}: found {value.strip()!r}; at most {MOST_SIZE:.0e} is required")
+        found[name.strip()] = size
     return found
 
 
@@ -208,6 +218,14 @@ def _compared(ours: ProgramCost, xla: XlaReport) -> str:
 
 
 _BACKENDS: dict[str, Any] = {"xla": "cpu", "xla-gpu": "gpu", "xla-tpu": "tpu"}
+
+
+def _check_drawn(arguments: argparse.Namespace, made: ShardedExpression) -> None:
+    """Refuse a picture of too many devices, before anything is searched."""
+    if arguments.draw and made.mesh.num_devices > MOST_DRAWN:
+        raise InputError(
+            f"--draw: found {made.mesh.num_devices:,} devices; at most {MOST_DRAWN:,} are required, such as --mesh X=4,Y=8"
+        )
 
 
 def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:

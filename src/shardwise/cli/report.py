@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from shardwise.cli.run_report import run_lines
+from shardwise.cluster.chips import LOCAL, LOCAL_IS
 from shardwise.cost.estimate import Estimate, mfu_format
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import AXES
@@ -14,7 +15,7 @@ from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import held_layers
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
-from shardwise.units import format_bytes, format_count, format_seconds
+from shardwise.units import counted, format_bytes, format_count, format_seconds
 
 BAR = 28
 OFFLOADED = {
@@ -54,7 +55,13 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in estimate.notes)])
+    return "\n".join([*lines, *(f"  note: {note}" for note in (*_local(plan), *estimate.notes))])
+
+
+def _local(plan: Plan) -> Iterable[str]:
+    """What the machine of `local:N` is: not the one that this runs on."""
+    if plan.cluster.chip.name == LOCAL:
+        yield f"{LOCAL_IS} (show chips cpu), not this machine: for that give your own .toml file"
 
 
 def _against_peak(job: Job) -> str:
@@ -75,9 +82,10 @@ def _layout(plan: Plan) -> str:
         "layout",
         f"  {degrees}",
         f"  ZeRO stage {layout.zero_stage}, sequence parallelism {'on' if layout.sequence_parallel else 'off'}, "
-        f"recompute {layout.recompute}, {micro_batches} micro-batches of {layout.micro_batch_seqs} sequences",
+        f"recompute {layout.recompute}, {_micro_batches(micro_batches, layout.micro_batch_seqs)}",
     ]
     if layout.expert_tp != layout.tp:
+        lines[1] += f" etp={layout.expert_tp}"
         lines.append(f"  experts are whole: tp = {layout.tp} is a part of ep = {layout.ep}")
     if layout.recompute_layers is not None:
         lines.append(f"  recompute of the first {layout.recompute_layers} layers of each stage")
@@ -95,6 +103,10 @@ def _layout(plan: Plan) -> str:
     if layout.placement:
         lines.append(f"  placement {layout.placement}{_between_pods(plan, layout.placement)}")
     return "\n".join([*lines, *_waste(plan.estimate)])
+
+
+def _micro_batches(number: int, seqs: int) -> str:
+    return f"{number} micro-batch{'es' if number != 1 else ''} of {counted(seqs, 'sequence')}"
 
 
 def _between_pods(plan: Plan, placement: Placement) -> str:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_set_argument, parse_changes, replaced
+from shardwise.cli.arguments import add_set_argument, parse_changes, replaced, svg_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,9 @@ def configure(verbs: Any) -> None:
         "--with", dest="others", action="append", default=[], metavar="TEXT",
         help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE}"; may be repeated',
     )  # fmt: skip
-    parser.add_argument("--plot", metavar="FILE", help="write the chip's rooflines with the kernels as an SVG")
+    parser.add_argument(
+        "--plot", type=svg_name, metavar="FILE", help="write the chip's rooflines with the kernels as an SVG"
+    )
     add_set_argument(parser, "chip", "chip.pcie_bytes_per_s=15GB/s")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
 from shardwise.planning.compare import Limits
-from shardwise.units import format_bytes, format_count, format_energy, format_seconds, format_usd
+from shardwise.units import counted, format_bytes, format_count, format_days, format_energy, format_seconds, format_usd
 
 
 def run_lines(run: Run) -> Iterator[str]:
     """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
+    days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
     yield (
-        f"{format_count(run.tokens)} tokens are {run.num_steps:,} steps: {run.ideal_days:.1f} days without interruptions, "
-        f"{run.days:.1f} with them"
+        f"{format_count(run.tokens)} tokens are {counted(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
+        f"interruptions, {days} with them"
     )
     yield _goodput(run)
     if run.mtbf_s is not None and run.checkpoint_interval_s is not None:
@@ -31,7 +32,7 @@ def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:
     """What a run that meets its limits leaves of them."""
     if run is not None and limits.deadline_s is not None:
         deadline = limits.deadline_s / SECONDS_PER_DAY
-        yield f"meets the deadline of {deadline:.1f} days with {deadline - run.days:.1f} to spare"
+        yield f"meets the deadline of {format_days(deadline)} with {format_days(deadline - run.days)} to spare"
     if run is not None and run.usd is not None and limits.budget_usd is not None:
         yield f"within the budget of {format_usd(limits.budget_usd)} with {format_usd(limits.budget_usd - run.usd)} to spare"
 

@@ -89,7 +89,8 @@ class Chip:
             return self.peak_flops_per_s[dtype]
         except KeyError:
             known = ", ".join(self.peak_flops_per_s)
-            raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {known}") from None
+            fix = "; choose --precision fp32, or for a kernel --dtype fp32" if "fp32" in self.peak_flops_per_s else ""
+            raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {known}{fix}") from None
 
     def matmul_flops_per_s(self, dtype: str) -> float:
         """Rate that matrix products sustain, in FLOP/s."""

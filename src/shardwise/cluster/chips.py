@@ -16,6 +16,8 @@ from shardwise.dtypes import BYTES_PER_ELEMENT
 from shardwise.errors import InputError, require
 
 CATALOGUE: Traversable = resources.files("shardwise.cluster").joinpath("catalog")
+LOCAL = "local"
+LOCAL_IS = "local:N is a cluster of N processes that share the catalogue's generic host"
 CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name != "name")
 
 
@@ -39,6 +41,8 @@ def chip_names() -> tuple[str, ...]:
 
 def catalogue_entry(name: str) -> Entry:
     """A chip's table as the catalogue has it. Raises `InputError` that lists the names."""
+    if name == LOCAL:
+        raise InputError(f"chip: found {name!r}; {LOCAL_IS}, whose values are those of the chip 'cpu'")
     if name not in _chips():
         raise InputError(f"chip: found {name!r}; the catalogue has {', '.join(chip_names())}")
     return _chips()[name]
@@ -86,4 +90,4 @@ def _peaks(reader: TableReader) -> dict[str, float]:
         reader.wrong("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
         return {}
     peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
-    return {dtype: peaks.quantity(dtype) for dtype in given if dtype in BYTES_PER_ELEMENT}
+    return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in given if dtype in BYTES_PER_ELEMENT}

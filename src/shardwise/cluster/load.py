@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.cluster.chips import load_chip
+from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import read_cluster
@@ -30,7 +30,7 @@ def load_cluster(text: str) -> Cluster:
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)
-    if asked.chip == "local":
+    if asked.chip == LOCAL:
         return _local(text, asked)
     chip = load_chip(asked.chip)
     return Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip))
@@ -46,7 +46,7 @@ def _local(text: str, asked: Shorthand) -> Cluster:
     host, count = load_chip("cpu"), asked.shape[0]
     shared = f"an equal part, 1/{count}, of the catalogue's cpu: "
     chip = replace(
-        host, name="local", peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
+        host, name=LOCAL, peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
         memory_bytes=host.memory_bytes / count, memory_bytes_per_s=host.memory_bytes_per_s / count,
         host_shape=(count,), sources={key: shared + source for key, source in host.sources.items()},
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.cluster.chip import MOST
 from shardwise.cluster.cluster import MOST_DEVICES
 from shardwise.errors import InputError
-from shardwise.units import parse_quantity
+from shardwise.units import EXAMPLES, parse_quantity, unit_of
 
 Entry = Mapping[str, Any]
 
@@ -32,9 +32,11 @@ class TableReader:
         found = f"found {shown(self.table[key])}" if key in self.table else "missing"
         self.problems.append(f"{self.where}: {key}: {found}; {required} is required")
 
-    def quantity(self, key: str) -> float:
-        """A number or a text such as "96 GB", above 0."""
-        return self._number(key, lambda value: 0 < value <= MOST, 'a number above 0, such as 8e10 or "80 GB",')
+    def quantity(self, key: str, unit: str | None = None) -> float:
+        """A number or a text such as "96 GB", above 0; its unit is the one that `key` says unless it is given."""
+        unit = unit_of(key) if unit is None else unit
+        example = f'8e10 or "{EXAMPLES[unit]}"' if unit else "8"
+        return self._number(key, lambda value: 0 < value <= MOST, f"a number above 0, such as {example},", unit)
 
     def at_least_0(self, key: str) -> float:
         """A number or a text such as "1.5 GB", or 0."""
@@ -54,9 +56,9 @@ class TableReader:
             return 0.0
         return self._number(key, lambda value: 0 <= value <= 1, "a number of seconds from 0 to 1, such as 2.7e-6,")
 
-    def _number(self, key: str, allowed: Callable[[float], bool], required: str) -> float:
+    def _number(self, key: str, allowed: Callable[[float], bool], required: str, unit: str | None = None) -> float:
         try:
-            value = parse_quantity(self.table[key])
+            value = parse_quantity(self.table[key], unit=unit_of(key) if unit is None else unit)
         except (KeyError, InputError, OverflowError, ValueError):  # missing, no number, or one of too many digits
             value = math.nan
         if not allowed(value):

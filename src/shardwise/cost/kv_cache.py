@@ -17,7 +17,9 @@ from shardwise.model.counts import num_params
 class KvCache:
     """The cache of one model in one format: 2·K·H elements for each token and layer; layers with a window keep it alone.
 
-    Source: the book, "Transformers", KV caching. Differs: the book has no windows.
+    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads.
+    Source: the book, "Transformers", KV caching; for latents DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+    Differs: the book has neither windows nor latents.
     """
 
     architecture: Architecture
@@ -25,13 +27,15 @@ class KvCache:
 
     @property
     def layer_bytes_per_token(self) -> float:
-        """Keys and values of one token in one layer."""
-        width = self.architecture.num_kv_heads * self.architecture.head_dim
-        return kv_cache_bytes_per_token(1, width, bytes_per_element(self.dtype))
+        """What one layer keeps of one token."""
+        a, element = self.architecture, bytes_per_element(self.dtype)
+        if a.kv_lora_rank:
+            return (a.kv_lora_rank + a.rope_head_dim) * element
+        return kv_cache_bytes_per_token(1, a.num_kv_heads * a.head_dim, element)
 
     @property
     def bytes_per_token(self) -> float:
-        """Keys and values of one token in every layer."""
+        """What every layer together keeps of one token."""
         return self.architecture.num_layers * self.layer_bytes_per_token
 
     def kept_tokens(self, context: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import socket
 import subprocess
@@ -32,6 +33,8 @@ Case = tuple[ShardedExpression, ShardedProgram]
 _INSTALL = {"jax": 'pip install "shardwise[jax]"', "torch": 'pip install "shardwise[train]"'}
 # XLA takes host devices beyond this for another process's; a process a device is more than a host should start.
 _MOST_DEVICES = {"jax": 2048, "torch": 64}
+# Elements of all devices' shards of operands and result together, in float64 on NumPy: 1 GB, and a few times that on the way.
+MOST_ELEMENTS = 2**27
 _TRIES = 3  # a port that was free may be taken by the time that it is opened
 _RUN_ALL = """
 import runpy, sys
@@ -82,6 +85,7 @@ def run_many(
 def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float:
     """On virtual devices. An operand that is a partial sum has summands of its own on every device of its axes."""
     known = listing(made, program)
+    _check_elements(made, program)
     rng = np.random.default_rng(seed)
     devices = VirtualDevices(made.mesh, made.sizes)
     wholes = []
@@ -98,6 +102,21 @@ def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float
     shards = zip(devices.coordinates, devices.held[made.result_name, known.spec], strict=True)
     error = max(np.abs(shard - devices.cut(expected, known.spec, place)).max() for place, shard in shards)
     return float(error / np.abs(expected).max())
+
+
+def _check_elements(made: ShardedExpression, program: ShardedProgram) -> None:
+    """Refuse arrays that would not fit in the memory of a host, shards on all devices and the whole arrays counted."""
+    specs = [*made.operands, program.specs[made.result_name]]
+    wholes = sum(math.prod(made.sizes[dim] for dim in spec.dims) for spec in specs)
+    held = made.mesh.num_devices * sum(
+        math.prod(made.sizes[dim] // made.mesh.size(axes) for dim, axes in zip(spec.dims, spec.axes, strict=True))
+        for spec in specs
+    )
+    if wholes + held > MOST_ELEMENTS:
+        raise InputError(
+            f"--run numpy: found {wholes + held:.3g} elements in the arrays and on all {made.mesh.num_devices:,} devices; at "
+            f"most {MOST_ELEMENTS:.3g} are required: take smaller sizes, which a program's correctness does not depend on"
+        )
 
 
 def _jax(cases: Sequence[Case], seed: int, timeout_s: float) -> list[float]:

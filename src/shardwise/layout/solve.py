@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from shardwise.errors import ShardingError
 from shardwise.layout.expression import ShardedExpression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
@@ -16,6 +17,8 @@ from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct, Str
 
 # More prime factors make the graphs of shardings too large to search for each product; so does a chain on three axes.
 MOST_FACTORS = 4
+# Axes of the mesh as it is given: the search of a product of matrices takes 2 s on 4 axes, 25 s on 5, minutes on 6.
+MOST_AXES = 4
 Prices = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
 
 
@@ -29,6 +32,11 @@ class Solution:
 
 def solve(made: ShardedExpression, prices: Prices, *, free: Sequence[str] = (), alternatives: int = 3) -> Solution:
     """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
+    if len(made.mesh.axes) > MOST_AXES:
+        raise ShardingError(
+            f"mesh: found {len(made.mesh.axes)} axes ({', '.join(axis for axis, _ in made.mesh.axes)}); at most {MOST_AXES} are "
+            "required, as every sharding over them is searched: join axes that are used together, and leave out those of size 1"
+        )
     plain = _solved(made, prices, free, alternatives)
     cut = cut_axes(made)
     least = plain.strategies[0].cost

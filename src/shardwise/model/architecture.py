@@ -243,6 +243,15 @@ class Architecture:
             return 0
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
+    def require_positions(self, seq_len: int) -> None:
+        """Raise `InputError` where a sequence is longer than a learned table of positions."""
+        rows = self.max_positions
+        if self.positions == "learned" and rows is not None and seq_len > rows:
+            raise InputError(
+                f"model {self.name}: sequences of {seq_len:,} tokens, but its learned table of positions has {rows:,} rows; "
+                f"--seq-len {rows} or less is required, or a longer table: --set model.max_positions={seq_len}"
+            )
+
     def average_span(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -88,6 +89,20 @@ def layout_payload(layout: Layout, plan: Plan) -> Payload:
             "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()},
         },
     }
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise `InputError` where a file cannot be written, before there is something to write; nothing is touched."""
+    target = Path(path)
+    folder = target.parent
+    problem = (
+        "no such folder" if not folder.is_dir()
+        else "it is a folder" if target.is_dir()
+        else "" if os.access(target if target.exists() else folder, os.W_OK)
+        else "permission denied"
+    )  # fmt: skip
+    if problem:
+        raise InputError(f"cannot write {target}: {problem}; choose a writable place")
 
 
 def dump_plan(plan: Plan, path: str | Path) -> None:

@@ -57,6 +57,11 @@ class Contender:
         """What the whole run takes there."""
         return self.plan.run if self.plan else None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its estimate says about itself, such as a chip that is priced at its peak."""
+        return tuple(self.plan.estimate.notes) if self.plan else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -148,4 +153,5 @@ def _contender(one: Contender) -> dict[str, Any]:
         **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
         **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},
         "missing": list(run.missing) if run else [], "in_time": one.in_time, "within_budget": one.within_budget,
+        "notes": list(one.notes),
     }  # fmt: skip

@@ -63,6 +63,7 @@ def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None
 ) -> Plan:
     """A plan for one given layout, without a search. Raises `InputError` with every rule that it breaks."""
+    architecture.require_positions(job.seq_len)
     priced = estimate(architecture, cluster, job, layout)
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,

@@ -19,7 +19,7 @@ from shardwise.planning.compare import PRICE, Comparison, Contender, Limits, com
 from shardwise.planning.plan import Plan
 from shardwise.search.plan import plan
 from shardwise.search.space import Choices
-from shardwise.units import format_count, format_usd
+from shardwise.units import format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
 # device: more devices have less, and counts with large prime factors lay out badly. The next power of two comes last.
@@ -59,7 +59,7 @@ def misses(limits: Limits, run: Run) -> list[str]:
     if limits.deadline_s is not None and limits.in_time(run) is False:
         deadline = limits.deadline_s / SECONDS_PER_DAY
         found.append(
-            f"{run.days:.1f} days are {run.days - deadline:.1f} more than the deadline of {deadline:.1f} "
+            f"{format_days(run.days)} are {format_days(run.days - deadline)} more than the deadline of {format_days(deadline)} "
             f"({run.days / deadline - 1:.0%} too long)"
         )
     if limits.budget_usd is not None and run.usd is None:

@@ -33,6 +33,7 @@ def plan(
     Layouts that leave a tenth of the memory free are preferred; if there is none, any that fits will do. Raises
     `NothingFitsError` with the smallest miss. `operations` say how the cluster is run, for what the whole run takes.
     """
+    architecture.require_positions(job.seq_len)
     found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
     if not found.best:
         found = search(architecture, cluster, job, choices=choices)
@@ -83,7 +84,8 @@ def _alternatives(
         picked.append(found.pareto[0])
     for other in picked:
         priced = estimate(architecture, cluster, job, other.layout)
-        yield Alternative(layout=other.layout, estimate=priced, reason=why_slower(priced, best))
+        leanest = "the least memory; " if other.layout == found.pareto[0].layout else ""
+        yield Alternative(layout=other.layout, estimate=priced, reason=leanest + why_slower(priced, best))
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:

@@ -31,7 +31,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
-from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space
+from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
 from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.symbolic import added
 from shardwise.terms import MEMORY_TERMS
@@ -80,7 +80,10 @@ def search(
     space = build_space(architecture, job, cluster.num_devices, choices or Choices())
     if not len(space.factorisation):
         rules = ", ".join(f"{name} {count:,}" for name, count in space.num_illegal_by_rule.items() if count)
-        raise NothingFitsError(f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})")
+        nearest = nearest_to_legal(architecture, job, cluster.num_devices, space.choices)
+        raise NothingFitsError(
+            f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
+        )
     run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)))
     run.sample(sample, seed)
     run.all()

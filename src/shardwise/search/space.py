@@ -231,15 +231,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
             f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
             "every degree must divide the number of devices, and ep also fsdp and the experts"
         )
-    columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
-    for position, name in enumerate(GRID):
-        along = [1] * 5
-        along[position + 1] = -1
-        columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
-    # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
-    columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
-    columns["etp"] = columns["tp"]
-    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
+    columns, shape = _columns(rows, choices)
     illegal: Counter[str] = Counter()
     found: list[tuple[Ints, ...]] = []
     for number, schedule in enumerate(choices.schedule):
@@ -255,6 +247,44 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
         int(np.prod(shape)) * len(choices.schedule) * times, {name: count * times for name, count in illegal.items()},
     )  # fmt: skip
+
+
+def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Factorisations and choices as arrays that span the grid of candidates, and its shape."""
+    columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
+    for position, name in enumerate(GRID):
+        along = [1] * 5
+        along[position + 1] = -1
+        columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
+    # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
+    columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns["etp"] = columns["tp"]
+    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
+    return columns, shape
+
+
+def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
+    """The candidate that breaks the fewest rules, and what each of these says; for choices that leave no legal layout."""
+    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
+    columns, shape = _columns(rows, choices)
+    columns["schedule"] = choices.schedule[0]
+    broken = np.zeros(shape, dtype=np.int64)
+    for rule in RULES:
+        broken += ~np.broadcast_to(np.asarray(rule.legal(architecture, job, num_devices, columns), dtype=bool), shape)
+    place = np.unravel_index(int(np.argmin(broken)), shape)
+    values = {
+        name: int(np.broadcast_to(column, shape)[place]) if np.ndim(column) else column
+        for name, column in columns.items()
+    }
+    asked = (*choices.pins, *choices.maxima, *(n for n in GRID if getattr(choices, n) != getattr(Choices(), n)))
+    said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*AXES, *asked)))
+    explained = [
+        f"  {rule.name}: {rule.explain(architecture, job, num_devices, values)}"
+        for rule in RULES
+        if not rule.legal(architecture, job, num_devices, values)
+    ]
+    wanted = f" with {', '.join(dict.fromkeys(asked))} as asked for" if asked else ""
+    return "\n".join([f"the nearest to one{wanted}, {said}, breaks", *explained])
 
 
 def _apply_rules(

@@ -194,7 +194,9 @@ def test_what_has_no_source_is_an_error_that_names_it() -> None:
     assert load_chip("h100").known("power_w") == 700
     with pytest.raises(MissingValueError, match=r"^chip tpu-v5e: no sourced power_w$"):
         load_chip("tpu-v5e").known("power_w")
-    with pytest.raises(MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32$"):
+    with pytest.raises(
+        MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32; choose --precision fp32"
+    ):
         sw.plan(SMALL, load_cluster("v100:4"), Job(global_batch_tokens=2**16, seq_len=1024))
     with pytest.raises(
         MissingValueError, match="mi325x has no sourced network between nodes of 8; mi325x:8 is the largest"

@@ -297,6 +297,14 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
             "memory_bytes = '80 GX'",
             "chip: memory_bytes: found '80 GX'; a number above 0, such as 8e10 or \"80 GB\", is",
         ),
+        (
+            "memory_bytes = '80 GB/s'",
+            "chip: memory_bytes: found '80 GB/s'; a number above 0, such as 8e10 or \"80 GB\", is",
+        ),
+        (
+            "peak_flops_per_s = { bf16 = '989 GB/s' }",
+            "chip: peak_flops_per_s: bf16: found '989 GB/s'; a number above 0",
+        ),
         ("runtime_bytes = -1", "chip: runtime_bytes: found -1; a number of at least 0"),
         ("matmul_fraction = 1.1", "chip: matmul_fraction: found 1.1; a number above 0 and at most 1 is required"),
         ("host_shape = [2, 0]", "chip: host_shape: found [2, 0]; a list of whole numbers of 1 to 10,000,000 is"),
@@ -333,11 +341,12 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 
         (f"tiers = [{WRONG_TIER}]", [
             "tiers[0]: name: found ''; a text is required",
             "tiers[0]: size: found True; a whole number of 1 to 10,000,000 is required",
-            'tiers[0]: bytes_per_s: found 0; a number above 0, such as 8e10 or "80 GB", is required',
+            'tiers[0]: bytes_per_s: found 0; a number above 0, such as 8e10 or "3.35 TB/s", is required',
             "tiers[0]: fraction: found 0; a number above 0 and at most 1 is required",
             "tiers[0]: hop_latency_s: found -1; a number of seconds from 0 to 1, such as 2.7e-6, is required",
         ]),
         ("tiers = [{}]", [f"tiers[0]: {key}: missing; " for key in ("name", "size", "bytes_per_s")]),
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = '450 GB' }]", ["tiers[0]: bytes_per_s: found '450 GB'; a number"]),
         ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 6 }]",
          ["tiers[0]: links: found 6; a link to each of the 7 others is required"]),
         ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 0 }]",

@@ -29,6 +29,13 @@ def test_shared_heads_divide_the_cache() -> None:
     assert own.bytes_per_token == 8 * shared.bytes_per_token == 2 * 2 * 80 * 64 * 128
 
 
+def test_latent_attention_keeps_its_latent_and_the_rotary_part_once() -> None:
+    """DeepSeek-V3: 512 + 64 elements for each of 61 layers, 70,272 bytes a token in bf16."""
+    model = sw.load_model("deepseek-v3")
+    assert KvCache(architecture=model).bytes_per_token == (512 + 64) * 61 * 2 == 70_272
+    assert KvCache(architecture=model, dtype="fp8").bytes_per_token == 70_272 / 2
+
+
 @pytest.mark.parametrize(
     ("name", "context", "tokens"),
     [

@@ -82,7 +82,9 @@ def _over(priced: Estimate) -> str:
 def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """The layout with one choice changed: less ZeRO, other recomputation and micro-batches, an axis given to the replicas."""
     for stage in range(layout.zero_stage - 1, -1, -1):
-        yield f"ZeRO stage {stage} in place of {layout.zero_stage}", _with_zero(layout, stage)
+        less = _with_zero(layout, stage)
+        also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
+        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
     for policy in POLICIES:
         every = replace(layout, recompute=policy, recompute_layers=None)
         other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
@@ -91,17 +93,18 @@ def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     if layout.micro_batch_seqs > 1:
         yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)
     if layout.sequence_parallel:
-        yield "no sequence parallelism", replace(layout, sequence_parallel=False)
+        yield "no sequence parallelism", replace(layout, sequence_parallel=False, async_tp=False)
     for axis in ("tp", "cp", "pp"):
         if getattr(layout, axis) > 1:
             yield f"replicas in place of {axis} = {getattr(layout, axis)}", _without(layout, axis)
 
 
 def _with_zero(layout: Layout, stage: int) -> Layout:
-    """Another ZeRO stage over the same devices; without ZeRO they are replicas."""
+    """Another ZeRO stage over the same devices; without ZeRO they are replicas, from which experts borrow nothing."""
     if stage:
         return replace(layout, zero_stage=stage)
-    return replace(layout, zero_stage=0, dp=layout.dp * layout.fsdp, fsdp=1)
+    ep = layout.tp if layout.expert_tp < layout.tp else 1
+    return replace(layout, zero_stage=0, dp=layout.dp * layout.fsdp, fsdp=1, ep=ep)
 
 
 def _without(layout: Layout, axis: str) -> Layout:
@@ -109,7 +112,9 @@ def _without(layout: Layout, axis: str) -> Layout:
     grown = "fsdp" if layout.zero_stage else "dp"
     values: dict[str, Any] = {axis: 1, grown: getattr(layout, grown) * getattr(layout, axis)}
     if axis == "tp":
-        values["sequence_parallel"] = False
+        values |= {"sequence_parallel": False, "async_tp": False, "etp": None}
+    if axis == "cp":
+        values["cp_variant"] = "all_gather"
     if axis == "pp":
         values |= {"num_virtual_stages": 1, "schedule": "none", "layers_per_stage": None}
     return replace(layout, **values)

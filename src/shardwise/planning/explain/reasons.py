@@ -27,6 +27,8 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     ratio = other.step_time_s / best.step_time_s - 1
     memory = other.memory_bytes - best.memory_bytes
     fuller = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
+    if abs(memory) < 5e-4 * best.memory_bytes:
+        fuller = "same memory"
     if ratio < 5e-4:
         return f"as fast within 0.05%, {fuller}"
     changes = {term: other.time[term] - best.time[term] for term in best.time}

@@ -50,6 +50,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
     """
     priced = reprice(plan)
+    terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
     change = None if priced.estimate.fits else smallest_change(priced.layout, nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
@@ -57,7 +58,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
         options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
         against=against(priced, other, nearest) if other else None,
-        terms=_terms(priced, other, term_name) if term_name else (), notes=(*_moved(plan, priced), *priced.estimate.notes),
+        terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
     )  # fmt: skip
 
 
