@@ -8,21 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.topology import Pods
+from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
-from shardwise.cost.step import (
-    KEPT,
-    Counts,
-    Model,
-    Pipeline,
-    StageCost,
-    both_ends_counts,
-    spans,
-    stage_cost,
-    stage_counts,
-    stage_memory,
-    step_time,
-)
+from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.stage_memory import stage_memory
+from shardwise.cost.step import StageCost, spans, stage_cost, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named

@@ -11,17 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.counts import Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
-from shardwise.cost.step import (
-    Counts,
-    Model,
-    Pipeline,
-    both_ends_counts,
-    stage_cost,
-    stage_counts,
-    stage_memory,
-    step_time,
-)
+from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.stage_memory import stage_memory
+from shardwise.cost.step import stage_cost, step_time
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

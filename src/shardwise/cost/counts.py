@@ -1,0 +1,110 @@
+"""What a pipeline stage holds, and sums over it. Numbers or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardwise.cost.unit import ActivationCost, StateCost
+from shardwise.layout.stages import recomputed_layers
+from shardwise.symbolic import Value
+
+KEPT = "kept_"  # before the name of a kind of layer: one that recomputes nothing, in a stage where others do
+
+
+class Counts(NamedTuple):
+    """What a stage holds: layers by kind, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
+
+    `kept` are the layers by kind that recompute nothing though the others do; empty where all layers do the same.
+    `predict` are modules of multi-token prediction, on the last stage. `copies` are those of the embedding's weight: 0
+    where the head's serves (tied, and one stage holds both); `exchanges` is 1 where the gradients of two copies are
+    exchanged (first and last stage of a pipeline).
+    """
+
+    layers: Mapping[str, Value]
+    embedding: int
+    head: int
+    predict: int
+    carries: Value
+    copies: int
+    exchanges: int
+    kept: Mapping[str, Value]
+
+    @property
+    def units(self) -> dict[str, Value]:
+        """How often the stage has each unit that computes."""
+        return {**self.running, "embedding": self.embedding, "head": self.head, "predict": self.predict}
+
+    @property
+    def running(self) -> dict[str, Value]:
+        """The layers by kind, those that recompute nothing as kinds of their own."""
+        again = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
+        return {**again, **{KEPT + kind: count for kind, count in self.kept.items()}}
+
+    @property
+    def held(self) -> dict[str, Value]:
+        """How often the stage holds each unit's weights."""
+        ends = {"embedding": self.copies, "head": self.head, "predict": self.predict}
+        return {**self.layers, **ends}
+
+
+class Model(NamedTuple):
+    """What of a model the stages depend on."""
+
+    tied: bool
+    num_predict_layers: int
+
+
+def stage_counts(
+    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, num_virtual_stages: Value,
+    recompute_layers: Value | None = None,
+) -> Counts:  # fmt: skip
+    """The counts of a stage that is the first, the last, both (no pipeline) or neither.
+
+    A tied embedding is one tensor with two uses, and so is one that multi-token prediction borrows.
+    """
+    again = recomputed_layers(layers, recompute_layers)
+    alone = first and last
+    borrowed = last and model.num_predict_layers > 0
+    return Counts(
+        layers,
+        embedding=int(first),
+        head=int(last),
+        predict=model.num_predict_layers if last else 0,
+        carries=0 if alone else num_virtual_stages,
+        copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
+        exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
+        kept={} if recompute_layers is None else {kind: count - again[kind] for kind, count in layers.items()},
+    )
+
+
+def both_ends_counts(
+    layers: Mapping[str, Value], model: Model, *, ends: bool, recompute_layers: Value | None = None
+) -> Counts:
+    """The counts of a device that holds a stage and its mirror image (`layers` of both), for micro-batches from both ends.
+
+    At the ends that is the first and the last stage. Each of the two hands over.
+    """
+    own = stage_counts(layers, model, first=ends, last=ends, num_virtual_stages=1, recompute_layers=recompute_layers)
+    return own._replace(carries=2)
+
+
+def add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
+    """A field over all units, each as often as the stage has it; units that it never has are not looked at."""
+    total: Value = None
+    for unit, count in times.items():
+        if never(count):
+            continue
+        value = getattr(costs[unit], field)
+        if not (isinstance(value, float) and value == 0.0):
+            value = times_each(count, value)
+            total = value if total is None else total + value
+    return 0.0 if total is None else total
+
+
+def times_each(count: Value, value: Value) -> Value:
+    return value if isinstance(count, int) and count == 1 else value * count
+
+
+def never(count: Value) -> bool:
+    return isinstance(count, int) and count == 0

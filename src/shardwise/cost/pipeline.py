@@ -1,0 +1,52 @@
+"""How micro-batches go through the stages of a pipeline. Numbers or arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwise.schedule.closed_form import BOTH_ENDS, Passes, bubble_s, in_flight, num_overlapped, num_waiting
+from shardwise.symbolic import Value
+
+
+class Pipeline(NamedTuple):
+    """How micro-batches go through the stages.
+
+    With a schedule that sends them from both ends, a device's two stages are taken as one, and so are two micro-batches,
+    one from either end: `rounds` of them make a step.
+    """
+
+    schedule: str
+    pp: Value
+    num_virtual_stages: Value
+    num_micro_batches: Value
+
+    @property
+    def ends(self) -> int:
+        """From how many ends micro-batches come in."""
+        return 2 if self.schedule in BOTH_ENDS else 1
+
+    @property
+    def rounds(self) -> Value:
+        return self._each(self.num_micro_batches)
+
+    @property
+    def overlapped(self) -> Value:
+        """Rounds whose forward and backward passes run together with others'."""
+        return self._each(num_overlapped(self.schedule, self.pp, self.num_micro_batches))
+
+    def bubble_s(self, passes: Passes) -> Value:
+        """Seconds that the device waits; the passes of a round are as many as there are ends."""
+        return self._each(bubble_s(self.schedule, self.pp, self.num_virtual_stages, passes))
+
+    def in_flight(self, stage: Value) -> Value:
+        """Rounds whose activations a stage holds."""
+        pp, m, v = self.pp, self.num_micro_batches, self.num_virtual_stages
+        return self._each(in_flight(pp, m, v, stage, self.schedule))
+
+    def waiting(self, stage: Value) -> Value:
+        """How many of these may wait for their weight gradients only."""
+        return self._each(num_waiting(self.schedule, self.pp, self.num_micro_batches, stage))
+
+    def _each(self, number: Value) -> Value:
+        """In rounds, what is counted in micro-batches."""
+        return number / self.ends if self.ends > 1 else number
