@@ -57,3 +57,12 @@ class Operation(ABC):
     def flops(self, placed: Placed) -> Polynomial:
         """Floating-point operations on one device."""
         return Polynomial()
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeLast(Operation):
+    """An operation whose last input gives its shape or sharding only."""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return self.inputs[:-1]

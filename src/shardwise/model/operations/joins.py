@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.model.operations.base import Dims, Operation, Placed
+from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
 from shardwise.sharding.spec import Spec
 
 
@@ -40,7 +40,7 @@ class Join(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Operation):
+class Part(ShapeLast):
     """The transpose of a join: one operand's part along `joined`, summed over the dims that the operand lacks.
 
     The second input gives the shape only.
@@ -53,10 +53,6 @@ class Part(Operation):
     @property
     def kind(self) -> str:
         return "map"
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.inputs[:-1]
 
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.model.operations.base import Dims, Operation, Placed
+from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
 from shardwise.sharding.spec import Spec
 
 
@@ -39,7 +39,7 @@ class Lookup(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(Operation):
+class Scatter(ShapeLast):
     """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
 
     dim: str = "V"
@@ -47,10 +47,6 @@ class Scatter(Operation):
     @property
     def kind(self) -> str:
         return "scatter"
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.inputs[:-1]
 
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

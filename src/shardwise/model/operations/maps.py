@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.model.functions import FUNCTIONS, LINEAR_IN_FIRST
-from shardwise.model.operations.base import Dims, Operation, Placed
+from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Local, Polynomial, product
 
@@ -74,7 +74,7 @@ class Map(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulate(Operation):
+class Accumulate(ShapeLast):
     """The sum of the gradients from all uses of one tensor. The last input gives the sharding to meet in only.
 
     Gradients that lie alike are added as they are, partial or not; others are brought to the tensor's own sharding.
@@ -83,10 +83,6 @@ class Accumulate(Operation):
     @property
     def kind(self) -> str:
         return "map"
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return self.inputs[:-1]
 
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
