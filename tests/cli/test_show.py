@@ -156,3 +156,12 @@ def test_declaring_the_verb_loads_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_multi_token_prediction_is_counted_apart() -> None:
+    lines = {
+        line.split()[0]: line.split() for line in shown("models", "deepseek-v3").splitlines() if line.startswith("  ")
+    }
+    assert lines["num_params"][1] == "671,026,404,352"
+    assert lines["num_predict_params"][1] == "11,610,067,968"
+    assert "num_predict_params" not in shown("models", "llama-3-8b")

@@ -1,4 +1,4 @@
-"""Structures of dense decoders beyond the plain one: what a family of models adds, by the field that adds it."""
+"""Structures of decoders beyond the plain one: what a family of models adds, by the field that adds it."""
 
 from __future__ import annotations
 

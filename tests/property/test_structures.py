@@ -1,4 +1,4 @@
-"""The derivation holds for every structure of a dense decoder, not only for the plain one."""
+"""The derivation holds for every structure of a decoder, not only for the plain one."""
 
 from __future__ import annotations
 

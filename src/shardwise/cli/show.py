@@ -89,7 +89,7 @@ def _model_names() -> tuple[str, ...]:
 
 
 def _model(name: str) -> list[Value]:
-    from shardwise.model.counts import num_active_params, num_params
+    from shardwise.model.counts import num_active_params, num_params, num_predict_params
     from shardwise.model.load import load_model
 
     model = load_model(name)
@@ -97,6 +97,8 @@ def _model(name: str) -> list[Value]:
     source = values.pop("source")
     values.pop("name")
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    if model.num_predict_layers:  # in training only, and apart from what a model card counts
+        counts["num_predict_params"] = num_predict_params(model)
     counted = [(name, count, "counted from the program") for name, count in counts.items()]
     return [*counted, *((k, v, source) for k, v in values.items())]
 

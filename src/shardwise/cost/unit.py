@@ -1,4 +1,4 @@
-"""What one unit (a block, the embedding, the head) costs one device: seconds by phase and axis, bytes by kind.
+"""What one unit (`model.decoder.UNITS`) costs one device: seconds by phase and axis, bytes by kind.
 
 Every number comes out of evaluating the derived expressions at the sizes and degrees in `values`, which may be numbers
 (one layout) or arrays (a table of them).
