@@ -47,6 +47,21 @@ class Values(dict[Symbol, Value]):
         return degree
 
 
+class FrozenValues(Values):
+    """Values that stay as they are: each polynomial is evaluated once, for whoever prices the same sizes again and again."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values)
+        self._known: dict[int, tuple[Polynomial, Value]] = {}
+
+    def number(self, polynomial: Polynomial) -> Value:
+        """The number that a polynomial has; by identity, and the polynomial is kept so that its identity stays its own."""
+        found = self._known.get(id(polynomial))
+        if found is None:
+            found = self._known[id(polynomial)] = polynomial, polynomial.summed(self)
+        return found[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Monomial:
     """`coefficient` times the product of the factors, each to its exponent."""
@@ -100,6 +115,12 @@ class Polynomial:
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
         """The number (or array) that the polynomial has when its symbols have these values."""
+        if isinstance(values, FrozenValues):
+            return values.number(self)
+        return self.summed(values)
+
+    def summed(self, values: Mapping[Symbol, Value]) -> Value:
+        """The sum of the monomials."""
         result: Value = 0.0
         for monomial in self.monomials:
             result = result + monomial.evaluate(values)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.topology import Topology
 from shardwise.errors import InputError
@@ -17,11 +18,12 @@ MOST_DEVICES = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Chips and their network."""
+    """Chips and their network, and what measurements say that they reach (None: nothing was measured)."""
 
     name: str
     chip: Chip
     topology: Topology
+    calibration: Calibration | None = None
 
     @property
     def num_devices(self) -> int:

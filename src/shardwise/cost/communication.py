@@ -12,7 +12,7 @@ from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value
 
 
-def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links) -> Value:
+def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links, copies: Value = 1) -> Value:
     """Seconds that a collective over `axes` takes; its kind says which links count.
 
     payload_bytes: see `Collective.payload_elements`; the whole gathered array of an AllGather, the summand of a reduction,
@@ -26,7 +26,7 @@ def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links) -> 
     if kind is Kind.PERMUTE:
         return links.permute(axes).all_gather_s(payload_bytes)
     if kind is Kind.ALL_TO_ALL:
-        return all_to_all_s(axes, payload_bytes, links)
+        return all_to_all_s(axes, payload_bytes, links, copies)
     gather = links.group(axes).all_gather_s(payload_bytes)
     return 2.0 * gather if kind is Kind.ALL_REDUCE else gather
 
@@ -40,7 +40,7 @@ def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: Links) -> 
     return (num_devices - 1) * links.hop(axes).all_gather_s(whole_bytes / num_devices)
 
 
-def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links) -> Value:
+def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links, copies: Value = 1) -> Value:
     """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
     cuts = links.joined(axes)
     whole = shard_bytes
@@ -50,4 +50,4 @@ def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links) -> Value:
         return all_to_all_link(links.topology, cuts).all_gather_s(whole)
     if isinstance(links.topology, Pods):
         return pods_all_to_all_link(links.topology, cuts).all_gather_s(whole)
-    return whole * all_to_all_seconds_per_byte(links.topology, cuts) + links.group(axes).latency_s
+    return whole * all_to_all_seconds_per_byte(links.topology, cuts, copies) + links.group(axes).latency_s

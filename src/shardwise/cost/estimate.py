@@ -12,6 +12,7 @@ from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_c
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
 from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.rates import rates_of
 from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import StageCost, spans, stage_cost, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
@@ -89,13 +90,15 @@ class Pricing:
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
         self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
-        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
+        self.pricer = UnitPricer(
+            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision)
+        )
 
     def run(self) -> Estimate:
         activation, state = self.unit_costs()
         counts = [self.counts(stage) for stage in range(self.layout.pp)]
         costs = [stage_cost(c, activation, state, self.layout.schedule, self.host) for c in counts]
-        totals = [step_time(cost, self.pipeline, self.job.overlap) for cost in costs]
+        totals = [step_time(cost, self.pipeline, self.job.overlap, self.pricer.rates.exposed) for cost in costs]
         slowest = max(range(len(totals)), key=lambda stage: totals[stage].total_s)
         memories = [self.memory(stage, c, activation, state) for stage, c in enumerate(counts)]
         fullest = max(memories, key=lambda memory: sum(memory.values()))
@@ -163,7 +166,7 @@ class Pricing:
         time |= {"bubble": bubble_s, "optimizer": cost.update_s, "host": max(cost.stream_s - cost.update_s, 0.0)}
         hidden = {"host": cost.stream_s - time["host"]}
         for times, work, traffic, hideable in spans(cost, self.pipeline):
-            exposed = exposed_by_axis(self.job.overlap, work, traffic, hideable)
+            exposed = exposed_by_axis(self.job.overlap, work, traffic, hideable, self.pricer.rates.exposed)
             exposed["host"] = max(cost.host_s - work - sum(exposed.values()), 0.0)
             for axis, seconds in exposed.items():
                 time[axis] += times * seconds

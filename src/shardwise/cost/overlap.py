@@ -4,6 +4,9 @@
 is exposed.
 `sum`: all communication adds up and hides behind compute as one (S0, section 4).
 `max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
+
+A stack that was measured (`cluster.stack.Stack.exposed`) shows the same share of all communication, and what compute is too
+short to hide, under whichever convention.
 """
 
 from __future__ import annotations
@@ -20,9 +23,16 @@ HIDEABLE_TOGETHER = (*HIDEABLE, "ep", "pp")
 
 
 def exposed_s(
-    overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE
-) -> Value:
-    """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis."""
+    overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE,
+    share: Value | None = None,
+) -> Value:  # fmt: skip
+    """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis.
+
+    `share`: the measured share of all of it that shows; None: what the convention says.
+    """
+    if share is not None:
+        everything = added(traffic_s.values())
+        return maximum(everything - compute_s, share * everything)
     if overlap == "sum":
         return maximum(added(traffic_s.values()) - compute_s, 0.0)
     if overlap == "max":
@@ -33,13 +43,17 @@ def exposed_s(
 
 
 def exposed_by_axis(
-    overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE
-) -> dict[str, float]:
+    overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE,
+    share: float | None = None,
+) -> dict[str, float]:  # fmt: skip
     """The same for one layout, charged to the axes: their parts add up to `exposed_s`.
 
-    Under `sum` each axis bears its share, under `max` the longest bears all of it, under `per_axis` each bears its own.
+    Under `sum`, and where a stack was measured, each axis bears its share,
+    under `max` the longest bears all of it, under `per_axis` each bears its own.
     """
-    whole = exposed_s(overlap, compute_s, traffic_s, hideable)
+    whole = exposed_s(overlap, compute_s, traffic_s, hideable, share)
+    if share is not None:
+        return _shared(whole, traffic_s)
     if overlap == "per_axis":
         own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
         return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})

@@ -99,9 +99,9 @@ def _together(cost: StageCost, times: Value) -> Span:
     return Span(times, cost.forward_s + cost.backward_s + cost.recompute_s, traffic, HIDEABLE_TOGETHER)
 
 
-def span_s(span: Span, overlap: Overlap) -> Value:
-    """Seconds of a span, once."""
-    return span.compute_s + exposed_s(overlap, span.compute_s, span.traffic, span.hideable)
+def span_s(span: Span, overlap: Overlap, share: Value | None = None) -> Value:
+    """Seconds of a span, once; `share`: see `exposed_s`."""
+    return span.compute_s + exposed_s(overlap, span.compute_s, span.traffic, span.hideable, share)
 
 
 class StepTime(NamedTuple):
@@ -111,10 +111,10 @@ class StepTime(NamedTuple):
     bubble_s: Value
 
 
-def step_time(cost: StageCost, pipeline: Pipeline, overlap: Overlap) -> StepTime:
+def step_time(cost: StageCost, pipeline: Pipeline, overlap: Overlap, share: Value | None = None) -> StepTime:
     """The bubble is made of steady micro-batches, without the step's own traffic."""
     parts = spans(cost, pipeline)
-    seconds = [_beside(span_s(part, overlap), cost.host_s) for part in parts]
+    seconds = [_beside(span_s(part, overlap, share), cost.host_s) for part in parts]
     overlapped = seconds[2] if pipeline.ends > 1 else 0.0
     waits = pipeline.bubble_s(Passes(seconds[0], seconds[1], cost.weight_s, overlapped))
     total = waits + _beside(cost.update_s, cost.stream_s)

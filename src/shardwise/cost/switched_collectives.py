@@ -132,7 +132,7 @@ def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Spa
     return Cost(latency_s=_base(crossed) + times * latency, bandwidth_s=num_bytes * max(paces), hops=times * (1 + hops))
 
 
-def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut]) -> Value:
+def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: Value = 1) -> Value:
     """Seconds of an AllToAll per byte of the whole array V: every device sends to each other directly.
 
     A device holds V/N and sends (n - 1) inside/N of that over a tier that joins n groups of `inside` devices; the tiers work
@@ -142,9 +142,15 @@ def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut]) -> Value
     slowest: Value = 0.0
     inside: Value = 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
-        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size))
+        alone = 1.0 if tier is network.tiers[0] else _distinct(cut.size, copies)
+        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size) * alone)
         inside = inside * cut.size
     return slowest / inside**2
+
+
+def _distinct(groups: Value, copies: Value) -> Value:
+    """Share of a row's copies that leave for other groups where each group gets one and passes it on."""
+    return groups * (1.0 - (1.0 - 1.0 / groups) ** copies) / copies
 
 
 def _base(crossed: Sequence[Span]) -> float:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardwise.cluster.chip import Chip
 from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.formats import Formats, Products, Saved, elements_of, products_of, waiting_of
+from shardwise.cost.rates import Rates, Work
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
@@ -102,21 +102,29 @@ class _Parts(NamedTuple):
     collectives: tuple[Realised, ...]
     products: Products
     waiting: tuple[Saved, ...]
+    routed: bool
 
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str) -> _Parts:
     unit = derived_unit(structure, family, name)
     found = kernels(unit)
-    return _Parts(unit, found, realise(unit), products_of(unit), waiting_of(unit, found))
+    return _Parts(
+        unit,
+        found,
+        realise(unit),
+        products_of(unit),
+        waiting_of(unit, found),
+        bool(unit.forward.program.named(Role.ROUTED)),
+    )
 
 
 class UnitPricer:
-    """Prices units on one chip with one precision recipe."""
+    """Prices units at the rates of a chip under a stack, with one precision recipe."""
 
-    def __init__(self, architecture: Architecture, chip: Chip, precision: Precision) -> None:
+    def __init__(self, architecture: Architecture, rates: Rates, precision: Precision) -> None:
         self.structure = architecture.structure
-        self.chip = chip
+        self.rates = rates
         self.precision = precision
         self.formats = Formats(precision)
 
@@ -132,6 +140,8 @@ class UnitPricer:
         parts = self.parts(family, name)
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
+        compute["backward"] = compute["backward"] + weight_s
+        launched = {p: self.launched_s(parts, p, seconds) for p, seconds in compute.items()}
         comm = self.traffic(parts, values, links, lambda one: not one.carries_weights and not one.beside)
         for key, seconds_left in self.pipelined_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
@@ -143,7 +153,7 @@ class UnitPricer:
         saved, logits = self.saved_bytes(parts, values)
         kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name), values)
         return ActivationCost(
-            compute["forward"], compute["backward"] + weight_s, compute["recompute"],
+            launched["forward"], launched["backward"], launched["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
@@ -172,8 +182,13 @@ class UnitPricer:
 
     def compute_s(self, parts: _Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels but for those that make weight gradients, with the casts of what its products take."""
-        casts = self.formats.cast_bytes(phase, parts.products, values) / self.chip.sustained_bytes_per_s()
+        casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
+
+    def launched_s(self, parts: _Parts, phase: str, device_s: Value) -> Value:
+        """Seconds of a phase's kernels as the host launches them."""
+        num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
+        return self.rates.launched_s(device_s, num_kernels, routed=parts.routed)
 
     def kernels_s(self, parts: _Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
         """Seconds of a phase's kernels that make weight gradients, or of the others."""
@@ -181,12 +196,14 @@ class UnitPricer:
         return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
-        """A kernel takes the longer of its FLOPs at the sustained matmul rate and its bytes at the memory's rate."""
-        memory = self.kernel_bytes(kernel, parts, values) / self.chip.sustained_bytes_per_s()
-        if not kernel.flops:
-            return memory
-        rate = self.chip.matmul_flops_per_s(self.formats.product_rate_format(kernel))
-        return maximum(kernel.flops.evaluate(values) / rate, memory)
+        """Seconds of one kernel."""
+        shape = kernel.shape
+        work = Work(
+            kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values), shape.summed.evaluate(values),
+            tuple(side.evaluate(values) for side in shape.sides), shape.group_rows.evaluate(values),
+            shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
+        )  # fmt: skip
+        return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
     def pipelined_s(self, parts: _Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
         """What shows of the collectives that run in pieces beside computations, by phase and axis.
@@ -235,7 +252,8 @@ class UnitPricer:
         return total
 
     def collective_s(self, one: Realised, parts: _Parts, values: Values, links: Links) -> Value:
-        return collective_s(one.kind, one.axes, self.formats.moved_bytes(one, parts.products, values), links)
+        copies = values["k"] if one.role is Role.ROUTED else 1
+        return collective_s(one.kind, one.axes, self.formats.moved_bytes(one, parts.products, values), links, copies)
 
     def saved_bytes(self, parts: _Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""

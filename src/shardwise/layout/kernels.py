@@ -15,7 +15,22 @@ from shardwise.layout.products import is_block_product
 from shardwise.model.operations import Contract, Lookup, Scan, ScanGradient
 from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import ZERO, Polynomial
+from shardwise.symbolic import ZERO, Local, Polynomial, product
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Extents that a product's or attention's rate depends on.
+
+    Of a product: what it sums over (`summed`), what only its left and only its right operand have (`sides`), and of routed
+    tokens the rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head.
+    """
+
+    summed: Polynomial = ZERO
+    sides: tuple[Polynomial, ...] = ()
+    group_rows: Polynomial = ZERO
+    scores: Polynomial = ZERO
+    width: Polynomial = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,7 @@ class Kernel:
     elements: Mapping[Role, Polynomial]
     taken: Mapping[Role, Polynomial]
     makes_gradients: bool
+    shape: Shape
 
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
@@ -94,8 +110,41 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
-        _by_role(unit, taken), makes_gradients,
+        _by_role(unit, taken), makes_gradients, _shape(unit, run[0]),
     )  # fmt: skip
+
+
+def _shape(unit: Unit, step: Compute) -> Shape:
+    operation, placed = step.operation, step.placed
+    if isinstance(operation, (Scan, ScanGradient)):
+        q, k = placed.inputs[:2]
+        scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
+        return Shape(scores=product(scores), width=product(_locals(q, q.dims[-1:])))
+    return _product_shape(unit, step) if operation.kind == "contract" else Shape()
+
+
+def _product_shape(unit: Unit, step: Compute) -> Shape:
+    """Of routed tokens a group has the rows that are there; they are summed over where a weight's gradient is made."""
+    (left, right), out = step.placed.inputs, step.placed.outputs[0]
+    sums = [d for d in left.dims if d in right.dims and d not in out.dims]
+    own = ([d for d in spec.dims if d not in other.dims] for spec, other in ((left, right), (right, left)))
+    sides = tuple(product(_locals(spec, dims)) for spec, dims in zip((left, right), own, strict=True))
+    summed = product(_locals(left, sums)) if sums else ZERO
+    routed = [
+        (name, spec)
+        for name, spec in zip(step.operation.inputs, (left, right), strict=True)
+        if unit.tensors[name].role is Role.ROUTED
+    ]
+    if not routed:
+        return Shape(summed, sides)
+    spec = routed[0][1]
+    rows = [d for d in spec.dims[:-1] if d != "E"]
+    there = product(_locals(spec, rows)) * density(Role.ROUTED)
+    return Shape(there if set(rows) & set(sums) else summed, sides, there)
+
+
+def _locals(spec: Spec, dims: Iterable[str]) -> list[Local]:
+    return [Local(d, spec.axes_of(d)) for d in dims]
 
 
 def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:

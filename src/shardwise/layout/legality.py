@@ -316,9 +316,10 @@ def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
     if layers is None:
         return []
     found = []
-    if layout.num_virtual_stages > 1:
+    if min(layers) < layout.num_virtual_stages:
         found.append(
-            f"num_virtual_stages = {layout.num_virtual_stages} deals the layers out evenly; set num_virtual_stages=1"
+            f"a stage of {min(layers)} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; give every stage "
+            "as many layers or more, or choose a smaller num_virtual_stages"
         )
     if len(layers) != layout.pp:
         found.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")

@@ -2,7 +2,7 @@
 
 The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
 virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first. A layout may give other numbers.
+interior stages first. A layout may give other numbers; each stage deals its own out to its virtual stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def held_dense_layers(architecture: Architecture, layout: Layout) -> tuple[int, 
     """How many of them are leading dense layers."""
     if layout.layers_per_stage is None:
         return dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
-    return _dense(architecture, layout.layers_per_stage)
+    virtual = layout.num_virtual_stages
+    parts = [
+        layers // virtual + (turn < layers % virtual) for turn in range(virtual) for layers in layout.layers_per_stage
+    ]
+    dense = _dense(architecture, parts)
+    return tuple(sum(dense[stage :: layout.pp]) for stage in range(layout.pp))
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:

@@ -90,6 +90,7 @@ class _Search:
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)
+        self.exposed = cluster.calibration.exposed if cluster.calibration else None
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
@@ -153,7 +154,7 @@ class _Search:
         for stage in tables.stages[family.schedule][: 1 if family.single else None]:
             counts = self.counts(stage, pipeline, stage_row, again, single=bool(family.single))
             cost = stage_cost(counts, activation, state, schedule, host)
-            np.maximum(slowest, step_time(cost, pipeline, self.job.overlap).total_s, out=slowest)
+            np.maximum(slowest, step_time(cost, pipeline, self.job.overlap, self.exposed).total_s, out=slowest)
             number = stage.number.take(stage_row)
             memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip.runtime_bytes, host)
             np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)

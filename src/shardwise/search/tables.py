@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT
+from shardwise.cost.rates import rates_of
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
@@ -134,7 +135,9 @@ class _Builder:
     ) -> None:  # fmt: skip
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
-        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
+        self.pricer = UnitPricer(
+            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision)
+        )
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)
         self.units = tuple(unit_counts(architecture))

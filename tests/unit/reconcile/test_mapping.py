@@ -27,13 +27,14 @@ LAYOUTS = {
     "mosaicml-mpt-017": ("fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16"),
     # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism, an fp32 copy of the gradients
     "bigscience-bloom-a100-020": (
-        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false micro_batch_seqs=8 recompute=full", "1f1b",
+        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false "
+        "layers_per_stage=6,6,6,6,6,6,6,6,6,6,6,6 micro_batch_seqs=8 recompute=full", "1f1b",
         2048 * 2048, 2048, "bf16_fp32_gradients",
     ),
     # NVIDIA NeMo, Llama 3.1 70B: interleaved, context parallel; ZeRO stage and recompute not stated
     "dgxc-h100-137": (
-        "fsdp=8 tp=4 cp=2 pp=4 num_virtual_stages=5 zero_stage=1 sequence_parallel=true cp_variant=zigzag micro_batch_seqs=1 "
-        "recompute=none", "interleaved", 512 * 8192, 8192, "bf16",
+        "fsdp=8 tp=4 cp=2 pp=4 num_virtual_stages=5 zero_stage=1 sequence_parallel=true cp_variant=zigzag "
+        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none", "interleaved", 512 * 8192, 8192, "bf16",
     ),
     "dgxc-gb200-011": (
         "fsdp=4 tp=4 cp=2 pp=8 num_virtual_stages=8 zero_stage=1 sequence_parallel=true cp_variant=zigzag micro_batch_seqs=1 "
@@ -41,7 +42,8 @@ LAYOUTS = {
     ),
     # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
     "korthikanti-2022-004": (
-        "tp=8 pp=64 sequence_parallel=true micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
+        "tp=8 pp=64 sequence_parallel=true "
+        "layers_per_stage=2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2 micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
     ),
     # MaxText: sharded inside a slice, replicas across slices
     "maxtext-tpu-v5e-016": (
@@ -56,7 +58,8 @@ LAYOUTS = {
     ),
     # SimuMax: Megatron's distributed optimizer with gradients in fp32
     "simumax-b200-001": (
-        "fsdp=4 pp=2 ep=4 zero_stage=1 micro_batch_seqs=1 recompute=none", "1f1b", 128 * 4096, 4096,
+        "fsdp=4 pp=2 ep=4 zero_stage=1 "
+        "layers_per_stage=2,2 micro_batch_seqs=1 recompute=none", "1f1b", 128 * 4096, 4096,
         "bf16_fp32_main_gradients",
     ),
     # Pax: recompute not stated

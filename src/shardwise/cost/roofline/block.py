@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwise.cluster.chip import Chip
+from shardwise.cost.rates import rates_of
 from shardwise.cost.rules import critical_intensity
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import precision_named
@@ -76,7 +77,7 @@ def block_roofline(architecture: Architecture, chip: Chip, num_seqs: int, seq_le
     elementwise operations are one kernel. Peak and bandwidth are the vendor's.
     """
     degrees = atomic_degrees(architecture, degrees_of(Layout(micro_batch_seqs=num_seqs)))
-    pricer = UnitPricer(architecture, chip, precision_named("bf16"))
+    pricer = UnitPricer(architecture, rates_of(chip, None), precision_named("bf16"))
     values = unit_values(architecture, seq_len, degrees)
     dtype = pricer.precision.activations
     peak = chip.peak(dtype)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.formats import Saved
+from shardwise.cost.rates import rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import precision_named
@@ -197,7 +198,9 @@ class _Reader:
     """Reads a term's expressions off the derivation of a layout's family."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
-        self.pricer = UnitPricer(plan.model, plan.cluster.chip, precision_named(plan.job.precision))
+        self.pricer = UnitPricer(
+            plan.model, rates_of(plan.cluster.chip, plan.cluster.calibration), precision_named(plan.job.precision)
+        )
         self.family = self.pricer.of_structure(family_of(layout))
         self.degrees, self.layout = _degrees(plan, layout), layout
         self.units = tuple(unit_counts(plan.model))

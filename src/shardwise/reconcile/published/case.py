@@ -11,6 +11,7 @@ from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import ShardwiseError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.layout.stages import held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.architecture import architecture_of
 from shardwise.reconcile.published.facts import Facts, SkippedRow
@@ -69,14 +70,34 @@ def predict(facts: Facts) -> Prediction:
     most = REFUTED if stated else 1.0
     for recompute in case.recomputes:
         layout = replace(case.layout, recompute=recompute)
-        try:
-            found = estimate(case.architecture, case.cluster, case.job, layout)
-        except ShardwiseError as error:
-            raise _refused(error) from None
+        found = _priced(case, layout)
         if found.memory_bytes <= most * found.memory_capacity_bytes:
             break
+    if not stated and recompute != "none":
+        layout, found = _fewest_layers(case, layout, found)
     words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
     return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
+
+
+def _priced(case: Case, layout: Layout) -> Estimate:
+    try:
+        return estimate(case.architecture, case.cluster, case.job, layout)
+    except ShardwiseError as error:
+        raise _refused(error) from None
+
+
+def _fewest_layers(case: Case, layout: Layout, found: Estimate) -> tuple[Layout, Estimate]:
+    """The layout with as few layers recomputed on each stage as fit; all of them where fewer do not."""
+    fewest, most = 1, max(held_layers(case.architecture, layout))
+    while fewest < most:
+        middle = (fewest + most) // 2
+        some = replace(layout, recompute_layers=middle)
+        tried = _priced(case, some)
+        if tried.fits:
+            most, layout, found = middle, some, tried
+        else:
+            fewest = middle + 1
+    return layout, found
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ What sources leave out is filled by a stated prior, each with its reason:
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
+- layers of a pipeline's stages: as many on each where they come out even (Megatron's rule), else the ends make room
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
 
@@ -107,11 +108,18 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
     flags = facts.text("overlap_flags").lower()
     return Layout(
         dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp,
-        num_virtual_stages=virtual, zero_stage=zero_stage, sequence_parallel=parallel,
+        num_virtual_stages=virtual, layers_per_stage=even_stages(architecture.num_layers, degrees.pp, virtual),
+        zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
         micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule,
     )  # fmt: skip
+
+
+def even_stages(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int, ...] | None:
+    """As many layers on each stage, where they come out even: what frameworks do unless they are told otherwise."""
+    even, rest = divmod(num_layers, pp * num_virtual_stages)
+    return None if rest or pp == 1 else (even * num_virtual_stages,) * pp
 
 
 def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:

@@ -1,0 +1,157 @@
+"""What a chip and a software stack reach of the ideal: the constants that measurements fix, and how sure they make a prediction.
+
+Eight constants belong to a chip and its network, four to a stack. Each has a physical meaning and bounds, a prior and how far
+it may lie from it (`CONSTANTS`). A `Calibration` is one value of each; a cluster that has one is predicted, one that has none
+is priced at what micro-benchmarks reach, which is a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from shardwise.cluster.topology import Pods, Switched, Topology
+from shardwise.errors import require
+from shardwise.symbolic import Value
+
+Owner = Literal["chip", "stack"]
+
+
+class Constant(NamedTuple):
+    """A constant: whose it is, its bounds, and where it is expected before anything is measured.
+
+    It is fitted on a line without bounds (`free`): its logarithm where it is a size, its logit between the bounds where it
+    is a part of something. `width` is the standard deviation of the prior there.
+    """
+
+    owner: Owner
+    low: float
+    high: float
+    prior: float
+    width: float
+    is_size: bool
+    meaning: str
+
+    def free(self, value: float) -> float:
+        """Where a value lies on the line without bounds."""
+        if self.is_size:
+            return math.log(value)
+        part = (value - self.low) / (self.high - self.low)
+        return math.log(part / (1.0 - part))
+
+    def value(self, free: Value) -> Value:
+        """The value at a point (or an array of points) of the line."""
+        import numpy as np
+
+        if self.is_size:
+            return np.clip(np.exp(free), self.low, self.high)
+        return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
+
+
+# Priors. Products: large bf16 products in public GEMM tables sustain 0.70 to 0.83 of the peak on A100, H100, H200 and B200, and
+# K / (K + k0) of that with k0 from 0 to 190. fp8: 0.71 to 0.76 of its peak (best shapes). Attention: FlashAttention-2
+# reaches 0.35 of H100's peak, FlashAttention-3 up to 0.75. Memory: STREAM-like kernels reach 0.9, short ones less. Links:
+# busbw of nccl-tests over the link rate. Stacks: the range of the published runs.
+CONSTANTS: Mapping[str, Constant] = {
+    "matmul_fraction": Constant(
+        "chip", 0.3, 1.0, 0.75, 0.5, False, "sustained rate of long bf16 products over the peak"
+    ),
+    "fp8_matmul_fraction": Constant(
+        "chip", 0.2, 1.0, 0.68, 0.5, False, "the same of fp8 products, over the fp8 peak"
+    ),
+    "matmul_ramp": Constant(
+        "chip", 1.0, 2000.0, 190.0, 0.4, True, "k0: a product that sums over K takes (K + k0)/K of its time"
+    ),
+    "attention_fraction": Constant(
+        "chip", 0.1, 0.95, 0.5, 0.5, False, "rate of fused attention over the bf16 peak"
+    ),
+    "grouped_fraction": Constant(
+        "chip", 0.2, 1.0, 0.7, 0.6, False, "rate of grouped products over that of single ones"
+    ),
+    "memory_fraction": Constant(
+        "chip", 0.3, 1.0, 0.75, 0.4, False, "sustained memory bandwidth over the peak"
+    ),
+    "link_fraction": Constant(
+        "chip", 0.15, 1.0, 0.7, 0.5, False, "rate of collectives inside a node, or on a torus, over the links'"
+    ),
+    "network_fraction": Constant(
+        "chip", 0.15, 1.0, 0.75, 0.5, False, "rate of collectives between nodes, or pods, over the cards'"
+    ),
+    "elementwise": Constant(
+        "stack", 0.3, 12.0, 2.0, 0.4, True, "bytes that elementwise kernels move over those of fused ones"
+    ),
+    "exposed": Constant(
+        "stack", 0.0, 1.05, 0.4, 1.0, False, "share of the communication that compute does not hide"
+    ),
+    "launch_s": Constant(
+        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "host seconds for a kernel"
+    ),
+    "attention": Constant(
+        "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The constants of a chip under a stack (`CONSTANTS`), two facts about the stack, and the spread of what was predicted.
+
+    `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
+    `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts before it launches
+    the experts' products. `spread`: by kind of model ("dense", "moe") the factors on a predicted step time between which
+    nine of ten measured ones lie. `source` says what it was fitted to.
+    """
+
+    stack: str
+    matmul_fraction: float
+    fp8_matmul_fraction: float
+    matmul_ramp: float
+    attention_fraction: float
+    grouped_fraction: float
+    memory_fraction: float
+    link_fraction: float
+    network_fraction: float
+    elementwise: float
+    exposed: float
+    launch_s: float
+    attention: float
+    clock: float = 1.0
+    fused_attention: bool = True
+    synchronises: bool = True
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        require(list(self._problems()))
+
+    def _problems(self) -> Iterator[str]:
+        for name, constant in CONSTANTS.items():
+            value = getattr(self, name)
+            if not constant.low <= value <= constant.high:
+                yield (
+                    f"calibration: {name} is {value:g}; {constant.meaning}, of {constant.low:g} to {constant.high:g}, "
+                    "is required"
+                )
+        if not 0.1 <= self.clock <= 1.5:
+            yield f"calibration: clock is {self.clock:g}; a part of the usual clock, of 0.1 to 1.5, is required"
+        for kind, (low, high) in self.spread.items():
+            if kind not in ("dense", "moe") or not 0 < low <= 1 <= high:
+                yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
+
+    def constants(self) -> dict[str, float]:
+        """The twelve values by name."""
+        return {name: getattr(self, name) for name in CONSTANTS}
+
+
+def scaled(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:
+    """The network at the rates that collectives reach on it: its innermost tier or its torus, and everything beyond."""
+    if isinstance(topology, Switched):
+        inner, *outer = topology.tiers
+        tiers = (replace(inner, fraction=link_fraction), *(replace(tier, fraction=network_fraction) for tier in outer))
+        return Switched(tiers=tiers)
+    if isinstance(topology, Pods):
+        torus = scaled(topology.torus, link_fraction, network_fraction)
+        return replace(topology, torus=torus, bytes_per_s=topology.bytes_per_s * network_fraction)  # type: ignore[arg-type]
+    return replace(topology, bytes_per_s=topology.bytes_per_s * link_fraction)

@@ -1,0 +1,141 @@
+"""How long a kernel takes on a chip, as far as its calibration knows. The constants may be numbers, or arrays of them.
+
+Without a calibration: products and attention at the chip's best measured matmul rate, the rest at its memory's. With one:
+a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and ends once), and
+longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles; attention has a
+rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times; and the host
+launches every kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.cluster.calibration import Calibration
+from shardwise.cluster.chip import Chip
+from shardwise.symbolic import Value, maximum, where
+
+# Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
+# the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.
+TILE = 128
+# Products run best where every extent fills 128 bytes. Source: the same guide, table 1 (64 elements of 16 bits on A100 and
+# later). The loss: published runs of one model on 384 A100 whose widths differ, 12%.
+ALIGNED, MISALIGNED = 64, 1.12
+# Bytes moved for a score where attention writes them: forward, two products write and read them (4), softmax reads and writes
+# (4), dropout too, and writes a mask (5); backward the same kernels, and two products more that read (4).
+SCORE_BYTES = {False: 13.0, True: 17.0}
+# Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
+# whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
+TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
+# A host that waits for the router's counts pays for every launch of the layer in full, and for copies and sorts of its own.
+# Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
+# backward, where dense models of the same stacks show 10 to 40 us for a kernel.
+SYNCHRONISED = 4.0
+
+
+class Work(NamedTuple):
+    """What one kernel does: FLOPs, bytes, and what its rate depends on (`layout.kernels.Shape`)."""
+
+    flops: Value
+    num_bytes: Value
+    summed: Value
+    sides: tuple[Value, ...]
+    group_rows: Value
+    scores: Value
+    width: Value
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Constants of a calibration (`cluster.calibration.CONSTANTS`); without one, `is_bound`, the ceilings of the chip."""
+
+    chip: Chip
+    matmul_fraction: Value
+    fp8_matmul_fraction: Value
+    attention_fraction: Value
+    memory_fraction: Value
+    matmul_ramp: Value = 0.0
+    grouped_fraction: Value = 1.0
+    elementwise: Value = 1.0
+    exposed: Value | None = None
+    launch_s: Value = 0.0
+    attention: Value = 1.0
+    clock: Value = 1.0
+    fused_attention: bool = True
+    synchronises: bool = False
+    is_bound: bool = False
+
+    @property
+    def bytes_per_s(self) -> Value:
+        return self.chip.memory_bytes_per_s * self.memory_fraction
+
+    def flops_per_s(self, dtype: str) -> Value:
+        """Sustained rate of products of a format."""
+        fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
+        return self.chip.peak(dtype) * self.clock * fraction
+
+    def kernel_s(self, kind: str, dtype: str, work: Work) -> Value:
+        """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
+        streaming = work.num_bytes / self.bytes_per_s
+        if kind == "contract":
+            return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
+        if kind == "scan":
+            return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
+        return streaming * self.elementwise
+
+    def _fused_s(self, dtype: str, work: Work) -> Value:
+        rate = self.chip.peak(dtype) * self.clock * self.attention_fraction
+        return maximum(work.flops / rate * self.attention, work.num_bytes / self.bytes_per_s)
+
+    def _unfused_s(self, dtype: str, work: Work) -> Value:
+        """Products over all scores, masked ones too, two forward and four backward, and kernels over every score."""
+        flops = work.scores * work.width * (8.0 if work.is_backward else 4.0)
+        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, PLAIN_RATE) * (1.0 + self.matmul_ramp / work.width)
+        moved = work.scores * SCORE_BYTES[work.is_backward] + work.num_bytes
+        return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
+
+    def _shape(self, work: Work) -> Value:
+        """By how much a product takes longer for its shape."""
+        if self.is_bound or _is_nothing(work.summed):
+            return 1.0
+        aligned = work.summed % ALIGNED == 0
+        for side in work.sides:
+            aligned = aligned & (side % ALIGNED == 0)
+        shape = (1.0 + self.matmul_ramp / work.summed) * where(aligned, 1.0, MISALIGNED)
+        if _is_nothing(work.group_rows):
+            return shape
+        return shape / self.grouped_fraction * (1.0 + TILE / 2 / work.group_rows)
+
+    def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+        """Seconds of kernels that a host launches as the device runs them: the longer, and more where both are as long.
+
+        `routed`: among them are a router and its experts.
+        """
+        if self.is_bound:
+            return device_s
+        host_s = num_kernels * self.launch_s * (SYNCHRONISED if routed and self.synchronises else 1.0)
+        return (device_s**2 + host_s**2) ** 0.5
+
+
+def _is_nothing(number: Value) -> bool:
+    return isinstance(number, float) and number == 0.0
+
+
+def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
+    """The rates of a chip: what its calibration says, or the best that micro-benchmarks reach."""
+    if calibration is None:
+        fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
+        return Rates(
+            chip=chip, matmul_fraction=chip.matmul_fraction, fp8_matmul_fraction=fp8,
+            attention_fraction=chip.matmul_fraction, memory_fraction=chip.memory_fraction, is_bound=True,
+        )  # fmt: skip
+    found = calibration
+    return Rates(
+        chip=chip, matmul_fraction=found.matmul_fraction, fp8_matmul_fraction=found.fp8_matmul_fraction,
+        attention_fraction=found.attention_fraction, memory_fraction=found.memory_fraction, matmul_ramp=found.matmul_ramp,
+        grouped_fraction=found.grouped_fraction, elementwise=found.elementwise, exposed=found.exposed,
+        launch_s=found.launch_s, attention=found.attention, clock=found.clock, fused_attention=found.fused_attention,
+        synchronises=found.synchronises,
+    )  # fmt: skip
