@@ -3,6 +3,8 @@
 What sources leave out is filled by a stated prior, each with its reason:
 
 - number format: bf16, every framework's default since 2022
+- FSDP over all devices where that alone is stated of the layout, MaxText's default (`ici_fsdp_parallelism: -1`)
+- micro-batch: one sequence with tp, cp or pp > 1, as in 326 of the 345 runs of Megatron and NeMo that have one of them and say
 - cp and ep: 1, as tables leave out axes that are not used
 - ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
@@ -19,26 +21,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.job import PRECISIONS, Job
+from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.reconcile.published.facts import Facts, SkippedRow
+from shardwise.reconcile.published.recipes import recipe_of
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.3
-# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
-# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
-# maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
-RECIPES = (
-    (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
-    (r"fp32", r"", ("fp32",)),
-    (r"fp8|fp8-rowwise", r"torchtitan", ("fp8_torchao", "fp8")),
-    (r"fp8", r"bridge|nemo container", ("fp8_current", "fp8")),
-    (r"fp8", r"", ("fp8_delayed", "fp8")),
-    (r"mxfp8", r"", ("mxfp8",)),
-    (r"nvfp4", r"", ("nvfp4",)),
-)
 # Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
     ("interleaved", "interleaved"), ("zb-h1", "zb_h1"), ("zb-h2", "zb_h2"), ("dualpipe", "dualpipe"), ("1f1b", "1f1b"),
@@ -61,7 +52,7 @@ class Degrees:
 def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
     """Degrees that multiply out. Raises `SkippedRow` where the layout is not stated, or contradicts itself."""
     stated = {axis: facts.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
-    if stated["tp"] is None and stated["pp"] is None:
+    if stated["tp"] is None and stated["pp"] is None and not facts.flag("fsdp"):
         raise SkippedRow("layout not stated", "tp, pp")
     tp, cp, pp, ep = (stated[axis] or 1 for axis in ("tp", "cp", "pp", "ep"))
     replicas = num_devices // (tp * cp * pp)
@@ -76,26 +67,11 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     """Batch, sequence and precision recipe of a row."""
     if facts.text("task").lower() == "lora":
         raise SkippedRow("adapters only (LoRA)", "frozen weights have no gradients")
-    if "optimizer offload" in facts.text("offload").lower():
-        raise SkippedRow("optimizer on the host", facts.text("offload")[:40])
     seq_len = facts.needed("seq_len", "sequence length")
     seqs = facts.size("global_batch")
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
-    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts))
-
-
-def _recipe(facts: Facts) -> str:
-    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
-    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
-    recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
-    if recipe is None:
-        raise SkippedRow("no precision recipe", dtype[:40])
-    if recipe == "bf16" and "deepspeed" in software:
-        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
-    if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
-        return "bf16_fp32_main_gradients"
-    return recipe
+    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=recipe_of(facts))
 
 
 def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, node: int, slices: int) -> Layout:
@@ -110,18 +86,27 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
         num_virtual_stages=virtual, zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
-        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule,
+        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule, offload=_offload(facts),
     )  # fmt: skip
 
 
 def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
-    micro_batch = facts.size("micro_batch")
-    if micro_batch is None:
-        each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
-        if rest or not each:
-            raise SkippedRow("micro-batch not stated", "micro_batch")
-        return each
-    return micro_batch
+    micro_batch, steps = facts.size("micro_batch"), facts.size("grad_accum")
+    if micro_batch is not None:
+        return micro_batch
+    if steps is None and degrees.tp * degrees.cp * degrees.pp > 1:
+        return 1
+    each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
+    if rest or not each:
+        raise SkippedRow("micro-batch not stated", "micro_batch")
+    return each
+
+
+def _offload(facts: Facts) -> Any:
+    """What rests on the host: the optimizer, activations, both; single activations do not (`approximations` says so)."""
+    text = facts.text("offload").lower()
+    parts = [name for name in ("optimizer", "activations") if name in text]
+    return "both" if len(parts) == 2 else (parts or ["none"])[0]
 
 
 def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, int]:
@@ -190,7 +175,7 @@ def recomputes_of(facts: Facts) -> tuple[str, ...]:
 
 def approximations(facts: Facts) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
-    routing = facts.text("model") + facts.text("notes")
+    routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
     checks = {
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
@@ -198,7 +183,10 @@ def approximations(facts: Facts) -> tuple[str, ...]:
         "tokens over an expert's capacity are dropped; priced as an even router's": bool(
             re.search(r"token-?drop|capacity", routing)
         ),
-        "activations are kept on the host; priced as recomputed": "to host" in facts.text("offload").lower(),
+        "single activations are kept on the host; priced as recomputed": "projections to host" in offloaded,
+        "the optimizer's update runs on the host; priced as its state streamed through the device": bool(
+            re.search(r"\bcpu adam", offloaded)
+        ),
         "blocks are recomputed in part; priced as selective": facts.text("recompute").lower() == "selective"
         and "fractional" in facts.text("recompute_detail").lower(),
     }
