@@ -106,8 +106,8 @@ PRECISIONS = {
                 source="Megatron-LM, distributed optimizer: bf16 weights, fp32 gradients, 2 + 4 + 4 + 8 = 18 bytes, "
                 "or 6 + 12 over the data-parallel degree"),
         replace(_BF16, name="bf16_fp32_reduction", gradient_reduction="fp32",
-                source="PyTorch FSDP, MixedPrecision(param_dtype=bfloat16, reduce_dtype=float32), the default of torchtitan and "
-                "of Composer: weights are gathered in bf16 and gradients reduced in fp32; state as in bf16"),
+                source="PyTorch FSDP, MixedPrecision(reduce_dtype=float32), as torchtitan and Composer have it; weights are "
+                "gathered in bf16 and gradients reduced in fp32, state as in bf16"),
         replace(_BF16, name="bf16_no_master", master=None,
                 source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
         _FP32,
@@ -119,8 +119,8 @@ PRECISIONS = {
              source="OCP Microscaling Formats 1.0: 32 elements share an 8-bit scale; NVIDIA, Transformer Engine user guide: "
              "Blackwell scales along the dim that is summed over, so that rows and columns are cast apart; state as in bf16"),
         replace(_BF16, name="nvfp4", matmul="fp4", block=16, weight_block=16, scale_bytes=1.0, cast_reads=2,
-                source="NVIDIA, Transformer Engine user guide, NVFP4: 16 elements share an 8-bit scale (each row of a weight's "
-                "16 x 16 block has a copy of it), and the tensor one in fp32, which takes another read; rows and columns are "
+                source="NVIDIA, Transformer Engine user guide, NVFP4: 16 elements share an 8-bit scale, the tensor one in fp32; "
+                "that takes another read, each row of a weight's 16 x 16 block has a copy of its scale, rows and columns are "
                 "cast apart, and all three products of a layer run in fp4; state as in bf16"),
         _fp8("fp8_transformer_engine", _FP32_WEIGHTS,
              f"{_TABLE}: fp32 weights and gradients, no master copy, 4 + 4 + 4 + 4 = 16 bytes; {_TRANSFORMER_ENGINE}"),

@@ -148,6 +148,15 @@ def test_layers_by_the_name_and_heads_of_the_usual_width(name: str, layers: int,
     assert (found.num_layers, found.num_heads, found.d_model % heads) == (layers, heads, 0)
 
 
+def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
+    found = case("dgxc-h100-127")
+    assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
+    assert str(found.layout) == (
+        "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
+    )
+    assert case("dgxc-h100-137").architecture.lora_rank == 0
+
+
 def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
     assert case("jax-toolbox-pax-001").architecture.vocab_size == case("jax-toolbox-pax-007").architecture.vocab_size
 
@@ -311,7 +320,7 @@ BASE = {
         ({"tp": "3"}, "degrees do not multiply out"), ({"dp": "4"}, "degrees do not multiply out"),
         ({"seq_len": ""}, "sequence length not stated"), ({"global_batch": ""}, "batch not stated"),
         ({"micro_batch": ""}, "micro-batch not stated"), ({"micro_batch": "", "grad_accum": "3"}, "micro-batch not stated"),
-        ({"dtype": "int8/fp8-quant"}, "no precision recipe"), ({"task": "lora"}, "adapters only (LoRA)"),
+        ({"dtype": "int8/fp8-quant"}, "no precision recipe"),
         ({"n_heads": "", "tp": "3", "n_devices": "24"}, "architecture not stated"),
         ({"layers": "", "model": "gpt 3B", "n_experts": "8"}, "architecture not stated"),
         ({"recompute": "some"}, "recompute not known here"),

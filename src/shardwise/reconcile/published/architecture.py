@@ -7,6 +7,8 @@ Sizes that sources leave out are filled where others settle them:
 - query heads: those of which the width is closest to 128, of numbers that tp and the model's width allow
 - vocabulary of a GPT-3: 51,200, that of GPT-2's tokenizer padded as Megatron does, as all others of Megatron, NeMo, Pax and
   MaxText have it
+- adapters (LoRA): of rank 8, on queries, keys and values alone, as NeMo's and Megatron Bridge's recipes for these
+  benchmarks have them (`peft.dim = 8`, `peft.target_modules = ["linear_qkv"]`)
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from shardwise.reconcile.published.facts import Facts, SkippedRow
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
 MOST_WIDTH = 10**6  # likewise; numbers of heads are tried one by one
 HEAD_WIDTH, GPT3_VOCABULARY = 128, 51_200
+LORA = {"lora_rank": 8, "lora_targets": ("qkv",)}
 EVERYWHERE = ("qkv", "attention_out", "mlp")
 # By what the model's name says; the first that fits. Sources: the models' reports and the modelling code of transformers.
 # These choices move parameters and bytes by less than a percent.
@@ -55,6 +58,8 @@ def architecture_of(facts: Facts) -> Architecture:
     values |= _experts(facts, layers) if facts.count("n_experts") else {"d_ff": facts.needed("d_ff", what)}
     values |= _latent(facts) if facts.count("mla_kv_lora") else {}
     values |= _windows(facts, layers) | _structure(facts)
+    if facts.text("task").lower() == "lora":
+        values |= LORA
     if "w/ mtp" in values["name"].lower():
         values["num_predict_layers"] = 1  # as in DeepSeek-V3's report
     return Architecture(**values)

@@ -65,8 +65,6 @@ def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
 
 def job_of(facts: Facts, degrees: Degrees) -> Job:
     """Batch, sequence and precision recipe of a row."""
-    if facts.text("task").lower() == "lora":
-        raise SkippedRow("adapters only (LoRA)", "frozen weights have no gradients")
     seq_len = facts.needed("seq_len", "sequence length")
     seqs = facts.size("global_batch")
     if seqs is None:
