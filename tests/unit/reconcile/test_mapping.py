@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwise.cluster.topology import Pods, Switched, Torus
+from shardwise.cost.estimate import estimate
 from shardwise.reconcile.accuracy import judge
 from shardwise.reconcile.published.case import Case, case_of, predict, predict_cells
 from shardwise.reconcile.published.facts import INPUTS, Facts, SkippedRow
@@ -362,14 +363,41 @@ def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -
     assert (found.dp, found.fsdp) == layout
 
 
-def test_an_unstated_recompute_is_the_least_that_fits_and_a_stated_one_stays_unless_it_cannot_be() -> None:
-    heavy = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
-             "global_batch": "16", "fsdp": "yes"}  # fmt: skip
-    least = predict(Facts(heavy))
-    assert least.case.layout.recompute == "full"
-    assert least.estimate.fits
-    assert predict(Facts({**heavy, "recompute": "none"})).case.layout.recompute == "none"
-    refuted = predict(Facts({**heavy, "recompute": "selective"})).case
+HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
+         "global_batch": "16", "fsdp": "yes"}  # fmt: skip
+
+
+def test_an_unstated_recompute_is_the_fastest_that_fits_for_as_few_layers_as_do() -> None:
+    """No other number of layers, and no other policy for any number, fits in less time."""
+    found = predict(Facts(HEAVY))
+    case, layout = found.case, found.case.layout
+    assert found.estimate.fits
+    assert layout.recompute == "full"
+    assert layout.recompute_layers is not None
+    assert 1 < layout.recompute_layers < 48
+    others = [("none", None), *((policy, number) for policy in ("selective", "full") for number in range(1, 49))]
+    for policy, number in others:
+        other = replace(layout, recompute=policy, recompute_layers=number)
+        priced = estimate(case.architecture, case.cluster, case.job, other)
+        assert not priced.fits or priced.step_time_s >= found.estimate.step_time_s
+
+
+def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
+    cells = {**HEAVY, "recompute": "selective", "recompute_detail": "FSDP; fractional (every n-th block) selective AC"}
+    assert predict(Facts(cells)).case.layout == predict(Facts(HEAVY)).case.layout
+    least = predict(Facts({**cells, "layers": "8"})).case
+    assert (least.layout.recompute, least.layout.recompute_layers, least.approximations) == ("full", 1, ())
+
+
+def test_a_model_that_never_fits_is_priced_with_all_recomputed() -> None:
+    found = predict(Facts({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
+    assert not found.estimate.fits
+    assert (found.case.layout.recompute, found.case.layout.recompute_layers) == ("full", None)
+
+
+def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
+    assert predict(Facts({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
+    refuted = predict(Facts({**HEAVY, "recompute": "selective"})).case
     assert refuted.layout.recompute == "full"
     assert "selective recompute would not fit; priced as full" in refuted.approximations
     assert predict(Facts({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
@@ -394,3 +422,18 @@ def test_what_was_measured_is_never_read() -> None:
     assert priced(rows) == priced(blank) == priced(absurd)
     assert len(priced(rows)) == len(rows)
     assert not set(INPUTS) & {*MEASURED, "peak_memory_gb", "mfu_reported", "hfu_reported", "tflops_per_device_reported"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"flash_attn": "no"}, "attention is not fused"), ({"dtype": "fp16"}, "fp16 is priced as bf16"),
+        ({"task": "sft"}, "packed sequences"), ({"notes": "packed sequences"}, "packed sequences"),
+        ({"notes": "capacity routing"}, "capacity"), ({"model": "DeepSeekV3 (tokendrop)"}, "capacity"),
+        ({"overlap_flags": "EP overlap on (search)"}, "exchanges of experts"),
+        ({"overlap_flags": "EP overlap off"}, ""), ({"overlap_flags": "vanilla TP"}, ""), ({"notes": "balanced routing"}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
+    found = case_of(Facts({**BASE, **cells})).approximations
+    assert (len(found) == 1 and words in found[0]) if words else not found

@@ -11,6 +11,7 @@ from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import ShardwiseError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.layout.stages import held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.published.architecture import architecture_of
 from shardwise.reconcile.published.facts import Facts, SkippedRow
@@ -21,6 +22,7 @@ from shardwise.reconcile.published.training import (
     degrees_of_row,
     job_of,
     layout_of,
+    partly_recomputed,
     recomputes_of,
 )
 
@@ -63,20 +65,52 @@ def case_of(facts: Facts) -> Case:
 
 
 def predict(facts: Facts) -> Prediction:
-    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`."""
+    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`.
+
+    Where a row does not say how much is recomputed, the fastest that fits: that is what its authors will have looked for.
+    """
     case = case_of(facts)
+    if partly := partly_recomputed(facts):
+        return _fastest(case, partly)
     stated = facts.text("recompute").lower()
     most = REFUTED if stated else 1.0
     for recompute in case.recomputes:
         layout = replace(case.layout, recompute=recompute)
-        try:
-            found = estimate(case.architecture, case.cluster, case.job, layout)
-        except ShardwiseError as error:
-            raise _refused(error) from None
+        found = _priced(case, layout)
         if found.memory_bytes <= most * found.memory_capacity_bytes:
             break
     words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
     return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
+
+
+def _priced(case: Case, layout: Layout) -> Estimate:
+    try:
+        return estimate(case.architecture, case.cluster, case.job, layout)
+    except ShardwiseError as error:
+        raise _refused(error) from None
+
+
+def _fastest(case: Case, policies: tuple[str, ...]) -> Prediction:
+    """Of policies, each for the fewest layers that fit, the fastest; where none fits, the last for all layers."""
+    found = [_fewest(case, policy) for policy in policies]
+    fitting = [one for one in found if one.estimate.fits]
+    return min(fitting, key=lambda one: one.estimate.step_time_s) if fitting else found[-1]
+
+
+def _fewest(case: Case, policy: str) -> Prediction:
+    """The policy for the fewest layers of a stage that fit, by bisection; for all of them where that is what it takes."""
+    layout = replace(case.layout, recompute=policy, recompute_layers=None)
+    best, found = layout, _priced(case, layout)
+    few, enough = 0, max(held_layers(case.architecture, layout))
+    while policy != "none" and found.fits and enough - few > 1:
+        number = (few + enough) // 2
+        tried = replace(layout, recompute_layers=number)
+        priced = _priced(case, tried)
+        if priced.fits:
+            enough, best, found = number, tried, priced
+        else:
+            few = number
+    return Prediction(case=replace(case, layout=best), estimate=found)
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,8 @@ What sources leave out is filled by a stated prior, each with its reason:
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
-- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
+- recompute: the fastest that fits, by our memory model, of none, selective and full, the latter two for as few layers of each
+  stage as do, since recomputing more than memory asks for only costs time; full for as few blocks, where every n-th is said
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
@@ -171,13 +172,27 @@ def recomputes_of(facts: Facts) -> tuple[str, ...]:
     return (stated,) if stated else tuple(POLICIES)
 
 
+def partly_recomputed(facts: Facts) -> tuple[str, ...]:
+    """Policies that may hold for a part of the layers only; none where the row says what all of them do.
+
+    IBM's fms-fsdp calls it selective to recompute every n-th block, all of it.
+    """
+    stated = facts.text("recompute").lower()
+    if stated == "selective" and "fractional" in facts.text("recompute_detail").lower():
+        return ("full",)
+    return () if stated else tuple(POLICIES)
+
+
 def approximations(facts: Facts) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
     routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
     checks = {
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
-        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft",
+        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft"
+        or "packed" in facts.text("notes"),
+        "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"
+        in facts.text("overlap_flags").lower(),
         "tokens over an expert's capacity are dropped; priced as an even router's": bool(
             re.search(r"token-?drop|capacity", routing)
         ),
@@ -185,7 +200,5 @@ def approximations(facts: Facts) -> tuple[str, ...]:
         "the optimizer's update runs on the host; priced as its state streamed through the device": bool(
             re.search(r"\bcpu adam", offloaded)
         ),
-        "blocks are recomputed in part; priced as selective": facts.text("recompute").lower() == "selective"
-        and "fractional" in facts.text("recompute_detail").lower(),
     }
     return tuple(words for words, holds in checks.items() if holds)
