@@ -367,19 +367,17 @@ HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16
          "global_batch": "16", "fsdp": "yes"}  # fmt: skip
 
 
-def test_an_unstated_recompute_is_the_fastest_that_fits_for_as_few_layers_as_do() -> None:
-    """No other number of layers, and no other policy for any number, fits in less time."""
+def test_an_unstated_recompute_is_the_least_that_fits() -> None:
+    """One layer less would not fit, and neither would the policies before."""
     found = predict(Facts(HEAVY))
     case, layout = found.case, found.case.layout
     assert found.estimate.fits
     assert layout.recompute == "full"
     assert layout.recompute_layers is not None
-    assert 1 < layout.recompute_layers < 48
-    others = [("none", None), *((policy, number) for policy in ("selective", "full") for number in range(1, 49))]
-    for policy, number in others:
+    less = layout.recompute_layers - 1
+    for policy, number in (("none", None), ("selective", None), ("full", less)):
         other = replace(layout, recompute=policy, recompute_layers=number)
-        priced = estimate(case.architecture, case.cluster, case.job, other)
-        assert not priced.fits or priced.step_time_s >= found.estimate.step_time_s
+        assert not estimate(case.architecture, case.cluster, case.job, other).fits
 
 
 def test_every_nth_block_is_full_recompute_of_few_layers() -> None:

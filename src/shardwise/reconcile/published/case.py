@@ -65,13 +65,8 @@ def case_of(facts: Facts) -> Case:
 
 
 def predict(facts: Facts) -> Prediction:
-    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`.
-
-    Where a row does not say how much is recomputed, the fastest that fits: that is what its authors will have looked for.
-    """
+    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`."""
     case = case_of(facts)
-    if partly := partly_recomputed(facts):
-        return _fastest(case, partly)
     stated = facts.text("recompute").lower()
     most = REFUTED if stated else 1.0
     for recompute in case.recomputes:
@@ -79,7 +74,14 @@ def predict(facts: Facts) -> Prediction:
         found = _priced(case, layout)
         if found.memory_bytes <= most * found.memory_capacity_bytes:
             break
-    words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
+    partly = partly_recomputed(facts)
+    if (partly or not stated) and recompute != "none":
+        layout, found = _fewest_layers(case, layout, found)
+    words = (
+        (f"{stated} recompute would not fit; priced as {recompute}",)
+        if stated not in ("", recompute) and not partly
+        else ()
+    )
     return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
 
 
@@ -90,27 +92,18 @@ def _priced(case: Case, layout: Layout) -> Estimate:
         raise _refused(error) from None
 
 
-def _fastest(case: Case, policies: tuple[str, ...]) -> Prediction:
-    """Of policies, each for the fewest layers that fit, the fastest; where none fits, the last for all layers."""
-    found = [_fewest(case, policy) for policy in policies]
-    fitting = [one for one in found if one.estimate.fits]
-    return min(fitting, key=lambda one: one.estimate.step_time_s) if fitting else found[-1]
-
-
-def _fewest(case: Case, policy: str) -> Prediction:
-    """The policy for the fewest layers of a stage that fit, by bisection; for all of them where that is what it takes."""
-    layout = replace(case.layout, recompute=policy, recompute_layers=None)
-    best, found = layout, _priced(case, layout)
-    few, enough = 0, max(held_layers(case.architecture, layout))
-    while policy != "none" and found.fits and enough - few > 1:
-        number = (few + enough) // 2
-        tried = replace(layout, recompute_layers=number)
-        priced = _priced(case, tried)
-        if priced.fits:
-            enough, best, found = number, tried, priced
+def _fewest_layers(case: Case, layout: Layout, found: Estimate) -> tuple[Layout, Estimate]:
+    """The layout with as few layers recomputed on each stage as fit; all of them where fewer do not."""
+    fewest, most = 1, max(held_layers(case.architecture, layout))
+    while fewest < most:
+        middle = (fewest + most) // 2
+        some = replace(layout, recompute_layers=middle)
+        tried = _priced(case, some)
+        if tried.fits:
+            most, layout, found = middle, some, tried
         else:
-            few = number
-    return Prediction(case=replace(case, layout=best), estimate=found)
+            fewest = middle + 1
+    return layout, found
 
 
 @lru_cache(maxsize=4096)

@@ -10,8 +10,8 @@ What sources leave out is filled by a stated prior, each with its reason:
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
-- recompute: the fastest that fits, by our memory model, of none, selective and full, the latter two for as few layers of each
-  stage as do, since recomputing more than memory asks for only costs time; full for as few blocks, where every n-th is said
+- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time: none, or
+  selective, or full, and that for as few layers of each stage as do (full, where a row says that every n-th block is)
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
@@ -22,15 +22,30 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.job import Job
+from shardwise.job import PRECISIONS, Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.reconcile.published.facts import Facts, SkippedRow
-from shardwise.reconcile.published.recipes import recipe_of
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.3
+# A row names torchtitan, or the nightly build of PyTorch that it ran with.
+TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
+# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
+# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+# maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
+RECIPES = (
+    (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
+    (r"fp32", r"", ("fp32",)),
+    (r"fp8-rowwise", r"\btorch", ("fp8_torchao_rowwise",)),
+    (r"fp8", TORCHTITAN, ("fp8_torchao", "fp8")),
+    (r"fp8", r"bridge|nemo container", ("fp8_current", "fp8")),
+    (r"fp8", r"", ("fp8_delayed", "fp8")),
+    (r"mxfp8", r"", ("mxfp8",)),
+    (r"nvfp4", r"", ("nvfp4",)),
+    (r"int8.*", r"maxtext", ("int8_aqt",)),  # what its recipes for Trillium call fp8 sets quantization=int8
+)
 # Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
     ("interleaved", "interleaved"), ("zb-h1", "zb_h1"), ("zb-h2", "zb_h2"), ("dualpipe", "dualpipe"), ("1f1b", "1f1b"),
@@ -70,7 +85,22 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     seqs = facts.size("global_batch")
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
-    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=recipe_of(facts))
+    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts))
+
+
+def _recipe(facts: Facts) -> str:
+    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
+    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
+    recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
+    if recipe is None:
+        raise SkippedRow("no precision recipe", dtype[:40])
+    if recipe == "bf16" and "deepspeed" in software:
+        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
+    if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
+        return "bf16_fp32_main_gradients"
+    if recipe == "bf16" and (re.search(TORCHTITAN, software) or "mixed precision" in facts.text("notes")):
+        return "bf16_fp32_reduction"  # of llm-foundry: Composer's mixed_precision DEFAULT, where PURE reduces in bf16
+    return recipe
 
 
 def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, node: int, slices: int) -> Layout:
@@ -168,19 +198,14 @@ def recomputes_of(facts: Facts) -> tuple[str, ...]:
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
     if stated == "selective":
-        return ("selective", "full")
+        return ("full",) if partly_recomputed(facts) else ("selective", "full")
     return (stated,) if stated else tuple(POLICIES)
 
 
-def partly_recomputed(facts: Facts) -> tuple[str, ...]:
-    """Policies that may hold for a part of the layers only; none where the row says what all of them do.
-
-    IBM's fms-fsdp calls it selective to recompute every n-th block, all of it.
-    """
-    stated = facts.text("recompute").lower()
-    if stated == "selective" and "fractional" in facts.text("recompute_detail").lower():
-        return ("full",)
-    return () if stated else tuple(POLICIES)
+def partly_recomputed(facts: Facts) -> bool:
+    """Whether a row says that some of its blocks are recomputed, without saying how many: every n-th of IBM's fms-fsdp, which
+    calls it selective."""
+    return "fractional" in facts.text("recompute_detail").lower()
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:
