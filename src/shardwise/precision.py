@@ -105,6 +105,9 @@ PRECISIONS = {
         replace(_BF16, name="bf16_fp32_main_gradients", gradients="fp32", gradient_reduction="fp32",
                 source="Megatron-LM, distributed optimizer: bf16 weights, fp32 gradients, 2 + 4 + 4 + 8 = 18 bytes, "
                 "or 6 + 12 over the data-parallel degree"),
+        replace(_BF16, name="bf16_fp32_reduction", gradient_reduction="fp32",
+                source="PyTorch FSDP, MixedPrecision(reduce_dtype=float32), as torchtitan and Composer have it; weights are "
+                "gathered in bf16 and gradients reduced in fp32, state as in bf16"),
         replace(_BF16, name="bf16_no_master", master=None,
                 source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
         _FP32,
@@ -115,11 +118,18 @@ PRECISIONS = {
         _fp8("mxfp8", _BF16, block=32, weight_block=32, scale_bytes=1.0,
              source="OCP Microscaling Formats 1.0: 32 elements share an 8-bit scale; NVIDIA, Transformer Engine user guide: "
              "Blackwell scales along the dim that is summed over, so that rows and columns are cast apart; state as in bf16"),
+        replace(_BF16, name="nvfp4", matmul="fp4", block=16, weight_block=16, scale_bytes=1.0, cast_reads=2,
+                source="NVIDIA, Transformer Engine user guide, NVFP4: 16 elements share an 8-bit scale, the tensor one in fp32; "
+                "that takes another read, each row of a weight's 16 x 16 block has a copy of its scale, rows and columns are "
+                "cast apart, and all three products of a layer run in fp4; state as in bf16"),
         _fp8("fp8_transformer_engine", _FP32_WEIGHTS,
              f"{_TABLE}: fp32 weights and gradients, no master copy, 4 + 4 + 4 + 4 = 16 bytes; {_TRANSFORMER_ENGINE}"),
         _fp8("fp8_torchao", _FP32_WEIGHTS, gathered="fp8", cast_reads=2, saves_casts=False,
              source="torchao float8 training, tensorwise, as torchtitan uses it: fp32 weights are cast before FSDP gathers "
              "them (enable_fsdp_float8_all_gather), the head is left out, bf16 inputs are kept and cast again for the gradients"),
+        _fp8("fp8_torchao_rowwise", _FP32_WEIGHTS, gathered="bf16", cast_reads=2, saves_casts=False,
+             source="torchao float8 training, recipe rowwise: as tensorwise, but for a scale of each row or column; FSDP gathers "
+             "bf16, as fp8 gathers are there for tensorwise scales only"),
         _fp8("fp8_deepseek_v3", _BF16, weights="fp8", moments="bf16", accumulated_gradients="fp32",
              gradient_reduction="fp32", block=128, weight_block=128 * 128, casts_dispatch=True,
              source=f"{_TABLE}: 4 + 4 + 1 + 2 + 2 + 2 = 15 bytes; DeepSeek-V3 report (arXiv 2412.19437), section 3.3: tiles of "

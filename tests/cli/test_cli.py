@@ -14,6 +14,8 @@ from shardwise.planning.codec import load_plan, parse_plan, plan_payload
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
 
+ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp"]
+
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
     "explain": ["--against", "--help", "--json", "--term"],
@@ -428,3 +430,21 @@ def test_nothing_fits_exits_3_with_the_smallest_miss(capsys: pytest.CaptureFixtu
     assert "no legal layout fits" in err
     assert "too much" in err
     assert "use more devices" in err
+
+
+def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Planned, priced and read back: the model keeps its adapters, and only these have gradients."""
+    file = tmp_path / "plan.json"
+    assert main([*PLAN, *ADAPTERS, "--out", str(file)]) == 0
+    plan = load_plan(str(file))
+    assert (plan.model.lora_rank, plan.model.lora_targets) == (16, ("qkv", "mlp"))
+    assert plan.estimate.memory["gradients"] < 1e-2 * plan.estimate.memory["parameters"]
+    assert main(["explain", str(file)]) == 0
+    capsys.readouterr()
+    times = []
+    for more in ([], ADAPTERS):
+        assert main([*ESTIMATE, "--layout", "fsdp=8", *more, "--json"]) == 0
+        times.append(json.loads(capsys.readouterr().out)["estimate"]["step_time_s"])
+    assert times[1] < 0.85 * times[0]
+    assert main([*PLAN, *ADAPTERS[:2]]) == 2
+    assert "lora_targets = none" in capsys.readouterr().err

@@ -41,6 +41,12 @@ STRUCTURES: dict[str, Structure] = {
     "gated_shared_expert": (
         ("num_experts", 4), ("experts_per_token", 2), ("shared_expert_width", 4), ("shared_gate", True), ("bias", ("qkv",)),
     ),
+    "adapters": (("lora_rank", 2), ("lora_targets", ("qkv", "attention_out", "mlp"))),
+    "adapters_and_biases": (("lora_rank", 1), ("lora_targets", ("qkv", "mlp")), ("bias", ("qkv", "attention_out", "mlp"))),
+    "adapters_of_latent_attention": (
+        *LATENT, ("v_head_dim", 8), ("lora_rank", 2), ("lora_targets", ("attention_out",)),
+    ),
+    "adapters_beside_experts": (("num_experts", 4), ("experts_per_token", 2), ("lora_rank", 2), ("lora_targets", ("qkv",))),
     "gpt_oss": (
         ("num_experts", 8), ("experts_per_token", 2), ("sinks", True), ("mlp", "clamped_swiglu"),
         ("bias", ("qkv", "attention_out", "router", "experts")),

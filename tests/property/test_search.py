@@ -40,6 +40,7 @@ DEEP = dataclasses.replace(
     q_lora_rank=256, d_ff=512, num_experts=16, experts_per_token=2, shared_expert_width=512, num_dense_layers=3,
     dense_d_ff=2048, num_predict_layers=1,
 )  # fmt: skip
+ADAPTED = dataclasses.replace(SMALL, name="adapted", lora_rank=8, lora_targets=("qkv", "mlp"))  # all else is frozen
 JOB = Job(global_batch_tokens=24 * 1024, seq_len=1024)
 CHOICES = Choices(micro_batch_seqs=(1, 2, 3, 5), num_virtual_stages=(1, 2, 3))
 CLUSTERS = ("h100:16", "tpu-v5e:4x4", "h100:24", "tpu-v5e:2x4*2")
@@ -135,6 +136,7 @@ ROWS = [
     ("small", "h100:16", JOB),
     ("small", "tpu-v5e:4x4", JOB),
     ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024)),
+    ("adapted", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024)),
     ("small", "tpu-v5e:2x4*2", JOB),
     ("llama-3-70b", "tpu-v5p:4x4x4*3", Job(global_batch_tokens=3 * 2**20, seq_len=4096)),
     ("qwen3-30b-a3b", "tpu-v4:4x4x8_twisted", Job(global_batch_tokens=2**20, seq_len=4096)),
@@ -151,7 +153,7 @@ ROWS = [
 )
 def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
     """Vectorised tables and the plain evaluation of one layout agree on random rows of all kinds."""
-    architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
+    architecture = {"small": SMALL, "deep": DEEP, "adapted": ADAPTED}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
     rows = search(architecture, cluster, job, sample=220, seed=len(overlap)).sampled

@@ -241,7 +241,7 @@ class _Chain:
         for unit, prefix, devices in self.links:
             for name, dims in unit.weights.items():
                 devices.put(name, unit.forward.specs[name], state[prefix + name])
-                for part in STATE:
+                for part in STATE if name in unit.trained else ():
                     devices.put(
                         f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
                     )
@@ -308,7 +308,9 @@ class _Chain:
 def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
     """The largest relative error of the loss, a gradient, an updated weight or a state, and whose it is."""
     reference = unsharded(case)
-    assert set(outcome.gradients) == set(reference.gradients) == set(whole_program(case.architecture).weights)
+    program = whole_program(case.architecture)
+    trained = set(program.weights) & set(program.wanted)
+    assert set(outcome.gradients) == set(reference.gradients) == trained
     assert set(outcome.updated) == set(reference.updated)
     assert len(outcome.updated) == 4 * len(outcome.gradients)
     errors = {"loss": error(outcome.loss, reference.loss)}

@@ -179,7 +179,8 @@ def parse_changes(
 
 
 def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
-    """The value with some of its fields replaced by what their texts say."""
+    """The value with some of its fields replaced by what their texts say, all at once: they may need each other."""
+    given = {}
     for name, text in changes.items():
         known = {f.name: str(f.type) for f in fields(value)}
         if name not in known:
@@ -187,8 +188,8 @@ def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
         like = getattr(value, name)
         if like is None and known[name].startswith("str"):
             like = ""
-        value = replace(value, **{name: convert(text, like, f"--set {what}.{name}")})
-    return value
+        given[name] = convert(text, like, f"--set {what}.{name}")
+    return replace(value, **given) if given else value
 
 
 def convert(text: str, like: Any, what: str) -> Any:
@@ -203,6 +204,8 @@ def convert(text: str, like: Any, what: str) -> Any:
         return parse_quantity(text, what=what, unit=unit_of(what))
     if isinstance(like, str):
         return text
+    if isinstance(like, tuple) and all(isinstance(part, str) for part in like):
+        return tuple(word.strip() for word in text.split(",") if word.strip())
     raise InputError(f"{what}: this value has parts and cannot be set in one word")
 
 

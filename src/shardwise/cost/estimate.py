@@ -24,7 +24,7 @@ from shardwise.layout.placement import Links, cut_levels, default_placement
 from shardwise.layout.shardings import Family, atomic_degrees, family_of
 from shardwise.layout.stages import held_dense_layers, held_layers
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import model_flops_per_token
+from shardwise.model.counts import model_flops_per_token, unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.terms import TIME_TERMS
 
@@ -123,7 +123,8 @@ class Pricing:
         for unit, times, family in self.families():
             flops = self.pricer.flops(unit, family, values)
             done += times * sum(flops.values())
-            needed += times * 3.0 * flops["forward"]
+            forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
+            needed += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
         return done / needed
 
     def families(self) -> Iterator[tuple[str, int, Family]]:

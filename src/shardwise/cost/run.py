@@ -22,7 +22,7 @@ from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_trained_params
 
 SECONDS_PER_HOUR = 3600.0
 FORMULAS: Mapping[str, str] = {
@@ -145,13 +145,13 @@ def time_between_failures(num_devices: int, operations: Operations) -> float | N
 
 
 def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
-    """Bytes that a run needs to go on: weights, master copy and moments; 14 for each parameter in bf16 with AdamW.
+    """Bytes that a run needs to go on: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
 
     Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's of 176B parameters had 2.3 TiB, 14
     for each (BigScience, BLOOM model card, 2022).
     """
     recipe = precision_named(job.precision)
-    return num_params(architecture) * (recipe.bytes_per_parameter - recipe.gradient_bytes)
+    return num_trained_params(architecture) * (recipe.bytes_per_parameter - recipe.gradient_bytes)
 
 
 def young_interval(checkpoint_s: float, mtbf_s: float) -> float:

@@ -271,19 +271,20 @@ class UnitPricer:
 
     def exchange_s(self, unit: Unit, family: Family, values: Values, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
-        shard = sum((optimizer_rest(family, d).local_elements() for d in unit.weights.values()), start=ZERO)
+        shard = sum((optimizer_rest(family, d).local_elements() for d in unit.trained.values()), start=ZERO)
         return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.formats.roles[Role.WEIGHT_GRADIENT])
 
     def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
         """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
         precision, gradient = self.precision, self.precision.gradient_bytes
-        dims = parts.unit.weights.values()
+        dims, trained = parts.unit.weights.values(), parts.unit.trained.values()
         use = sum((weight_use(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
         rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
-        shard = sum((optimizer_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
-        held = shard if family.zero_stage >= 2 else use
+        own = sum((weight_use(family, d).local_elements() for d in trained), start=ZERO).evaluate(values)
+        shard = sum((optimizer_rest(family, d).local_elements() for d in trained), start=ZERO).evaluate(values)
+        held = shard if family.zero_stage >= 2 else own
         gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
-        transient = use * (gathered + (gradient if family.zero_stage >= 2 else 0.0))
+        transient = use * gathered + own * (gradient if family.zero_stage >= 2 else 0.0)
         return (
             rest * self.formats.weight_at_rest(parts.products),
             held * gradient,

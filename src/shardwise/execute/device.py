@@ -79,7 +79,7 @@ class DeviceKernel:
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]
         union = list(dict.fromkeys([*out.dims, *(d for s in self.placed.inputs for d in s.dims)]))
-        union.sort(key="EBTVFMSKGHIRUCQJPD".index)
+        union.sort(key="EBTVFMSKGHIRUCQJPrD".index)
         aligned = []
         for spec, array in zip(self.placed.inputs, arrays, strict=True):
             order = [d for d in union if d in spec.dims]

@@ -43,8 +43,8 @@ def run_step(
 ) -> StepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 
-    `state` maps each weight, and its optimizer states `w.master`, `w.first`, `w.second`, to whole arrays; each batch maps
-    the program's constants to whole arrays.
+    `state` maps each weight, and the optimizer states `w.master`, `w.first`, `w.second` of one that is trained, to whole
+    arrays; each batch maps the program's constants to whole arrays.
     """
     devices = VirtualDevices(mesh, sizes, family)
     _load(devices, unit, family, state)
@@ -61,7 +61,7 @@ def run_step(
 def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
     for name, dims in unit.weights.items():
         devices.put(name, unit.forward.specs[name], state[name])
-        for part in STATE:
+        for part in STATE if name in unit.trained else ():
             devices.put(f"{name}.{part}", optimizer_rest(family, dims), state[f"{name}.{part}"])
 
 

@@ -26,7 +26,7 @@ from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
-from shardwise.model.program import Program, Role, Tensor
+from shardwise.model.program import Program, Tensor
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
@@ -37,7 +37,7 @@ SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and 
 class Unit:
     """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
 
-    `gradients` names those of its own weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
+    `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
     `tensors` are those of all three programs, by name.
     """
 
@@ -55,6 +55,12 @@ class Unit:
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
         """Names and dims of the unit's own weights."""
+        program, borrowed = self.forward.program, BORROWED.get(self.name, ())
+        return {name: program.dims(name) for name in program.weights if name not in borrowed}
+
+    @property
+    def trained(self) -> Mapping[str, tuple[str, ...]]:
+        """The same without those that are frozen: what has gradients and optimizer state."""
         return {name: self.forward.program.dims(name) for name in self.gradients}
 
     def phases(self) -> Mapping[str, tuple[Step, ...]]:
@@ -72,8 +78,7 @@ def derive_unit(name: str, program: Program, family: Family, *, recompute: str) 
     stay = staying(family, program)
     summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
     forward = shard_program(program, resting(family, program), use=using(family, program), final=summed, stay=stay)
-    wanted = tuple(n for n in program.inputs if program.tensors[n].role is not Role.CONSTANT)
-    transposed = backward(program, given=program.outputs, wanted=wanted)
+    transposed = backward(program, given=program.outputs, wanted=program.wanted)
     return _shard_backward(name, forward, transposed, family, recompute)
 
 

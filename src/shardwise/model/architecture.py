@@ -17,8 +17,9 @@ GATED = ("swiglu", "geglu", "clamped_swiglu")
 BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
 OPTIONAL = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
-    "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers",
+    "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
 )  # fmt: skip
+ADAPTED = ("qkv", "attention_out", "mlp")  # projections that may have low-rank adapters
 MOST = 10**9  # of any size: far above any model, and products of sizes stay finite
 
 
@@ -33,6 +34,7 @@ class Structure:
     `shared_gate` weights the shared expert by a sigmoid of each token.
     `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
     `dense_layers` lead a stack of experts, `predict` layers follow it and predict further tokens.
+    `lora_targets`: which projections (of `ADAPTED`) have low-rank adapters; where there are any, nothing else is trained.
     """
 
     mlp: MlpKind = "swiglu"
@@ -55,6 +57,7 @@ class Structure:
     latent_queries: bool = False
     dense_layers: bool = False
     predict: bool = False
+    lora_targets: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
@@ -65,6 +68,8 @@ class Structure:
         ]
         unknown = sorted(set(self.bias) - set(BIASED))
         problems += [f"model: bias names {name!r}; one of {', '.join(BIASED)} is required" for name in unknown]
+        unknown = sorted(set(self.lora_targets) - set(ADAPTED))
+        problems += [f"model: lora_targets names {name!r}; one of {', '.join(ADAPTED)} is required" for name in unknown]
         if self.shared_gate and not self.shared_experts:
             problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
         require(problems)
@@ -82,6 +87,7 @@ class Structure:
             shared_expert_width=int(self.shared_experts), kv_lora_rank=int(self.latent), rope_head_dim=int(self.latent),
             v_head_dim=int(self.latent), q_lora_rank=int(self.latent_queries), num_dense_layers=int(self.dense_layers),
             dense_d_ff=int(self.dense_layers), num_predict_layers=int(self.predict),
+            lora_rank=int(bool(self.lora_targets)), lora_targets=tuple(sorted(self.lora_targets)),
         )  # fmt: skip
 
 
@@ -97,6 +103,8 @@ class Architecture:
     of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
     from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
+    With a `lora_rank` the projections `lora_targets` have adapters of that rank, and only these are trained (LoRA, Hu et al.
+    2021): a product W x becomes W x + B A x.
     """
 
     name: str
@@ -134,6 +142,8 @@ class Architecture:
     rope_head_dim: int = 0
     v_head_dim: int = 0
     num_predict_layers: int = 0
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     tied_embeddings: bool = False
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
@@ -186,6 +196,15 @@ class Architecture:
             yield "latent attention with qk_norm is not known here; qk_norm = false is required"
         if self.embedding_norm and self.num_predict_layers:
             yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
+        if bool(self.lora_rank) != bool(self.lora_targets):
+            yield (
+                f"adapters have a rank and projections, found lora_rank = {self.lora_rank} and lora_targets = "
+                f"{', '.join(self.lora_targets) or 'none'}; both are required, of {', '.join(ADAPTED)} one or more, or neither"
+            )
+        if self.num_experts and "mlp" in self.lora_targets:
+            yield "adapters of experts are not known here; lora_targets without mlp are required"
+        if self.kv_lora_rank and "qkv" in self.lora_targets:
+            yield "adapters of latent attention are not known here; lora_targets without qkv are required"
 
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
@@ -201,7 +220,7 @@ class Architecture:
             **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
-            predict=bool(self.num_predict_layers),
+            predict=bool(self.num_predict_layers), lora_targets=frozenset(self.lora_targets),
         )  # fmt: skip
 
     def dense(self) -> Architecture:
@@ -234,6 +253,7 @@ class Architecture:
             "R": self.rope_head_dim or 1,
             "U": self.v_head_dim or self.head_dim,
             "J": 2 * self.d_model,
+            "r": self.lora_rank or 1,
         }
 
     @property
@@ -279,9 +299,9 @@ def _span(window: float, last_of: Value) -> Value:
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
 
 
-ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias"})
+ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias", "lora_targets"})
 
 
 def _alike(value: Structure | Architecture) -> dict[str, Any]:
-    """The fields that a structure and an architecture have in common, but for the kind of set that `bias` is."""
+    """The fields that a structure and an architecture have in common, but for those that are sets."""
     return {name: getattr(value, name) for name in ALIKE}

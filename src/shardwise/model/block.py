@@ -121,9 +121,10 @@ class Block:
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
-        inputs = [self.biased(self.contract(y, "w_up", ("F", "D"), "up", hidden), "mlp", "up", "F", hidden)]
+        up = self.adapted(y, "w_up", ("F", "D"), "up", hidden, "mlp")
+        inputs = [self.biased(up, "mlp", "up", "F", hidden)]
         if self.architecture.structure.gated:
-            gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
+            gate = self.adapted(y, "w_gate", ("F", "D"), "gate", hidden, "mlp")
             inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
         act = self.map(self.architecture.mlp, inputs, "act", hidden)
         return self.leaving(act, "w_down", ("F", "D"), "mlp", "mlp_out")
@@ -131,7 +132,8 @@ class Block:
     def leaving(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
         """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
         role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
-        return self.biased(self.contract(x, weight, weight_dims, name, HIDDEN, role), which, name, "D", HIDDEN)
+        out = self.adapted(x, weight, weight_dims, name, HIDDEN, which, role)
+        return self.biased(out, which, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
@@ -183,7 +185,28 @@ class Block:
         """Queries, keys or values, flat heads before anything is done to them."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
-        return self.biased(self.contract(y, f"w{name}", (*heads, "D"), target, dims), "qkv", target, heads, dims)
+        flat = self.adapted(y, f"w{name}", (*heads, "D"), target, dims, "qkv")
+        return self.biased(flat, "qkv", target, heads, dims)
+
+    def adapted(
+        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], which: str,
+        role: Role = Role.ACTIVATION,
+    ) -> str:  # fmt: skip
+        """A product, and that of its low-rank adapter added to it, where the structure has one.
+
+        What is between the adapter's two matrices rests as hidden states do: it is so narrow that it moves, and not they.
+        """
+        out = self.contract(x, weight, weight_dims, name, dims, role)
+        if which not in self.architecture.structure.lora_targets:
+            return out
+        taken = tuple(dim for dim in weight_dims if dim not in dims)
+        given = tuple(dim for dim in weight_dims if dim in dims)
+        down, up = (f"{self.prefix}{weight}.lora_{part}" for part in ("a", "b"))
+        a = self.builder.weight(down, ("r", *taken), adapter=True)
+        b = self.builder.weight(up, ("r", *given), adapter=True)
+        narrow = add_contract(self.builder, x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
+        wide = add_contract(self.builder, narrow, b, f"{up}.out", dims)
+        return self.map("add", [out, wide], f"{name}_adapted", dims, role)
 
     def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:

@@ -19,10 +19,22 @@ def weight_elements(program: Program, *, without: Container[str] = ()) -> Polyno
 
 
 def num_params(architecture: Architecture) -> int:
-    """Trainable parameters; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
+    """Parameters, frozen ones too; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
     counts = unit_counts(architecture).items()
     return sum(count * _unit_params(architecture, name) for name, count in counts if name != "predict") - shared
+
+
+def num_trained_params(architecture: Architecture) -> int:
+    """Parameters that the optimizer updates: all, or those of the adapters where the model has any."""
+    if not architecture.lora_rank:
+        return num_params(architecture)
+    counts, values = unit_counts(architecture).items(), Values(dict(architecture.dims))
+    return sum(n * int(_trained_elements(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+
+
+def _trained_elements(program: Program) -> Polynomial:
+    return weight_elements(program, without={name for name in program.weights if program.tensors[name].frozen})
 
 
 def num_predict_params(architecture: Architecture) -> int:
@@ -78,11 +90,21 @@ def _flops(program: Program, operation: Operation) -> Polynomial:
 def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
     """FLOPs that one token of training needs: forward and backward without recomputation.
 
-    6 per weight of a matrix product, and 6·T·N·H per layer for attention over the causal half (2 products forward,
-    4 backward; the scores that flash attention rebuilds in the backward pass are not counted).
+    6 per weight of a matrix product (4 of a frozen one, which has no gradient), and 6·T·N·H per layer for attention over the
+    causal half (2 products forward, 4 backward; the scores that flash attention rebuilds in the backward pass are not
+    counted).
     Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
     """
-    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
     counts = unit_counts(architecture).items()
-    forward = sum(n * float(program_flops(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
-    return 3.0 * forward / seq_len
+    return sum(n * sum(unit_training_flops(architecture, name, seq_len)) for name, n in counts) / seq_len
+
+
+@lru_cache(maxsize=256)
+def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
+    """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products behind it, the
+    gradients of both operands; one with a frozen weight only one."""
+    program = UNITS[name](architecture)
+    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
+    frozen = (o for o in program.operations if any(program.tensors[operand].frozen for operand in o.operands))
+    forward = float(program_flops(program).evaluate(values))
+    return forward, 2.0 * forward - float(total(_flops(program, operation) for operation in frozen).evaluate(values))

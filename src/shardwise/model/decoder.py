@@ -3,7 +3,8 @@
 Dims: B sequences, T positions, D model width, F hidden width, K key-value heads, G query heads for each of them, H head
 width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer
 key-value heads than `tp` is only another sharding. Latent attention: Q and C widths of the queries' and the keys' latent,
-I and R the plain and the rotary part of H, U width of a value. J is two hidden states, one after the other.
+I and R the plain and the rotary part of H, U width of a value. J is two hidden states, one after the other; r is the rank
+of adapters.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from shardwise.model.program import Program, ProgramBuilder, Role
 
 def embedding_program(architecture: Architecture) -> Program:
     """Token ids to the first block's input."""
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     return builder.build([_embedding(builder, architecture, "")])
 
 
 def block_program(architecture: Architecture) -> Program:
     """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...)), or both from one norm (parallel blocks)."""
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([Block(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
     """The last block's output to the loss, averaged over the tokens of the whole step."""
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([_head(builder, architecture, x, "", tied=False)])
 
@@ -46,14 +47,14 @@ def predict_program(architecture: Architecture) -> Program:
 
     Embedding and head are the model's own. Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
     """
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([_predict(builder, architecture, x, "")])
 
 
 def carry_program(architecture: Architecture) -> Program:
     """One stage's output to the next stage."""
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
 
@@ -63,7 +64,7 @@ def whole_program(architecture: Architecture) -> Program:
 
     The losses of multi-token prediction are added to it, each scaled by an input of its own.
     """
-    builder = ProgramBuilder()
+    builder = _builder(architecture)
     x = _embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
         shape = architecture.dense() if layer < architecture.num_dense_layers else architecture
@@ -100,6 +101,10 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
         "head": 1,
     }
     return {name: count for name, count in counts.items() if count}
+
+
+def _builder(architecture: Architecture) -> ProgramBuilder:
+    return ProgramBuilder(adapters_only=bool(architecture.lora_rank))
 
 
 def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:

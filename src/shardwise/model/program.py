@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none."""
+    """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none.
+
+    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state.
+    """
 
     name: str
     dims: tuple[str, ...]
     role: Role
     gradient_of: str = ""
+    frozen: bool = False
 
 
 def density(role: Role) -> Polynomial:
@@ -62,11 +66,21 @@ class Program:
     def weights(self) -> tuple[str, ...]:
         return self.named(Role.WEIGHT)
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Inputs that a gradient is wanted of: trained weights, and what comes from another program."""
+        tensors = (self.tensors[name] for name in self.inputs)
+        return tuple(tensor.name for tensor in tensors if tensor.role is not Role.CONSTANT and not tensor.frozen)
+
 
 class ProgramBuilder:
-    """Collects tensors and operations; each method returns the name of what it defined."""
+    """Collects tensors and operations; each method returns the name of what it defined.
 
-    def __init__(self) -> None:
+    With `adapters_only` all weights but adapters are frozen.
+    """
+
+    def __init__(self, *, adapters_only: bool = False) -> None:
+        self.adapters_only = adapters_only
         self.tensors: dict[str, Tensor] = {}
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
@@ -80,8 +94,10 @@ class ProgramBuilder:
             self.inputs.append(self.tensor(name, dims, role))
         return name
 
-    def weight(self, name: str, dims: Iterable[str]) -> str:
-        return self.input(name, dims, Role.WEIGHT)
+    def weight(self, name: str, dims: Iterable[str], *, adapter: bool = False) -> str:
+        self.input(name, dims, Role.WEIGHT)
+        self.tensors[name] = replace(self.tensors[name], frozen=self.adapters_only and not adapter)
+        return name
 
     def add(self, operation: Operation) -> str:
         self.operations.append(operation)

@@ -202,6 +202,20 @@ def test_int8_is_faster_where_a_chip_has_it() -> None:
     assert int8 < plain < fp8
 
 
+def test_fp4_halves_the_products_of_fp8_but_not_the_rest() -> None:
+    layout = Layout(tp=2, pp=2, sequence_parallel=True, schedule="1f1b", recompute="full")
+    fp8, fp4 = (run("llama-3-70b", "gb200:4", name, layout) for name in ("mxfp8", "nvfp4"))
+    assert fp8.step_time_s / 2 < fp4.step_time_s < fp8.step_time_s
+    assert fp4.memory["activations"] <= fp8.memory["activations"]
+
+
+def test_gradients_reduced_in_fp32_take_twice_the_bytes_and_no_memory() -> None:
+    layout = Layout(fsdp=16, zero_stage=3, recompute="full")
+    bf16, fp32 = (run("llama-3-8b", "h100:16", name, layout) for name in ("bf16", "bf16_fp32_reduction"))
+    assert fp32.memory == bf16.memory
+    assert sum(fp32.hidden.values()) > sum(bf16.hidden.values())
+
+
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_an_mfu_is_measured_against_the_peak_of_the_activations(name: str) -> None:
     assert mfu_format(replace(JOB, precision=name)) == ("fp32" if name == "fp32" else "bf16")

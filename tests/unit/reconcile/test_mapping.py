@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwise.cluster.topology import Pods, Switched, Torus
+from shardwise.cost.estimate import estimate
 from shardwise.reconcile.accuracy import judge
 from shardwise.reconcile.published.case import Case, case_of, predict, predict_cells
 from shardwise.reconcile.published.facts import INPUTS, Facts, SkippedRow
@@ -24,7 +25,9 @@ def case(name: str) -> Case:
 # Layout as printed, schedule, tokens of a batch and of a sequence, precision recipe; read off the sources by hand.
 LAYOUTS = {
     # MosaicML llm-foundry: FSDP on one node
-    "mosaicml-mpt-017": ("fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16"),
+    "mosaicml-mpt-017": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16_fp32_reduction",
+    ),
     # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism, an fp32 copy of the gradients
     "bigscience-bloom-a100-020": (
         "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false "
@@ -67,7 +70,9 @@ LAYOUTS = {
     "jax-toolbox-maxtext-001": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 4096, 4096, "bf16"),
     # IBM fms-fsdp: hybrid sharding, a node is one group
     "fms-fsdp-005": ("dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=none", "none", 256 * 4096, 4096, "bf16"),
-    "torchtitan-016": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 8192, 8192, "bf16"),
+    "torchtitan-016": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 8192, 8192, "bf16_fp32_reduction",
+    ),
     # InternEvo: optimizer sharded over a stated group
     "internevo-7b-a100-005": (
         "fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=4 recompute=none", "none", 64 * 2048, 2048, "bf16",
@@ -75,6 +80,18 @@ LAYOUTS = {
     # Snowflake's runs in ml-engineering: DeepSpeed's ZeRO-2
     "ml-engineering-8b-006": (
         "fsdp=8 zero_stage=2 micro_batch_seqs=1 recompute=none", "none", 8 * 8192, 8192, "bf16_fp32_gradients",
+    ),
+    # The same with ZeRO-3 and the optimizer on the host
+    "ml-engineering-8b-001": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=1 recompute=full offload=optimizer", "none", 8 * 131072, 131072,
+        "bf16_fp32_gradients",
+    ),
+    # MaxText on v5p: FSDP alone is stated
+    "tpu-v5p-recipes-002": ("fsdp=512 zero_stage=3 micro_batch_seqs=4 recompute=none", "none", 2048 * 2048, 2048, "bf16"),
+    # Megatron-LM 2021: micro-batch not stated
+    "megatron-ptdp-2021-003": (
+        "dp=24 tp=8 pp=8 num_virtual_stages=5 sequence_parallel=false micro_batch_seqs=1 recompute=full", "interleaved",
+        2304 * 2048, 2048, "bf16",
     ),
     # NVIDIA Megatron Bridge: experts over a whole NVLink domain
     "nvidia-mbridge-25-11-002": (
@@ -119,6 +136,74 @@ def test_a_gpt_has_biases_and_learned_positions_unless_its_family_has_others() -
     assert (gpt.mlp, gpt.norm, gpt.positions, gpt.max_positions, len(gpt.bias)) == ("gelu", "layer", "learned", 2048, 3)
     assert (mpt.mlp, mpt.norm, mpt.positions, mpt.bias, mpt.tied_embeddings) == ("gelu", "layer", "none", (), True)
     assert (bloom.positions, bloom.head_dim, bloom.vocab_size) == ("none", 224, 250880)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads"),
+    [
+        ("bigscience-bloom-a100-088", 72, 96),
+        ("bigscience-bloom-a100-114", 77, 96),
+        ("bigscience-bloom-a100-096", 80, 96),
+    ],
+)
+def test_layers_by_the_name_and_heads_of_the_usual_width(name: str, layers: int, heads: int) -> None:
+    """BigScience's chronicle: 183B and 195B of width 14,400; 96 heads where NHIDDEN is 13,824, as in its training script."""
+    found = case(name).architecture
+    assert (found.num_layers, found.num_heads, found.d_model % heads) == (layers, heads, 0)
+
+
+def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
+    found = case("dgxc-h100-127")
+    assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
+    assert str(found.layout) == (
+        "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
+    )
+    assert case("dgxc-h100-137").architecture.lora_rank == 0
+
+
+def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
+    assert case("jax-toolbox-pax-001").architecture.vocab_size == case("jax-toolbox-pax-007").architecture.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("cells", "recipe"),
+    [
+        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "bf16"), ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
+        ({"dtype": "mxfp8"}, "mxfp8"), ({"dtype": "fp8"}, "fp8_delayed"),
+        ({"dtype": "fp8", "software": "NeMo container 26.02"}, "fp8_current"),
+        ({"dtype": "fp8", "software": "torch 1963fc8, torchtitan 9dec370"}, "fp8_torchao"),
+        ({"dtype": "fp8-rowwise", "software": "torch 38410cf9 2025-06-14"}, "fp8_torchao_rowwise"),
+        ({"dtype": "int8/fp8-quant", "software": "MaxText tpu-recipes v0.1.x"}, "int8_aqt"),
+        ({"software": "torch 38410cf9 2025-06-14"}, "bf16_fp32_reduction"),
+        ({"notes": "mixed precision"}, "bf16_fp32_reduction"), ({"notes": "pure bf16"}, "bf16"),
+        ({"notes": "fp32 gradients"}, "bf16_fp32_main_gradients"), ({"software": "Megatron-DeepSpeed"}, "bf16_fp32_gradients"),
+    ],
+)  # fmt: skip
+def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
+    assert case_of(Facts({**BASE, **cells})).job.precision == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "offload"),
+    [
+        ("", "none"), ("none", "none"), ("CPU AdamW optimizer offload", "optimizer"), ("activations to host", "activations"),
+        ("optimizer and activations on the host", "both"), ("qkv projections to host", "none"),
+    ],
+)  # fmt: skip
+def test_what_rests_on_the_host(text: str, offload: str) -> None:
+    found = case_of(Facts({**BASE, "offload": text}))
+    assert found.layout.offload == offload
+    assert any("host" in words for words in found.approximations) == (
+        text in ("CPU AdamW optimizer offload", "qkv projections to host")
+    )
+
+
+def test_a_micro_batch_of_one_is_assumed_for_split_models_only() -> None:
+    split = {**BASE, "micro_batch": "", "tp": "2", "global_batch": "16"}
+    assert case_of(Facts(split)).layout.micro_batch_seqs == 1
+    assert case_of(Facts({**split, "grad_accum": "2"})).layout.micro_batch_seqs == 2
+    with pytest.raises(SkippedRow, match="micro-batch not stated"):
+        case_of(Facts({**split, "tp": "1"}))
 
 
 def test_latent_attention_and_experts() -> None:
@@ -239,8 +324,9 @@ BASE = {
         ({"tp": "3"}, "degrees do not multiply out"), ({"dp": "4"}, "degrees do not multiply out"),
         ({"seq_len": ""}, "sequence length not stated"), ({"global_batch": ""}, "batch not stated"),
         ({"micro_batch": ""}, "micro-batch not stated"), ({"micro_batch": "", "grad_accum": "3"}, "micro-batch not stated"),
-        ({"dtype": "int8/fp8-quant"}, "no precision recipe"), ({"task": "lora"}, "adapters only (LoRA)"),
-        ({"offload": "CPU AdamW optimizer offload"}, "optimizer on the host"),
+        ({"dtype": "int8/fp8-quant"}, "no precision recipe"),
+        ({"n_heads": "", "tp": "3", "n_devices": "24"}, "architecture not stated"),
+        ({"layers": "", "model": "gpt 3B", "n_experts": "8"}, "architecture not stated"),
         ({"recompute": "some"}, "recompute not known here"),
         ({"pp": "2", "pp_schedule": "chimera"}, "schedule not known here"), ({"n_kv_heads": "3"}, "refused by the model"),
         ({"tp": "16", "n_devices": "16"}, "refused by rule layout: heads_by_tp"),
@@ -280,14 +366,39 @@ def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -
     assert (found.dp, found.fsdp) == layout
 
 
-def test_an_unstated_recompute_is_the_least_that_fits_and_a_stated_one_stays_unless_it_cannot_be() -> None:
-    heavy = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
-             "global_batch": "16", "fsdp": "yes"}  # fmt: skip
-    least = predict(Facts(heavy))
-    assert least.case.layout.recompute == "full"
-    assert least.estimate.fits
-    assert predict(Facts({**heavy, "recompute": "none"})).case.layout.recompute == "none"
-    refuted = predict(Facts({**heavy, "recompute": "selective"})).case
+HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
+         "global_batch": "16", "fsdp": "yes"}  # fmt: skip
+
+
+def test_an_unstated_recompute_is_the_least_that_fits() -> None:
+    """One layer less would not fit, and neither would the policies before."""
+    found = predict(Facts(HEAVY))
+    case, layout = found.case, found.case.layout
+    assert found.estimate.fits
+    assert layout.recompute == "full"
+    assert layout.recompute_layers is not None
+    less = layout.recompute_layers - 1
+    for policy, number in (("none", None), ("selective", None), ("full", less)):
+        other = replace(layout, recompute=policy, recompute_layers=number)
+        assert not estimate(case.architecture, case.cluster, case.job, other).fits
+
+
+def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
+    cells = {**HEAVY, "recompute": "selective", "recompute_detail": "FSDP; fractional (every n-th block) selective AC"}
+    assert predict(Facts(cells)).case.layout == predict(Facts(HEAVY)).case.layout
+    least = predict(Facts({**cells, "layers": "8"})).case
+    assert (least.layout.recompute, least.layout.recompute_layers, least.approximations) == ("full", 1, ())
+
+
+def test_a_model_that_never_fits_is_priced_with_all_recomputed() -> None:
+    found = predict(Facts({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
+    assert not found.estimate.fits
+    assert (found.case.layout.recompute, found.case.layout.recompute_layers) == ("full", None)
+
+
+def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
+    assert predict(Facts({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
+    refuted = predict(Facts({**HEAVY, "recompute": "selective"})).case
     assert refuted.layout.recompute == "full"
     assert "selective recompute would not fit; priced as full" in refuted.approximations
     assert predict(Facts({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
@@ -312,3 +423,18 @@ def test_what_was_measured_is_never_read() -> None:
     assert priced(rows) == priced(blank) == priced(absurd)
     assert len(priced(rows)) == len(rows)
     assert not set(INPUTS) & {*MEASURED, "peak_memory_gb", "mfu_reported", "hfu_reported", "tflops_per_device_reported"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"flash_attn": "no"}, "attention is not fused"), ({"dtype": "fp16"}, "fp16 is priced as bf16"),
+        ({"task": "sft"}, "packed sequences"), ({"notes": "packed sequences"}, "packed sequences"),
+        ({"notes": "capacity routing"}, "capacity"), ({"model": "DeepSeekV3 (tokendrop)"}, "capacity"),
+        ({"overlap_flags": "EP overlap on (search)"}, "exchanges of experts"),
+        ({"overlap_flags": "EP overlap off"}, ""), ({"overlap_flags": "vanilla TP"}, ""), ({"notes": "balanced routing"}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
+    found = case_of(Facts({**BASE, **cells})).approximations
+    assert (len(found) == 1 and words in found[0]) if words else not found

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.dtypes import bytes_per_element
 from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.explain.terms import symbols_of
@@ -100,7 +101,8 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
     """Step 1, fitting a training step in memory."""
     priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not _fits_without_recompute(plan)
-    state = num_params(plan.model) * precision_named(plan.job.precision).bytes_per_parameter
+    recipe, frozen = precision_named(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
+    state = num_trained_params(plan.model) * recipe.bytes_per_parameter + frozen * bytes_per_element(recipe.weights)
     return Fit(
         fits=priced.fits, num_devices=devices, state_bytes=state,
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),

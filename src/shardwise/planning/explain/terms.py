@@ -260,7 +260,8 @@ class _Reader:
         if resting is None:
             return
         for name in self.units:
-            dims = self.pricer.parts(self.family, name).unit.weights.values()
+            unit = self.pricer.parts(self.family, name).unit
+            dims = (unit.weights if own in ("parameters", "gathered") else unit.trained).values()
             yield _Read(f"elements of the {name}", sum((resting(d).local_elements() for d in dims), start=ZERO))
 
     def resting(self, own: str) -> Callable[[tuple[str, ...]], Spec] | None:

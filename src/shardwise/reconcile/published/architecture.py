@@ -1,4 +1,15 @@
-"""From a row's sizes to an `Architecture`. What has no column (norms, biases, positions) goes by the model's family."""
+"""From a row's sizes to an `Architecture`. What has no column (norms, biases, positions) goes by the model's family.
+
+Sizes that sources leave out are filled where others settle them:
+
+- layers of a dense model: as many as the parameters in its name ask for; of the published names that have both, BLOOM's
+  sizing, which is where it is needed, gives the number exactly for 107 of 131
+- query heads: those of which the width is closest to 128, of numbers that tp and the model's width allow
+- vocabulary of a GPT-3: 51,200, that of GPT-2's tokenizer padded as Megatron does, as all others of Megatron, NeMo, Pax and
+  MaxText have it
+- adapters (LoRA): of rank 8, on queries, keys and values alone, as NeMo's and Megatron Bridge's recipes for these
+  benchmarks have them (`peft.dim = 8`, `peft.target_modules = ["linear_qkv"]`)
+"""
 
 from __future__ import annotations
 
@@ -10,6 +21,9 @@ from shardwise.model.architecture import GATED, Architecture
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
+MOST_WIDTH = 10**6  # likewise; numbers of heads are tried one by one
+HEAD_WIDTH, GPT3_VOCABULARY = 128, 51_200
+LORA = {"lora_rank": 8, "lora_targets": ("qkv",)}
 EVERYWHERE = ("qkv", "attention_out", "mlp")
 # By what the model's name says; the first that fits. Sources: the models' reports and the modelling code of transformers.
 # These choices move parameters and bytes by less than a percent.
@@ -31,20 +45,51 @@ GPT = {"mlp": "gelu", "norm": "layer", "norm_bias": True, "bias": EVERYWHERE}  #
 def architecture_of(facts: Facts) -> Architecture:
     """The model of a row. Raises `SkippedRow` when a size is not stated, `InputError` when sizes do not go together."""
     what = "architecture"
-    layers, heads, d_model = (facts.needed(c, what) for c in ("layers", "n_heads", "d_model"))
+    d_model = facts.needed("d_model", what)
+    heads, vocab = _heads(facts, d_model), _vocabulary(facts)
+    layers = facts.size("layers") or _layers_by_name(facts, d_model, vocab)
     if layers > MOST_LAYERS:
         raise SkippedRow("no number of layers", f"{layers}; at most {MOST_LAYERS:,} are planned for")
     values: dict[str, Any] = {
         "name": facts.text("model") or "model", "num_layers": layers, "d_model": d_model, "num_heads": heads,
         "num_kv_heads": facts.size("n_kv_heads") or heads, "head_dim": facts.size("head_dim") or max(d_model // heads, 1),
-        "vocab_size": facts.needed("vocab", what), "tied_embeddings": bool(facts.flag("tied_embeddings")),
+        "vocab_size": vocab, "tied_embeddings": bool(facts.flag("tied_embeddings")),
     }  # fmt: skip
     values |= _experts(facts, layers) if facts.count("n_experts") else {"d_ff": facts.needed("d_ff", what)}
     values |= _latent(facts) if facts.count("mla_kv_lora") else {}
     values |= _windows(facts, layers) | _structure(facts)
+    if facts.text("task").lower() == "lora":
+        values |= LORA
     if "w/ mtp" in values["name"].lower():
         values["num_predict_layers"] = 1  # as in DeepSeek-V3's report
     return Architecture(**values)
+
+
+def _vocabulary(facts: Facts) -> int:
+    gpt3 = re.search(r"gpt-?3", facts.text("model").lower())
+    return facts.size("vocab") or (GPT3_VOCABULARY if gpt3 else facts.needed("vocab", "architecture"))
+
+
+def _heads(facts: Facts, d_model: int) -> int:
+    """Query heads as stated, or else those of the usual width; a width that no number of heads has skips the row."""
+    stated, tp = facts.size("n_heads"), facts.size("tp") or 1
+    if stated or d_model > MOST_WIDTH:
+        return stated or facts.needed("n_heads", "architecture")
+    possible = [n for n in range(tp, d_model + 1, tp) if d_model % n == 0]
+    if not possible:
+        return facts.needed("n_heads", "architecture")
+    return min(possible, key=lambda n: abs(d_model // n - HEAD_WIDTH))
+
+
+def _layers_by_name(facts: Facts, d_model: int, vocab: int) -> int:
+    """Layers of a dense model with as many key heads as query heads, of the parameters in its name: 183B."""
+    named = re.search(r"\b(\d{1,4}(?:\.\d{1,3})?)b\b", facts.text("model").lower())
+    if not named or facts.count("n_experts") or (facts.size("n_kv_heads") or 0) != (facts.size("n_heads") or 0):
+        return facts.needed("layers", "architecture")
+    matrices = 3 if facts.flag("gated_mlp") else 2
+    layer = 4 * d_model**2 + matrices * d_model * facts.needed("d_ff", "architecture")
+    ends = (1 if facts.flag("tied_embeddings") else 2) * vocab * d_model
+    return max(round((float(named[1]) * 1e9 - ends) / layer), 1)
 
 
 def _structure(facts: Facts) -> dict[str, Any]:

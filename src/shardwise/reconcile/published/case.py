@@ -22,6 +22,7 @@ from shardwise.reconcile.published.training import (
     degrees_of_row,
     job_of,
     layout_of,
+    partly_recomputed,
     recomputes_of,
 )
 
@@ -73,9 +74,14 @@ def predict(facts: Facts) -> Prediction:
         found = _priced(case, layout)
         if found.memory_bytes <= most * found.memory_capacity_bytes:
             break
-    if not stated and recompute != "none":
+    partly = partly_recomputed(facts)
+    if (partly or not stated) and recompute != "none":
         layout, found = _fewest_layers(case, layout, found)
-    words = (f"{stated} recompute would not fit; priced as {recompute}",) if stated not in ("", recompute) else ()
+    words = (
+        (f"{stated} recompute would not fit; priced as {recompute}",)
+        if stated not in ("", recompute) and not partly
+        else ()
+    )
     return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
 
 

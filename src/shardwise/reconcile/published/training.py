@@ -3,12 +3,15 @@
 What sources leave out is filled by a stated prior, each with its reason:
 
 - number format: bf16, every framework's default since 2022
+- FSDP over all devices where that alone is stated of the layout, MaxText's default (`ici_fsdp_parallelism: -1`)
+- micro-batch: one sequence with tp, cp or pp > 1, as in 326 of the 345 runs of Megatron and NeMo that have one of them and say
 - cp and ep: 1, as tables leave out axes that are not used
 - ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
-- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
+- recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time: none, or
+  selective, or full, and that for as few layers of each stage as do (full, where a row says that every n-th block is)
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
 - layers of a pipeline's stages: as many on each where they come out even (Megatron's rule), else the ends make room
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
@@ -28,17 +31,21 @@ from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.3
+# A row names torchtitan, or the nightly build of PyTorch that it ran with.
+TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 # Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
 # first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
 RECIPES = (
     (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
-    (r"fp8|fp8-rowwise", r"torchtitan", ("fp8_torchao", "fp8")),
+    (r"fp8-rowwise", r"\btorch", ("fp8_torchao_rowwise",)),
+    (r"fp8", TORCHTITAN, ("fp8_torchao", "fp8")),
     (r"fp8", r"bridge|nemo container", ("fp8_current", "fp8")),
     (r"fp8", r"", ("fp8_delayed", "fp8")),
     (r"mxfp8", r"", ("mxfp8",)),
     (r"nvfp4", r"", ("nvfp4",)),
+    (r"int8.*", r"maxtext", ("int8_aqt",)),  # what its recipes for Trillium call fp8 sets quantization=int8
 )
 # Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
@@ -62,7 +69,7 @@ class Degrees:
 def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
     """Degrees that multiply out. Raises `SkippedRow` where the layout is not stated, or contradicts itself."""
     stated = {axis: facts.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
-    if stated["tp"] is None and stated["pp"] is None:
+    if stated["tp"] is None and stated["pp"] is None and not facts.flag("fsdp"):
         raise SkippedRow("layout not stated", "tp, pp")
     tp, cp, pp, ep = (stated[axis] or 1 for axis in ("tp", "cp", "pp", "ep"))
     replicas = num_devices // (tp * cp * pp)
@@ -75,10 +82,6 @@ def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
 
 def job_of(facts: Facts, degrees: Degrees) -> Job:
     """Batch, sequence and precision recipe of a row."""
-    if facts.text("task").lower() == "lora":
-        raise SkippedRow("adapters only (LoRA)", "frozen weights have no gradients")
-    if "optimizer offload" in facts.text("offload").lower():
-        raise SkippedRow("optimizer on the host", facts.text("offload")[:40])
     seq_len = facts.needed("seq_len", "sequence length")
     seqs = facts.size("global_batch")
     if seqs is None:
@@ -96,6 +99,8 @@ def _recipe(facts: Facts) -> str:
         return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
     if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
         return "bf16_fp32_main_gradients"
+    if recipe == "bf16" and (re.search(TORCHTITAN, software) or "mixed precision" in facts.text("notes")):
+        return "bf16_fp32_reduction"  # of llm-foundry: Composer's mixed_precision DEFAULT, where PURE reduces in bf16
     return recipe
 
 
@@ -112,7 +117,7 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
         zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
-        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule,
+        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule, offload=_offload(facts),
     )  # fmt: skip
 
 
@@ -123,13 +128,22 @@ def even_stages(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int,
 
 
 def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
-    micro_batch = facts.size("micro_batch")
-    if micro_batch is None:
-        each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
-        if rest or not each:
-            raise SkippedRow("micro-batch not stated", "micro_batch")
-        return each
-    return micro_batch
+    micro_batch, steps = facts.size("micro_batch"), facts.size("grad_accum")
+    if micro_batch is not None:
+        return micro_batch
+    if steps is None and degrees.tp * degrees.cp * degrees.pp > 1:
+        return 1
+    each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
+    if rest or not each:
+        raise SkippedRow("micro-batch not stated", "micro_batch")
+    return each
+
+
+def _offload(facts: Facts) -> Any:
+    """What rests on the host: the optimizer, activations, both; single activations do not (`approximations` says so)."""
+    text = facts.text("offload").lower()
+    parts = [name for name in ("optimizer", "activations") if name in text]
+    return "both" if len(parts) == 2 else (parts or ["none"])[0]
 
 
 def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, int]:
@@ -192,22 +206,32 @@ def recomputes_of(facts: Facts) -> tuple[str, ...]:
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
     if stated == "selective":
-        return ("selective", "full")
+        return ("full",) if partly_recomputed(facts) else ("selective", "full")
     return (stated,) if stated else tuple(POLICIES)
+
+
+def partly_recomputed(facts: Facts) -> bool:
+    """Whether a row says that some of its blocks are recomputed, without saying how many: every n-th of IBM's fms-fsdp, which
+    calls it selective."""
+    return "fractional" in facts.text("recompute_detail").lower()
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
-    routing = facts.text("model") + facts.text("notes")
+    routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
     checks = {
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
-        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft",
+        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft"
+        or "packed" in facts.text("notes"),
+        "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"
+        in facts.text("overlap_flags").lower(),
         "tokens over an expert's capacity are dropped; priced as an even router's": bool(
             re.search(r"token-?drop|capacity", routing)
         ),
-        "activations are kept on the host; priced as recomputed": "to host" in facts.text("offload").lower(),
-        "blocks are recomputed in part; priced as selective": facts.text("recompute").lower() == "selective"
-        and "fractional" in facts.text("recompute_detail").lower(),
+        "single activations are kept on the host; priced as recomputed": "projections to host" in offloaded,
+        "the optimizer's update runs on the host; priced as its state streamed through the device": bool(
+            re.search(r"\bcpu adam", offloaded)
+        ),
     }
     return tuple(words for words, holds in checks.items() if holds)
