@@ -46,7 +46,7 @@ LAYOUTS = {
     # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
     "korthikanti-2022-004": (
         "tp=8 pp=64 sequence_parallel=true "
-        "layers_per_stage=2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2 micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
+        f"layers_per_stage={','.join(64 * ['2'])} micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
     ),
     # MaxText: sharded inside a slice, replicas across slices
     "maxtext-tpu-v5e-016": (
@@ -90,7 +90,8 @@ LAYOUTS = {
     "tpu-v5p-recipes-002": ("fsdp=512 zero_stage=3 micro_batch_seqs=4 recompute=none", "none", 2048 * 2048, 2048, "bf16"),
     # Megatron-LM 2021: micro-batch not stated
     "megatron-ptdp-2021-003": (
-        "dp=24 tp=8 pp=8 num_virtual_stages=5 sequence_parallel=false micro_batch_seqs=1 recompute=full", "interleaved",
+        "dp=24 tp=8 pp=8 num_virtual_stages=5 sequence_parallel=false "
+        "layers_per_stage=10,10,10,10,10,10,10,10 micro_batch_seqs=1 recompute=full", "interleaved",
         2304 * 2048, 2048, "bf16",
     ),
     # NVIDIA Megatron Bridge: experts over a whole NVLink domain
@@ -156,7 +157,8 @@ def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
     found = case("dgxc-h100-127")
     assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
     assert str(found.layout) == (
-        "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
+        "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true "
+        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none"
     )
     assert case("dgxc-h100-137").architecture.lora_rank == 0
 
