@@ -134,7 +134,7 @@ class _Builder:
     ) -> None:  # fmt: skip
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
-        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision))
+        self.pricer = UnitPricer(architecture, cluster.chip, precision_named(job.precision), job.loss)
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)
         self.units = tuple(unit_counts(architecture))
