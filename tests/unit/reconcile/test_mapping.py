@@ -25,9 +25,14 @@ def case(name: str) -> Case:
 LAYOUTS = {
     # MosaicML llm-foundry: FSDP on one node
     "mosaicml-mpt-017": ("fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16"),
-    # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism, an fp32 copy of the gradients
+    # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism; fp16 and as many layers on each stage, until there were
+    # an optimizer for bf16 with an fp32 copy of the gradients and stages that count the embedding as a layer
     "bigscience-bloom-a100-020": (
-        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false micro_batch_seqs=8 recompute=full", "1f1b",
+        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false layers_per_stage=6,6,6,6,6,6,6,6,6,6,6,6 micro_batch_seqs=8 "
+        "recompute=full", "1f1b", 2048 * 2048, 2048, "fp16_fp32_update",
+    ),
+    "bigscience-bloom-a100-005": (
+        "fsdp=8 tp=4 pp=12 zero_stage=1 sequence_parallel=false micro_batch_seqs=4 recompute=full", "1f1b",
         2048 * 2048, 2048, "bf16_fp32_gradients",
     ),
     # NVIDIA NeMo, Llama 3.1 70B: interleaved, context parallel; ZeRO stage and recompute not stated
@@ -41,7 +46,8 @@ LAYOUTS = {
     ),
     # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
     "korthikanti-2022-004": (
-        "tp=8 pp=64 sequence_parallel=true micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
+        f"tp=8 pp=64 sequence_parallel=true layers_per_stage={','.join('2' * 64)} micro_batch_seqs=1 recompute=selective",
+        "1f1b", 512 * 2048, 2048, "bf16",
     ),
     # MaxText: sharded inside a slice, replicas across slices
     "maxtext-tpu-v5e-016": (
@@ -52,7 +58,7 @@ LAYOUTS = {
         768 * 2048, 2048, "bf16",
     ),
     "tpu-v6e-recipes-020": (
-        "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=selective", "none", 3072 * 4096, 4096, "bf16",
+        "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=full offload=activations", "none", 3072 * 4096, 4096, "bf16",
     ),
     # SimuMax: Megatron's distributed optimizer with gradients in fp32
     "simumax-b200-001": (
@@ -64,7 +70,7 @@ LAYOUTS = {
     "jax-toolbox-maxtext-001": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 4096, 4096, "bf16"),
     # IBM fms-fsdp: hybrid sharding, a node is one group
     "fms-fsdp-005": ("dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=none", "none", 256 * 4096, 4096, "bf16"),
-    "torchtitan-016": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 8192, 8192, "bf16"),
+    "torchtitan-016": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", "none", 16 * 8192, 8192, "bf16"),
     # InternEvo: optimizer sharded over a stated group
     "internevo-7b-a100-005": (
         "fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=4 recompute=none", "none", 64 * 2048, 2048, "bf16",
@@ -81,7 +87,7 @@ LAYOUTS = {
     # The same, whole experts over both replicas and tp
     "mbridge-skills-007": (
         "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 micro_batch_seqs=1 recompute=none", "none",
-        4 * 4096, 4096, "bf16",
+        4 * 4096, 4096, "bf16_bf16_moments",
     ),
 }  # fmt: skip
 

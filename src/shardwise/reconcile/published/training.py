@@ -7,6 +7,7 @@ What sources leave out is filled by a stated prior, each with its reason:
 - ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
+- layers of a stage: without virtual stages the same for all where they divide, the default of Megatron and DeepSpeed
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
@@ -21,16 +22,22 @@ from typing import Any
 
 from shardwise.job import PRECISIONS, Job
 from shardwise.layout.layout import Layout
+from shardwise.layout.stages import layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
-REFUTED = 1.3
-# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
-# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+REFUTED = 1.1
+# Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
+# of it the first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
 RECIPES = (
+    # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
+    (r"fp16|fp16-or-bf16", r"deepspeed", ("fp16_fp32_update",)),
+    (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
+    (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
+    (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
     (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
     (r"fp8|fp8-rowwise", r"torchtitan", ("fp8_torchao", "fp8")),
@@ -38,6 +45,17 @@ RECIPES = (
     (r"fp8", r"", ("fp8_delayed", "fp8")),
     (r"mxfp8", r"", ("mxfp8",)),
     (r"nvfp4", r"", ("nvfp4",)),
+)
+# Kinds of loss by what the software and the notes say, the first line that fits. XLA fuses the loss; llm-foundry and InternEvo
+# take flash-attn's by default (llmfoundry/models/mpt/modeling_mpt.py, FlashGPTLMLoss), NeMo and Megatron Bridge Megatron's or
+# Transformer Engine's (cross_entropy_loss_fusion). torchtitan's is eager until 2025 (train_utils: "compiling loss function
+# causes CUDA errors, turning off for now"), and with tp it is PyTorch's loss_parallel.
+KERNELS = (
+    (r"liger", "chunked"),
+    (r"maxtext|jax|pax|llm-foundry|internevo", "streamed"),
+    (r"fused loss|bridge|nemo", "fused"),
+    (r"torchtitan.* tp=(?!1$)", "unfused_parallel"),
+    (r"", "unfused"),
 )
 # Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
@@ -82,17 +100,21 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     seqs = facts.size("global_batch")
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
-    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts))
+    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts), loss=_loss(facts))
+
+
+def _loss(facts: Facts) -> str:
+    text = f"{facts.text('software')} {facts.text('notes')} tp={facts.text('tp') or 1}".lower()
+    return next(kind for stack, kind in KERNELS if re.search(stack, text))
 
 
 def _recipe(facts: Facts) -> str:
-    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
-    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
+    dtype = facts.text("dtype").lower()
+    ran = " ".join(facts.text(column) for column in ("software", "model", "offload")).lower()
+    known = (names for format_, what, names in RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran))
     recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
     if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
-    if recipe == "bf16" and "deepspeed" in software:
-        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
     if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
         return "bf16_fp32_main_gradients"
     return recipe
@@ -111,7 +133,18 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
         micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule,
+        layers_per_stage=_layers(architecture, degrees.pp, virtual),
+        offload="activations" if _offloads_inputs(facts) else "none",
     )  # fmt: skip
+
+
+def _layers(architecture: Architecture, pp: int, virtual: int) -> tuple[int, ...] | None:
+    """Layers of each stage: the same where they divide, whatever embedding and head add to the ends; None: the natural ones."""
+    even, rest = divmod(architecture.num_layers, pp)
+    if rest or virtual > 1 or architecture.num_predict_layers:
+        return None
+    layers = (even,) * pp
+    return None if layers == layers_per_stage(architecture, pp, virtual) else layers
 
 
 def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
@@ -178,14 +211,25 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
 def recomputes_of(facts: Facts) -> tuple[str, ...]:
     """What may be recomputed, in the order from the least to the most.
 
-    "selective" stands for anything between none and all of a block (MaxText's custom policies among it), so all comes next.
+    "selective" stands for anything between none and all of a block, so all comes next; per operation it is torchtitan's.
     """
-    stated = facts.text("recompute").lower()
+    stated, detail = facts.text("recompute").lower(), facts.text("recompute_detail").lower()
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
+    if _offloads_inputs(facts):
+        return ("full",)
     if stated == "selective":
-        return ("selective", "full")
+        return ("alternate" if "per-op" in detail else "selective", "full")
     return (stated,) if stated else tuple(POLICIES)
+
+
+def _offloads_inputs(facts: Facts) -> bool:
+    """MaxText's "custom" policy as Google's v6e recipes set it: block inputs wait on the host, most else is run again.
+
+    Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that wait there too are
+    priced as run again, which takes no longer than their transfer.
+    """
+    return "remat_policy=custom" in facts.text("recompute_detail").lower()
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:
