@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.errors import require
+from shardwise.loss import LOSSES
 from shardwise.precision import PRECISIONS, Precision, precision_named
 
 __all__ = ["OVERLAPS", "PRECISIONS", "Job", "Overlap", "Precision", "precision_named"]
@@ -17,13 +18,17 @@ MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job. `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run."""
+    """A training job. `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run.
+
+    `loss` is the kind of cross-entropy, which decides the bytes of each logit (`cost/loss.py`).
+    """
 
     global_batch_tokens: int
     seq_len: int
     tokens: float | None = None
     precision: str = "bf16"
     overlap: Overlap = "per_axis"
+    loss: str = "unfused"
 
     def __post_init__(self) -> None:
         problems = [
@@ -54,6 +59,8 @@ class Job:
             problems.append(f"job: precision is {self.precision!r}; one of {', '.join(PRECISIONS)} is required")
         if self.overlap not in OVERLAPS:
             problems.append(f"job: overlap is {self.overlap!r}; one of {', '.join(OVERLAPS)} is required")
+        if self.loss not in LOSSES:
+            problems.append(f"job: loss is {self.loss!r}; one of {', '.join(LOSSES)} is required")
         require(problems)
 
     @property

@@ -13,7 +13,8 @@ class Precision:
     """Number formats of a training run; their widths give the bytes of state per parameter.
 
     `moments` are AdamW's two (`second_moment` is the second's where it differs); `accumulated_gradients` is a second copy
-    of the gradients in another format, into which micro-batches are added. A format of None means that no such copy is kept.
+    of the gradients in another format, into which micro-batches are added; `update_gradients` one of a device's own shard,
+    which the update reads and which rests with the moments. A format of None means that no such copy is kept.
 
     `matmul` is the format that products with a block's weights run in; None: that of the activations. The head's product,
     the router's and attention always run in `activations`. Operands are cast: each is read `cast_reads` times in its own
@@ -31,6 +32,7 @@ class Precision:
     moments: str
     second_moment: str | None = None
     accumulated_gradients: str | None = None
+    update_gradients: str | None = None
     activations: str = "bf16"
     gradient_reduction: str = "bf16"
     matmul: str | None = None
@@ -62,8 +64,9 @@ class Precision:
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes of a parameter's two moments."""
-        return bytes_per_element(self.moments) + bytes_per_element(self.second_moment or self.moments)
+        """Bytes of a parameter's two moments, and of the gradient that is cast for the update."""
+        copy = bytes_per_element(self.update_gradients) if self.update_gradients else 0.0
+        return bytes_per_element(self.moments) + bytes_per_element(self.second_moment or self.moments) + copy
 
     @property
     def product_format(self) -> str:
@@ -108,6 +111,13 @@ PRECISIONS = {
         replace(_BF16, name="bf16_fp32_reduction", gradient_reduction="fp32",
                 source="PyTorch FSDP, MixedPrecision(reduce_dtype=float32), as torchtitan and Composer have it; weights are "
                 "gathered in bf16 and gradients reduced in fp32, state as in bf16"),
+        replace(_BF16, name="bf16_bf16_moments", moments="bf16",
+                source="Megatron-Core, precision-aware optimizer with bf16 moments: 2 + 2 + 4 + 4 = 12 bytes, or 4 + 8 over the "
+                "data-parallel degree; Megatron Bridge, recipes of DeepSeek-V3 and Moonlight"),
+        replace(_BF16, name="fp16_fp32_update", update_gradients="fp32",
+                source="DeepSpeed, ZeRO-1 with fp16: gradients add up in fp16, and each device casts those of its shard to fp32 "
+                "for the update: 2 + 2 + 4 + 8 + 4 = 20 bytes, or 4 + 16 over the data-parallel degree; fp16 has the width and "
+                "the peak of bf16"),
         replace(_BF16, name="bf16_no_master", master=None,
                 source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
         _FP32,

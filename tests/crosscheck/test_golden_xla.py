@@ -19,10 +19,9 @@ GOLDEN = Path(__file__).parent / "golden"
 PRODUCTS = json.loads((GOLDEN / "products.json").read_text())
 STEPS = {"train-h100": "h100:8", "train-v5e": "tpu-v5e:4x4", "train-v5p": "tpu-v5p:2x2x1"}
 
-# Predicted peak memory over the compiler's, at most. The estimate is for engines that hold what XLA fuses or frees early:
-# 14 bytes for each logit, all gradients of a step, the gathered embedding and head. It must never be below; it is above by a
-# fifth where state fills the device, and by a half where sixteen devices leave the vocabulary as the largest part.
-LARGEST_RATIO = {"train-h100": 1.25, "train-v5p": 1.25, "train-v5e": 1.5}
+# Predicted peak memory over the compiler's, at most. XLA streams the loss. The estimate must never be below; it is above by what
+# XLA frees early: gradients of a step, and the gathered head.
+LARGEST_RATIO = {"train-h100": 1.05, "train-v5p": 1.08, "train-v5e": 1.12}
 
 
 def written(row: dict[str, Any]) -> ShardedExpression:
@@ -47,7 +46,8 @@ def test_the_derived_collectives_are_those_of_the_h100_compiler(row: dict[str, A
 def test_predicted_memory_of_a_training_step_bounds_the_compilers_peak(name: str) -> None:
     kept = json.loads((GOLDEN / f"{name}.json").read_text())
     devices = kept["devices"]
-    job = sw.Job(global_batch_tokens=kept["global_batch_seqs"] * kept["seq_len"], seq_len=kept["seq_len"])
+    tokens = kept["global_batch_seqs"] * kept["seq_len"]
+    job = sw.Job(global_batch_tokens=tokens, seq_len=kept["seq_len"], loss="streamed")
     layout = sw.Layout(dp=1, fsdp=devices, tp=1, cp=1, pp=1, zero_stage=3, recompute="full")
     found = sw.estimate(sw.load_model(kept["model"]), sw.load_cluster(STEPS[name]), job, layout)
     at_rest = sum(found.memory[term] for term in ("parameters", "master", "optimizer"))

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from shardwise.execute.step import derived_moves
 from shardwise.layout.derivation import Unit, derive
 from shardwise.layout.derive import Communicate, Step
-from shardwise.model.recompute import POLICIES
+from shardwise.model.recompute import policy_names
 from shardwise.sharding.collective import Kind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
 
-RECOMPUTES = tuple(POLICIES)
+RECOMPUTES = policy_names()
 MLPS = ("swiglu", "geglu", "gelu", "relu")
 
 

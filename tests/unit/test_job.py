@@ -32,6 +32,10 @@ def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
         ({"tokens": 0}, "job: tokens is 0; a positive number is required"),
         ({"tokens": float("nan")}, "job: tokens is nan; a positive number is required"),
         ({"precision": "fp7"}, f"job: precision is 'fp7'; one of {', '.join(PRECISIONS)} is required"),
+        (
+            {"loss": "lost"},
+            "job: loss is 'lost'; one of unfused, unfused_parallel, fused, streamed, chunked is required",
+        ),
         ({"overlap": "none"}, "job: overlap is 'none'; one of per_axis, sum, max is required"),
     ],
 )

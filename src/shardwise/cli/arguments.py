@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 def policies() -> tuple[str, ...]:
     """Names of the recompute policies."""
-    from shardwise.model.recompute import POLICIES
+    from shardwise.model.recompute import policy_names
 
-    return tuple(POLICIES)
+    return policy_names()
 
 
 def layout_help() -> str:

@@ -76,7 +76,7 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     from dataclasses import asdict
 
-    from shardwise.reconcile.accuracy import refuted_fits, skipped_kinds, summary
+    from shardwise.reconcile.accuracy import memory_summary, refuted_fits, skipped_kinds, summary
 
     def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
         return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
@@ -85,8 +85,8 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
         "schema": SCHEMA,
         "rows": [_row_payload(one) for one in judged],
         "summary": tables(summary(judged)),
-        "memory_summary": tables(summary(judged, lambda one: one.memory_error)),
-        "fits": dict(zip(("stated", "would_not_fit"), refuted_fits(judged), strict=True)),
+        "memory_summary": tables(memory_summary(judged)),
+        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), refuted_fits(judged), strict=True)),
         "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
     }
 
@@ -98,7 +98,7 @@ def _row_payload(one: Judged) -> dict[str, Any]:
         "id": one.row.id,
         "predicted_step_time_s": estimate.step_time_s if estimate else None,
         "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "predicted_peak_memory_gb": estimate.memory_bytes / 1e9 if estimate else None,
+        "predicted_peak_memory_gb": one.predicted_peak_memory_gb,
         "skipped": str(one.skipped) if one.skipped else None,
         "measured_step_time_s": one.row.step_time_s,
         "measured_peak_memory_gb": one.row.peak_memory_gb,
@@ -111,9 +111,9 @@ def _row_payload(one: Judged) -> dict[str, Any]:
 
 def validate_text(judged: Sequence[Judged]) -> str:
     """The report for people."""
-    from shardwise.reconcile.accuracy import refuted_fits, summary, worst
+    from shardwise.reconcile.accuracy import memory_summary, refuted_fits, summary, worst
 
-    times, memory = summary(judged), summary(judged, lambda one: one.memory_error)
+    times, memory = summary(judged), memory_summary(judged)
     predicted = sum(one.prediction is not None for one in judged)
     parts = [
         f"{len(judged)} runs, {predicted} with a prediction; those of quality A and A- count, weighted 1/duplicates"
@@ -124,11 +124,14 @@ def validate_text(judged: Sequence[Judged]) -> str:
     else:
         parts.append("no run that counts has both a prediction and a measured step time")
     if memory["overall"]:
-        parts.append("\n".join(_table("peak memory", {name: memory[name] for name in ("overall", "source")})))
-    stated, over = refuted_fits(judged)
+        parts.append(
+            "\n".join(_table("peak memory", {name: memory[name] for name in ("overall", "measured", "source")}))
+        )
+    stated, over, far = refuted_fits(judged)
     if stated:
         parts.append(
-            f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran"
+            f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran, "
+            f"{far} by more than a tenth"
         )
     parts.append("\n".join(_skipped(judged)))
     return "\n\n".join(filter(None, parts))

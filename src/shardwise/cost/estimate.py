@@ -91,7 +91,7 @@ class Pricing:
         self.family = family_of(layout)
         self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
         self.pricer = UnitPricer(
-            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision)
+            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
         )
 
     def run(self) -> Estimate:
@@ -156,8 +156,7 @@ class Pricing:
     def memory(
         self, stage: int, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
     ) -> dict[str, float]:
-        runtime = self.cluster.chip.runtime_bytes
-        return stage_memory(counts, activation, state, self.pipeline, stage, runtime, self.host)
+        return stage_memory(counts, activation, state, self.pipeline, stage, self.cluster.chip, self.host)
 
     def terms(self, cost: StageCost, bubble_s: float) -> tuple[dict[str, float], dict[str, float]]:
         """Exposed terms that add up to the step, and what of the traffic is hidden."""

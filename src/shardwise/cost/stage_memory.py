@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from shardwise.cluster.chip import Chip
 from shardwise.cost.counts import Counts, add_up, never, times_each
 from shardwise.cost.host import NOTHING, STAYING, Host
 from shardwise.cost.pipeline import Pipeline
@@ -19,15 +20,16 @@ def stage_memory(
     state: Mapping[str, StateCost],
     pipeline: Pipeline,
     stage: Value,
-    runtime: float,
+    chip: Chip,
     host: Host = NOTHING,
 ) -> dict[str, Value]:
     """Bytes of one device of a stage (from 0), by term.
 
     Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. One that waits
     for its weight gradients holds what they are made of instead, which counts where it is more. ZeRO's gathered weights and
-    unscattered gradients are those of two neighbouring units (the next one is prefetched). With passes from both ends two
-    run at once. What the host holds is not among them, but for what is on its way.
+    unscattered gradients are those of `_gathered`. With passes from both ends two run at once. What the host holds is not
+    among them, but for what is on its way. The loss has let go of the logits before the first block runs backward, so the
+    peak is at the one or the other, and the term of the other is 0.
     """
     held = partial(add_up, state, counts.held)
     ends = {"head": counts.head, "predict": counts.predict}
@@ -37,6 +39,9 @@ def stage_memory(
     activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
     if pipeline.schedule in SPLIT:
         activations = activations + pipeline.waiting(stage) * _more_to_wait(activation, counts.running, host)
+    workspace, logits = _largest(activation, several, "workspace_bytes"), add_up(activation, ends, "logits_bytes")
+    if counts.head or counts.predict:
+        workspace, logits = workspace * (workspace > logits), logits * (logits >= workspace)
     return {
         "parameters": held("parameters_bytes"),
         "gradients": held("gradients_bytes"),
@@ -47,11 +52,11 @@ def stage_memory(
         if not host.optimizer
         else STAYING * _largest(state, counts.held, "optimizer_bytes"),
         "activations": activations,
-        "workspace": _largest(activation, several, "workspace_bytes"),
-        "gathered": times_each(at_once, _gathered(counts, state)),
-        "logits": add_up(activation, ends, "logits_bytes"),
+        "workspace": workspace,
+        "gathered": times_each(at_once, _gathered(counts, state, chip) + _largest(state, counts.held, "passing_bytes")),
+        "logits": logits,
         "buffers": times_each(at_once, _largest(activation, {**counts.running, **ends}, "buffer_bytes")),
-        "runtime": runtime,
+        "runtime": chip.runtime_bytes,
     }
 
 
@@ -73,12 +78,18 @@ def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str
     )
 
 
-def _gathered(counts: Counts, state: Mapping[str, StateCost]) -> Value:
-    """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another."""
+def _gathered(counts: Counts, state: Mapping[str, StateCost], chip: Chip) -> Value:
+    """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another.
+
+    On a TPU those of one: XLA gathers each weight ahead of its use and scatters each gradient as it comes, by the peaks that its
+    compilers give (tests/crosscheck/golden). Source of two: PyTorch, FSDP2: a block at a time, the next one prefetched.
+    """
     layers = [(state[unit].transient_bytes, count) for unit, count in counts.layers.items() if not never(count)]
     edges = _largest(
         state, {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}, "transient_bytes"
     )
     most = maximum(0.0, *(size * (count > 0) for size, count in layers))
+    if chip.vendor == "Google":
+        return maximum(most, edges)
     pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
     return maximum(most + edges, *pairs)

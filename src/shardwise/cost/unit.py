@@ -14,6 +14,7 @@ from typing import NamedTuple
 from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.formats import Formats, Products, Saved, elements_of, products_of, waiting_of
 from shardwise.cost.rates import Rates, Work
+from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
@@ -21,13 +22,11 @@ from shardwise.layout.pipeline import RING
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised, realise
 from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
+from shardwise.loss import LOSSES
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.program import Role
 from shardwise.symbolic import ZERO, Local, Value, Values, maximum
 
-# Unfused cross-entropy on bf16 logits: the logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4).
-# Source: torch.nn.functional.cross_entropy on float32 logits keeps log_softmax's output and makes one gradient of it.
-BYTES_PER_LOGIT = 14.0
 # While a block runs backward, gradients of about half of its activations are alive beside them.
 # Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
 GRADIENT_SHARE = 0.5
@@ -75,6 +74,7 @@ class StateCost(NamedTuple):
     master_bytes: Value
     optimizer_bytes: Value
     transient_bytes: Value
+    passing_bytes: Value  # gradients as products give them, where the ones that rest have another format
 
 
 def unit_values(
@@ -120,13 +120,14 @@ def _parts(structure: Structure, family: Family, name: str) -> _Parts:
 
 
 class UnitPricer:
-    """Prices units at the rates of a chip under a stack, with one precision recipe."""
+    """Prices units at the rates of a chip under a stack, with one precision recipe and one kind of loss."""
 
-    def __init__(self, architecture: Architecture, rates: Rates, precision: Precision) -> None:
+    def __init__(self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused") -> None:
         self.structure = architecture.structure
         self.rates = rates
         self.precision = precision
         self.formats = Formats(precision)
+        self.bytes_per_logit = LOSSES[loss].bytes_per_logit
 
     def of_structure(self, family: Family) -> Family:
         return replace(family, experts=self.structure.experts)
@@ -257,13 +258,18 @@ class UnitPricer:
 
     def saved_bytes(self, parts: _Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
-        logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * BYTES_PER_LOGIT
+        logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
     def buffer_bytes(self, parts: _Parts, values: Values) -> Value:
-        """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves."""
+        """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
+
+        A device alone has none.
+        """
         sizes = [
-            self.formats.moved_bytes(one, parts.products, values) / (values.degree(one.axes) if one.beside else 1)
+            self.formats.moved_bytes(one, parts.products, values)
+            * (values.degree(one.axes) > 1)
+            / (values.degree(one.axes) if one.beside else 1)
             for one in parts.collectives
             if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]
@@ -274,8 +280,14 @@ class UnitPricer:
         shard = sum((optimizer_rest(family, d).local_elements() for d in unit.trained.values()), start=ZERO)
         return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.formats.roles[Role.WEIGHT_GRADIENT])
 
-    def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, Value, Value, Value, Value]:
-        """Bytes of parameters, gradients, master copy, optimizer moments, and of one unit's gathered weights and gradients."""
+    def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, ...]:
+        """Bytes of parameters, gradients, master copy, optimizer moments, of one unit's gathered weights and gradients, and of
+        one unit's gradients on their way.
+
+        Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
+        Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
+        each shape), by which SimuMax's measured peaks are above the rest. Experts' come one expert at a time, which is little.
+        """
         precision, gradient = self.precision, self.precision.gradient_bytes
         dims, trained = parts.unit.weights.values(), parts.unit.trained.values()
         use = sum((weight_use(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
@@ -284,11 +296,16 @@ class UnitPricer:
         shard = sum((optimizer_rest(family, d).local_elements() for d in trained), start=ZERO).evaluate(values)
         held = shard if family.zero_stage >= 2 else own
         gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
-        transient = use * gathered + own * (gradient if family.zero_stage >= 2 else 0.0)
+        unscattered = bytes_per_element(precision.gradients) if family.zero_stage >= 2 else 0.0
+        transient = use * gathered + own * unscattered
+        passing = bytes_per_element(precision.activations)
+        casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
+        on_way = sum((weight_use(family, d).local_elements() for d in trained if casts and "E" not in d), start=ZERO)
         return (
             rest * self.formats.weight_at_rest(parts.products),
             held * gradient,
             shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
             shard * precision.moment_bytes,
             transient,
+            on_way.evaluate(values) * passing,
         )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from shardwise.errors import require
 from shardwise.layout.placement import Placement
-from shardwise.model.recompute import POLICIES
+from shardwise.model.recompute import policy_names
 from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
 
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
@@ -65,7 +65,7 @@ class Layout:
         ]
         choices = {
             "zero_stage": (0, 1, 2, 3),
-            "recompute": tuple(POLICIES),
+            "recompute": policy_names(),
             "schedule": SCHEDULES,
             "cp_variant": CP_VARIANTS,
             "offload": OFFLOADS,

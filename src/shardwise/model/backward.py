@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.model.operations import Accumulate, Map, Operation
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.recompute import POLICIES
+from shardwise.model.recompute import policy_named
 
 
 def gradient_name(name: str) -> str:
@@ -121,7 +121,7 @@ class Recompute:
 def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recompute:
     """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that rebuilds the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
-    keeps = POLICIES[policy].keeps
+    keeps = policy_named(policy).of(forward.operations)
     saved: list[str] = []
     again: set[int] = set()
     waiting = [name for name in reads if name in forward.tensors]

@@ -6,7 +6,7 @@ slice of the forward pass (`model/backward.py`); a block's input and its weights
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`keeps` says whether the results of an operation may be kept; `summary` says it to people."""
+    """`keeps` says whether the results of an operation may be kept; `summary` says it to people.
+
+    Of a block's products only the first and every `product_step`th after it may be.
+    """
 
     summary: str
     keeps: Callable[[Operation], bool]
+    product_step: int = 1
+
+    def of(self, operations: Iterable[Operation]) -> Callable[[Operation], bool]:
+        """The same for the operations of one block, which it counts."""
+        products = [id(operation) for operation in operations if operation.kind == "contract"]
+        passed = set(products) - set(products[:: self.product_step])
+        return lambda operation: id(operation) not in passed and self.keeps(operation)
 
 
 def _hands_over(operation: Operation) -> bool:
@@ -38,3 +48,23 @@ POLICIES: dict[str, Policy] = {
     # S0: "block remat"
     "full": Policy("keep a block's input alone, run the block again", lambda operation: False),
 }
+
+# Policies that a layout may name and no search looks at: engines have them by default, and others do as well for as much memory.
+FURTHER: dict[str, Policy] = {
+    # torchtitan, parallelize_llama.py: per-op selective checkpointing saves products and attention, "except every second mm"
+    "alternate": Policy(
+        "keep the results of every other product and of attention, rebuild the rest",
+        lambda operation: operation.kind in ("contract", "scan"),
+        product_step=2,
+    ),
+}
+
+
+def policy_named(name: str) -> Policy:
+    """A policy of either table."""
+    return POLICIES[name] if name in POLICIES else FURTHER[name]
+
+
+def policy_names() -> tuple[str, ...]:
+    """All that a layout may name."""
+    return (*POLICIES, *FURTHER)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.reconcile.published.case import Case, Prediction, predict_cells
 from shardwise.reconcile.published.facts import SkippedRow
+from shardwise.reconcile.published.memory import instrument_of, read_bytes
 from shardwise.reconcile.published.rows import Row, weights
 
 SCORED = ("A", "A-", "")  # qualities that count: all known, all but recompute; rows of one's own need none
@@ -29,9 +30,15 @@ class Judged:
 
     @property
     def memory_error(self) -> float | None:
-        """The same for the peak memory."""
-        predicted = self.prediction.estimate.memory_bytes / 1e9 if self.prediction else None
-        return self._error(predicted, self.row.peak_memory_gb)
+        """The same for the peak memory, as the row's instrument would have read it."""
+        return self._error(self.predicted_peak_memory_gb, self.row.peak_memory_gb)
+
+    @property
+    def predicted_peak_memory_gb(self) -> float | None:
+        """Decimal gigabytes that the row's instrument would have read, by the prediction."""
+        if self.prediction is None:
+            return None
+        return read_bytes(self.prediction.estimate.memory, self.prediction.case.job.loss, self.row.instrument) / 1e9
 
     @staticmethod
     def _error(predicted: float | None, measured: float | None) -> float | None:
@@ -86,15 +93,18 @@ STRATA: Mapping[str, Stratum] = {
     "source": lambda one: one.row.family or "not stated",
     "quality": lambda one: one.row.quality or "not stated",
 }
+MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda one: instrument_of(one.row.instrument).name}
 
 
-def summary(judged: Sequence[Judged], error: Callable[[Judged], float | None] = lambda one: one.error) -> dict[
-    str, dict[str, ErrorStatistics]
-]:  # fmt: skip
+def summary(
+    judged: Sequence[Judged],
+    error: Callable[[Judged], float | None] = lambda one: one.error,
+    strata: Mapping[str, Stratum] = STRATA,
+) -> dict[str, dict[str, ErrorStatistics]]:
     """Statistics by stratum and its values, of the rows that count and have both numbers."""
     scored = [one for one in judged if one.scored and error(one) is not None]
     tables: dict[str, dict[str, ErrorStatistics]] = {}
-    for name, stratum in STRATA.items():
+    for name, stratum in strata.items():
         members: dict[str, list[Judged]] = {}
         for one in scored:
             members.setdefault(stratum(one), []).append(one)
@@ -103,6 +113,11 @@ def summary(judged: Sequence[Judged], error: Callable[[Judged], float | None] = 
             for value, found in sorted(members.items())
         }
     return tables
+
+
+def memory_summary(judged: Sequence[Judged]) -> dict[str, dict[str, ErrorStatistics]]:
+    """The same for the peak memory, by the instrument too."""
+    return summary(judged, lambda one: one.memory_error, MEMORY_STRATA)
 
 
 def statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
@@ -132,10 +147,11 @@ def skipped_kinds(judged: Sequence[Judged]) -> dict[str, tuple[int, int]]:
     return {kind: (count, scored[kind]) for kind, count in every.most_common()}
 
 
-def refuted_fits(judged: Sequence[Judged]) -> tuple[int, int]:
-    """Runs that state what they recompute, and how many of them would not fit by our memory model, though they ran."""
-    ran = [one.prediction for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
-    return len(ran), sum(not one.estimate.fits for one in ran)
+def refuted_fits(judged: Sequence[Judged]) -> tuple[int, int, int]:
+    """Runs that state what they recompute, how many of them would not fit by our memory model, though they ran, and how many
+    not by more than a tenth."""
+    ran = [one.prediction.estimate for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
+    return len(ran), sum(not one.fits for one in ran), sum(one.margin < -0.1 for one in ran)
 
 
 def worst(judged: Sequence[Judged], most: int) -> Iterator[Judged]:

@@ -156,7 +156,7 @@ class _Search:
             cost = stage_cost(counts, activation, state, schedule, host)
             np.maximum(slowest, step_time(cost, pipeline, self.job.overlap, self.exposed).total_s, out=slowest)
             number = stage.number.take(stage_row)
-            memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip.runtime_bytes, host)
+            memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip, host)
             np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
 

@@ -136,7 +136,7 @@ class _Builder:
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
         self.pricer = UnitPricer(
-            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision)
+            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
         )
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)

@@ -116,14 +116,49 @@ def test_memory_of_zero_3_by_hand() -> None:
     # both residual streams and both normed (4), q and attention's output (2), k and v of a quarter each (0.5), gate, up and
     # their product of 3.5 each (10.5); two sums of squares and the log-sum-exp of 32 heads
     assert block == (4 + 2 + 0.5 + 10.5) * hidden + (2 + 32) * statistic
+    # at the loss the logits are more than what a block needs later on; with a loss in parts they are not
+    assert (none["logits"], none["workspace"]) == (8192 * 128256 * 14, 0)
+    chunked = priced(Layout(fsdp=64, zero_stage=3, recompute="full"), loss="chunked").memory
     # half of a block's gradients beside what is rebuilt
-    assert none["workspace"] == pytest.approx(block / 2)
-    assert full["workspace"] == pytest.approx(block - hidden + block / 2)
-    assert none["logits"] == 8192 * 128256 * 14
+    assert chunked["workspace"] == pytest.approx(block - hidden + block / 2)
+    assert chunked["logits"] == 0
     weights = {"block": 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096, "head": 128256 * 4096 + 4096}
     # a block's and the head's gathered weights and unscattered gradients, 2 + 2 bytes
     assert none["gathered"] == 4 * (weights["block"] + weights["head"])
     assert none["runtime"] == load_cluster("h100:64").chip.runtime_bytes
+
+
+def test_every_other_product_is_kept_by_hand() -> None:
+    """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which nobody reads again."""
+    hidden, statistic = 8192 * 4096 * 2, 8192 * 4
+    head = 2 * hidden + 3 * statistic
+    found = priced(Layout(fsdp=64, zero_stage=3, recompute="alternate"))
+    # a block's input, q and attention's output (3), v of a quarter, one of 3.5; the log-sum-exp of 32 heads
+    assert found.memory["activations"] == head + 32 * ((3 + 0.25 + 3.5) * hidden + 32 * statistic)
+    between = [priced(Layout(fsdp=64, zero_stage=3, recompute=p)).time["recompute"] for p in ("selective", "full")]  # type: ignore[arg-type]
+    assert between[0] < found.time["recompute"] < between[1]
+
+
+def test_a_tpu_gathers_one_unit_at_a_time() -> None:
+    """Where a GPU holds the head and the block beside it, a TPU holds the head."""
+    gpu, tpu = (
+        priced(Layout(fsdp=64, zero_stage=3), cluster=c).memory["gathered"] for c in ("h100:64", "tpu-v5p:4x4x4")
+    )
+    assert tpu == 4 * (128256 * 4096 + 4096)
+    assert gpu == tpu + 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+
+
+def test_gradients_on_their_way_into_fp32() -> None:
+    """One unit's in bf16, the largest's, where gradients rest in fp32 only; experts' come one at a time and are left out."""
+    plain, main = (
+        priced(Layout(fsdp=64, zero_stage=1), precision=p).memory["gathered"]
+        for p in ("bf16", "bf16_fp32_main_gradients")
+    )
+    assert (plain, main) == (0, 2 * (128256 * 4096 + 4096))
+    experts = load_model("mixtral-8x7b")
+    job = dataclasses.replace(JOB, precision="bf16_fp32_main_gradients")
+    found = estimate(experts, load_cluster("h100:64"), job, Layout(fsdp=64, ep=8, zero_stage=1))
+    assert found.memory["gathered"] == 2 * (32000 * 4096 + 4096)
 
 
 def test_compute_is_never_faster_than_the_peak() -> None:

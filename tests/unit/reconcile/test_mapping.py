@@ -28,10 +28,14 @@ LAYOUTS = {
     "mosaicml-mpt-017": (
         "fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16_fp32_reduction",
     ),
-    # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism, an fp32 copy of the gradients
+    # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism; fp16 and as many layers on each stage, until there were
+    # an optimizer for bf16 with an fp32 copy of the gradients and stages that count the embedding as a layer
     "bigscience-bloom-a100-020": (
-        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false "
-        "layers_per_stage=6,6,6,6,6,6,6,6,6,6,6,6 micro_batch_seqs=8 recompute=full", "1f1b",
+        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false layers_per_stage=6,6,6,6,6,6,6,6,6,6,6,6 micro_batch_seqs=8 "
+        "recompute=full", "1f1b", 2048 * 2048, 2048, "fp16_fp32_update",
+    ),
+    "bigscience-bloom-a100-005": (
+        "fsdp=8 tp=4 pp=12 zero_stage=1 sequence_parallel=false micro_batch_seqs=4 recompute=full", "1f1b",
         2048 * 2048, 2048, "bf16_fp32_gradients",
     ),
     # NVIDIA NeMo, Llama 3.1 70B: interleaved, context parallel; ZeRO stage and recompute not stated
@@ -57,7 +61,7 @@ LAYOUTS = {
         768 * 2048, 2048, "bf16",
     ),
     "tpu-v6e-recipes-020": (
-        "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=selective", "none", 3072 * 4096, 4096, "bf16",
+        "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=full offload=activations", "none", 3072 * 4096, 4096, "bf16",
     ),
     # SimuMax: Megatron's distributed optimizer with gradients in fp32
     "simumax-b200-001": (
@@ -71,7 +75,7 @@ LAYOUTS = {
     # IBM fms-fsdp: hybrid sharding, a node is one group
     "fms-fsdp-005": ("dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=none", "none", 256 * 4096, 4096, "bf16"),
     "torchtitan-016": (
-        "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 8192, 8192, "bf16_fp32_reduction",
+        "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", "none", 16 * 8192, 8192, "bf16_fp32_reduction",
     ),
     # InternEvo: optimizer sharded over a stated group
     "internevo-7b-a100-005": (
@@ -84,7 +88,7 @@ LAYOUTS = {
     # The same with ZeRO-3 and the optimizer on the host
     "ml-engineering-8b-001": (
         "fsdp=8 zero_stage=3 micro_batch_seqs=1 recompute=full offload=optimizer", "none", 8 * 131072, 131072,
-        "bf16_fp32_gradients",
+        "bf16",
     ),
     # MaxText on v5p: FSDP alone is stated
     "tpu-v5p-recipes-002": ("fsdp=512 zero_stage=3 micro_batch_seqs=4 recompute=none", "none", 2048 * 2048, 2048, "bf16"),
@@ -102,7 +106,7 @@ LAYOUTS = {
     # The same, whole experts over both replicas and tp
     "mbridge-skills-007": (
         "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 micro_batch_seqs=1 recompute=none", "none",
-        4 * 4096, 4096, "bf16",
+        4 * 4096, 4096, "bf16_bf16_moments",
     ),
 }  # fmt: skip
 

@@ -191,7 +191,7 @@ def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     policies = tuple(POLICIES)  # those that keep more come first
     changes: list[dict[str, object]] = [
         {"recompute": policy, "recompute_layers": None if policy == "none" else layout.recompute_layers}
-        for policy in policies[: policies.index(layout.recompute)]
+        for policy in policies[: policies.index(layout.recompute) if layout.recompute in policies else -1]
     ]
     changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
     changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]

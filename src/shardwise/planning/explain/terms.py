@@ -78,9 +78,12 @@ FORMULAS: Mapping[str, Formula] = {
         "what one block needs while it runs backward", "what recompute rebuilds + half of a block's activations"
     ),
     "memory.gathered": Formula(
-        "gathered weights and gradients of two neighbouring units", "2 · elements in use · bytes"
+        "gathered weights and unscattered gradients of two neighbouring units (on a TPU of one)",
+        "2 · elements in use · bytes",
     ),
-    "memory.logits": Formula("the loss over the logits: 14 bytes for each", "14 · elements of the logits"),
+    "memory.logits": Formula(
+        "the loss over the logits, by its kernel", "bytes of the loss for each · elements of the logits"
+    ),
     "memory.buffers": Formula("input and output of the largest collective on activations", "2 · largest payload"),
     "memory.runtime": Formula("context, libraries and fragments", "a constant of the chip"),
 }
@@ -198,9 +201,8 @@ class _Reader:
     """Reads a term's expressions off the derivation of a layout's family."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
-        self.pricer = UnitPricer(
-            plan.model, rates_of(plan.cluster.chip, plan.cluster.calibration), precision_named(plan.job.precision)
-        )
+        rates = rates_of(plan.cluster.chip, plan.cluster.calibration)
+        self.pricer = UnitPricer(plan.model, rates, precision_named(plan.job.precision), plan.job.loss)
         self.family = self.pricer.of_structure(family_of(layout))
         self.degrees, self.layout = _degrees(plan, layout), layout
         self.units = tuple(unit_counts(plan.model))

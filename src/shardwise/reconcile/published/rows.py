@@ -49,6 +49,11 @@ class Row:
         return _positive(str(batch * seq_len / (rate * devices)))
 
     @property
+    def instrument(self) -> str:
+        """What the row says of how its memory was measured."""
+        return f"{self.measured['memory_kind']} {self.measured['memory_unit']}".strip()
+
+    @property
     def peak_memory_gb(self) -> float | None:
         """Measured memory of the fullest device in decimal gigabytes."""
         stated = _positive(self.measured["peak_memory_gb"])

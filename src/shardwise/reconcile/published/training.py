@@ -13,7 +13,8 @@ What sources leave out is filled by a stated prior, each with its reason:
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time: none, or
   selective, or full, and that for as few layers of each stage as do (full, where a row says that every n-th block is)
 - "selective" recompute: ours, or all where ours takes `REFUTED` of the memory, so that it cannot be what was run
-- layers of a pipeline's stages: as many on each where they come out even (Megatron's rule), else the ends make room
+- layers of a pipeline's stages: as many on each where they come out even, the default of Megatron and DeepSpeed; else the
+  ends make room
 - context parallelism: a zigzag ring, the default of Transformer Engine, which the stacks with cp > 1 use
 """
 
@@ -30,13 +31,18 @@ from shardwise.model.recompute import POLICIES
 from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
-REFUTED = 1.3
+REFUTED = 1.1
 # A row names torchtitan, or the nightly build of PyTorch that it ran with.
 TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
-# Precision recipes by the sources' names for a format and what the software says; the first line that fits, and of it the
-# first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+# Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
+# of it the first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
 RECIPES = (
+    # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
+    (r"fp16|fp16-or-bf16", r"deepspeed", ("fp16_fp32_update",)),
+    (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
+    (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
+    (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
     (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
     (r"fp8-rowwise", r"\btorch", ("fp8_torchao_rowwise",)),
@@ -46,6 +52,17 @@ RECIPES = (
     (r"mxfp8", r"", ("mxfp8",)),
     (r"nvfp4", r"", ("nvfp4",)),
     (r"int8.*", r"maxtext", ("int8_aqt",)),  # what its recipes for Trillium call fp8 sets quantization=int8
+)
+# Kinds of loss by what the software and the notes say, the first line that fits. XLA fuses the loss; llm-foundry and InternEvo
+# take flash-attn's by default (llmfoundry/models/mpt/modeling_mpt.py, FlashGPTLMLoss), NeMo and Megatron Bridge Megatron's or
+# Transformer Engine's (cross_entropy_loss_fusion). torchtitan's is eager until 2025 (train_utils: "compiling loss function
+# causes CUDA errors, turning off for now"), and with tp it is PyTorch's loss_parallel.
+KERNELS = (
+    (r"liger", "chunked"),
+    (r"maxtext|jax|pax|llm-foundry|internevo", "streamed"),
+    (r"fused loss|bridge|nemo", "fused"),
+    (r"torchtitan.* tp=(?!1$)", "unfused_parallel"),
+    (r"", "unfused"),
 )
 # Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
 NAMES = (
@@ -86,20 +103,24 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     seqs = facts.size("global_batch")
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
-    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts))
+    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts), loss=_loss(facts))
+
+
+def _loss(facts: Facts) -> str:
+    text = f"{facts.text('software')} {facts.text('notes')} tp={facts.text('tp') or 1}".lower()
+    return next(kind for stack, kind in KERNELS if re.search(stack, text))
 
 
 def _recipe(facts: Facts) -> str:
-    dtype, software = facts.text("dtype").lower(), facts.text("software").lower()
-    known = (names for format_, stack, names in RECIPES if re.fullmatch(format_, dtype) and re.search(stack, software))
+    dtype = facts.text("dtype").lower()
+    ran = " ".join(facts.text(column) for column in ("software", "model", "offload")).lower()
+    known = (names for format_, what, names in RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran))
     recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
     if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
-    if recipe == "bf16" and "deepspeed" in software:
-        return "bf16_fp32_gradients"  # DeepSpeed's BF16 optimizer adds up an fp32 copy beside the bf16 gradients
     if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
         return "bf16_fp32_main_gradients"
-    if recipe == "bf16" and (re.search(TORCHTITAN, software) or "mixed precision" in facts.text("notes")):
+    if recipe == "bf16" and (re.search(TORCHTITAN, ran) or "mixed precision" in facts.text("notes")):
         return "bf16_fp32_reduction"  # of llm-foundry: Composer's mixed_precision DEFAULT, where PURE reduces in bf16
     return recipe
 
@@ -141,6 +162,8 @@ def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
 
 def _offload(facts: Facts) -> Any:
     """What rests on the host: the optimizer, activations, both; single activations do not (`approximations` says so)."""
+    if _offloads_inputs(facts):
+        return "activations"
     text = facts.text("offload").lower()
     parts = [name for name in ("optimizer", "activations") if name in text]
     return "both" if len(parts) == 2 else (parts or ["none"])[0]
@@ -200,13 +223,17 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
 def recomputes_of(facts: Facts) -> tuple[str, ...]:
     """What may be recomputed, in the order from the least to the most.
 
-    "selective" stands for anything between none and all of a block (MaxText's custom policies among it), so all comes next.
+    "selective" stands for anything between none and all of a block, so all comes next; per operation it is torchtitan's.
     """
-    stated = facts.text("recompute").lower()
+    stated, detail = facts.text("recompute").lower(), facts.text("recompute_detail").lower()
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
+    if _offloads_inputs(facts):
+        return ("full",)
     if stated == "selective":
-        return ("full",) if partly_recomputed(facts) else ("selective", "full")
+        if partly_recomputed(facts):
+            return ("full",)
+        return ("alternate" if "per-op" in detail else "selective", "full")
     return (stated,) if stated else tuple(POLICIES)
 
 
@@ -214,6 +241,15 @@ def partly_recomputed(facts: Facts) -> bool:
     """Whether a row says that some of its blocks are recomputed, without saying how many: every n-th of IBM's fms-fsdp, which
     calls it selective."""
     return "fractional" in facts.text("recompute_detail").lower()
+
+
+def _offloads_inputs(facts: Facts) -> bool:
+    """MaxText's "custom" policy as Google's v6e recipes set it: block inputs wait on the host, most else is run again.
+
+    Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that wait there too are
+    priced as run again, which takes no longer than their transfer.
+    """
+    return "remat_policy=custom" in facts.text("recompute_detail").lower()
 
 
 def approximations(facts: Facts) -> tuple[str, ...]:

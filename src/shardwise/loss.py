@@ -1,0 +1,41 @@
+"""What the loss keeps of each logit at its peak, by the kind of kernel. One table; jobs, costs and published rows read it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Loss(NamedTuple):
+    """A kind of cross-entropy: bytes of each logit while its gradient is made."""
+
+    bytes_per_logit: float
+    source: str
+
+
+LOSSES: dict[str, Loss] = {
+    "unfused": Loss(
+        14.0,
+        "bf16 logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4): torch.nn.functional.cross_entropy on "
+        "float32 logits keeps log_softmax's output and makes one gradient of it",
+    ),
+    "unfused_parallel": Loss(
+        16.0,
+        "over a split vocabulary with operations of their own: log-probabilities, the zeros that their gradient starts from, the "
+        "softmax and the sum of these two, all in fp32: PyTorch, torch/distributed/tensor/parallel/loss.py (loss_parallel)",
+    ),
+    "fused": Loss(
+        8.0,
+        "bf16 logits (2), an fp32 copy that becomes the softmax and its gradient in place (4), the gradient in bf16 (2): "
+        "Megatron-Core, fusions/fused_cross_entropy.py; Transformer Engine's parallel cross-entropy needs no more",
+    ),
+    "streamed": Loss(
+        4.0,
+        "bf16 logits (2) and their bf16 gradient (2), with fp32 in registers only: flash-attn's losses/cross_entropy.py; so XLA "
+        "fuses the loss, by the peaks that its compilers give (tests/crosscheck/golden)",
+    ),
+    "chunked": Loss(
+        1.0,
+        "the head and the loss for a part of the tokens at a time, with the gradients of the hidden state kept: Liger-Kernel, "
+        "fused_linear_cross_entropy.py",
+    ),
+}
