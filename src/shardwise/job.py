@@ -20,7 +20,8 @@ MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finit
 class Job:
     """A training job. `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run.
 
-    `loss` is the kind of cross-entropy, which decides the bytes of each logit (`cost/loss.py`).
+    `loss` is the kind of cross-entropy, which decides the bytes of each logit (`cost/loss.py`). `document_tokens`: where
+    sequences are packed from documents that do not attend to one another, how long these are; None: attention spans them.
     """
 
     global_batch_tokens: int
@@ -29,6 +30,7 @@ class Job:
     precision: str = "bf16"
     overlap: Overlap = "per_axis"
     loss: str = "unfused"
+    document_tokens: int | None = None
 
     def __post_init__(self) -> None:
         problems = [
@@ -61,7 +63,16 @@ class Job:
             problems.append(f"job: overlap is {self.overlap!r}; one of {', '.join(OVERLAPS)} is required")
         if self.loss not in LOSSES:
             problems.append(f"job: loss is {self.loss!r}; one of {', '.join(LOSSES)} is required")
+        if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
+            problems.append(
+                f"job: document_tokens is {self.document_tokens!r}; a whole number of 1 to the sequence's {self.seq_len} is required"
+            )
         require(problems)
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that attend to one another: a sequence, or one of the documents that it is packed from."""
+        return self.document_tokens or self.seq_len
 
     @property
     def num_seqs(self) -> int:

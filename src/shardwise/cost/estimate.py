@@ -89,7 +89,9 @@ class Pricing:
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
-        self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant)
+        self.values = unit_values(
+            architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens
+        )
         self.pricer = UnitPricer(
             architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
         )
@@ -119,7 +121,9 @@ class Pricing:
     def hardware_ratio(self) -> float:
         """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
         done = needed = 0.0
-        values = unit_values(self.architecture, self.job.seq_len, self.degrees)  # all devices, not the last of a ring
+        values = unit_values(
+            self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
+        )  # all devices, not the last of a ring
         for unit, times, family in self.families():
             flops = self.pricer.flops(unit, family, values)
             done += times * sum(flops.values())
@@ -178,7 +182,7 @@ class Pricing:
     ) -> Estimate:
         tokens, devices = self.job.global_batch_tokens, self.cluster.num_devices
         peak = self.cluster.chip.peak(mfu_format(self.job))
-        flops_s = model_flops_per_token(self.architecture, self.job.seq_len) * tokens / (devices * peak)
+        flops_s = model_flops_per_token(self.architecture, self.job.attended_tokens) * tokens / (devices * peak)
         total, capacity = sum(memory.values()), self.cluster.chip.memory_bytes
         return Estimate(
             step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,

@@ -28,10 +28,11 @@ SCORE_BYTES = {False: 13.0, True: 17.0}
 # Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
 # whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
 TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
-# A host that waits for the router's counts pays for every launch of the layer in full, and for copies and sorts of its own.
+# A layer with experts launches several times the kernels that we count (sorts, permutations, counts, padding), and a host that
+# waits for the router's counts pays for each in full.
 # Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
-# backward, where dense models of the same stacks show 10 to 40 us for a kernel.
-SYNCHRONISED = 4.0
+# backward, and half of that where capacity is fixed; dense models of the same stacks show 10 to 40 us for a kernel.
+ROUTED, SYNCHRONISED = 4.0, 8.0
 
 
 class Work(NamedTuple):
@@ -115,7 +116,7 @@ class Rates:
         """
         if self.is_bound:
             return device_s
-        host_s = num_kernels * self.launch_s * (SYNCHRONISED if routed and self.synchronises else 1.0)
+        host_s = num_kernels * self.launch_s * ((SYNCHRONISED if self.synchronises else ROUTED) if routed else 1.0)
         return (device_s**2 + host_s**2) ** 0.5
 
 

@@ -78,15 +78,19 @@ class StateCost(NamedTuple):
 
 
 def unit_values(
-    architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather"
-) -> Values:
+    architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather",
+    attended_tokens: int | None = None,
+) -> Values:  # fmt: skip
     """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device.
 
     In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
     """
     last = degrees["cp"] if cp_variant == "ring" else 1
+    span = architecture.average_span(seq_len, last_of=last)
+    if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
+        span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
     values = Values(
-        {**architecture.dims, "T": seq_len, "span": architecture.average_span(seq_len, last_of=last), **degrees}
+        {**architecture.dims, "T": seq_len, "span": span, **degrees}
     )
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group

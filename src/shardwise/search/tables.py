@@ -162,7 +162,7 @@ class _Builder:
 
     def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> Values:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
-        return unit_values(self.architecture, self.job.seq_len, degrees, cp_variant)
+        return unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
 
     def state_tables(self) -> dict[tuple[int, int], dict[str, StateCost]]:
         rows = np.arange(len(self.placed.placement))

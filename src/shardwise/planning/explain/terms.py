@@ -169,7 +169,9 @@ def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
 
 
 def _values(plan: Plan, layout: Layout) -> Values:
-    return unit_values(plan.model, plan.job.seq_len, _degrees(plan, layout), layout.cp_variant)
+    return unit_values(
+        plan.model, plan.job.seq_len, _degrees(plan, layout), layout.cp_variant, plan.job.attended_tokens
+    )
 
 
 def _degrees(plan: Plan, layout: Layout) -> Mapping[str, int]:

@@ -32,6 +32,9 @@ from shardwise.reconcile.published.facts import Facts, SkippedRow
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.1
+# Tokens of a document in fine-tuning runs, which pack many into a sequence: NVIDIA's recipes take SQuAD, a paragraph, a question
+# and an answer of some 200 tokens together. Source: NVIDIA-NeMo/Megatron-Bridge, recipes for fine-tuning (default dataset).
+FINE_TUNING_TOKENS = 256
 # A row names torchtitan, or the nightly build of PyTorch that it ran with.
 TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 # Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
@@ -103,7 +106,15 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     seqs = facts.size("global_batch")
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
-    return Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts), loss=_loss(facts))
+    return Job(
+        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts), loss=_loss(facts),
+        document_tokens=_document_tokens(facts, seq_len),
+    )  # fmt: skip
+
+
+def _document_tokens(facts: Facts, seq_len: int) -> int | None:
+    """Tokens of a document, where sequences are packed from them: in fine-tuning."""
+    return min(FINE_TUNING_TOKENS, seq_len) if facts.text("task").lower() in ("sft", "lora") else None
 
 
 def _loss(facts: Facts) -> str:
@@ -258,8 +269,7 @@ def approximations(facts: Facts) -> tuple[str, ...]:
     checks = {
         "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
-        "packed sequences are priced as one sequence each": facts.text("task").lower() == "sft"
-        or "packed" in facts.text("notes"),
+        "packed sequences are priced as one sequence each": "packed" in facts.text("notes"),
         "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"
         in facts.text("overlap_flags").lower(),
         "tokens over an expert's capacity are dropped; priced as an even router's": bool(
