@@ -65,7 +65,7 @@ class Job:
             problems.append(f"job: loss is {self.loss!r}; one of {', '.join(LOSSES)} is required")
         if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
             problems.append(
-                f"job: document_tokens is {self.document_tokens!r}; a whole number of 1 to the sequence's {self.seq_len} is required"
+                f"job: document_tokens is {self.document_tokens!r}; a whole number of at least 1, at most seq_len, is required"
             )
         require(problems)
 

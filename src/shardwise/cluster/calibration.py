@@ -105,18 +105,7 @@ class Calibration:
     """
 
     stack: str
-    matmul_fraction: float
-    fp8_matmul_fraction: float
-    matmul_ramp: float
-    attention_fraction: float
-    grouped_fraction: float
-    memory_fraction: float
-    link_fraction: float
-    network_fraction: float
-    elementwise: float
-    exposed: float
-    launch_s: float
-    attention: float
+    constants: Mapping[str, float]
     clock: float = 1.0
     fused_attention: bool = True
     synchronises: bool = True
@@ -127,8 +116,10 @@ class Calibration:
         require(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
-        for name, constant in CONSTANTS.items():
-            value = getattr(self, name)
+        if self.constants.keys() != CONSTANTS.keys():
+            yield f"calibration: constants are {', '.join(self.constants)}; {', '.join(CONSTANTS)} are required"
+        for name in self.constants.keys() & CONSTANTS.keys():
+            value, constant = self.constants[name], CONSTANTS[name]
             if not constant.low <= value <= constant.high:
                 yield (
                     f"calibration: {name} is {value:g}; {constant.meaning}, of {constant.low:g} to {constant.high:g}, "
@@ -140,9 +131,9 @@ class Calibration:
             if kind not in ("dense", "moe") or not 0 < low <= 1 <= high:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
-    def constants(self) -> dict[str, float]:
-        """The twelve values by name."""
-        return {name: getattr(self, name) for name in CONSTANTS}
+    def __getitem__(self, name: str) -> float:
+        """A constant by name."""
+        return self.constants[name]
 
 
 def scaled(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:

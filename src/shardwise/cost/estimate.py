@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.topology import Pods
+from shardwise.cluster.topology import Pods, Topology
 from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.rates import rates_of
+from shardwise.cost.rates import Rates, rates_of
 from shardwise.cost.stage_memory import stage_memory
-from shardwise.cost.step import StageCost, spans, stage_cost, step_time
+from shardwise.cost.step import StageCost, StepTime, spans, stage_cost, step_time
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
@@ -26,6 +27,7 @@ from shardwise.layout.stages import held_dense_layers, held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token, unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.symbolic import Value, maximum
 from shardwise.terms import TIME_TERMS
 
 
@@ -81,6 +83,7 @@ def mfu_format(job: Job) -> str:
 class Pricing:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
+        self.topology = cluster.topology
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
@@ -89,26 +92,49 @@ class Pricing:
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
-        self.values = unit_values(
-            architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens
-        )
+        self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         self.pricer = UnitPricer(
             architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
         )
 
     def run(self) -> Estimate:
         activation, state = self.unit_costs()
-        counts = [self.counts(stage) for stage in range(self.layout.pp)]
-        costs = [stage_cost(c, activation, state, self.layout.schedule, self.host) for c in counts]
-        totals = [step_time(cost, self.pipeline, self.job.overlap, self.pricer.rates.exposed) for cost in costs]
+        counts = self.all_counts()
+        costs = [self.stage(c, activation, state) for c in counts]
+        totals = [self.step(cost) for cost in costs]
         slowest = max(range(len(totals)), key=lambda stage: totals[stage].total_s)
         memories = [self.memory(stage, c, activation, state) for stage, c in enumerate(counts)]
         fullest = max(memories, key=lambda memory: sum(memory.values()))
         time, hidden = self.terms(costs[slowest], totals[slowest].bubble_s)
         return self.summary(totals[slowest].total_s, time, hidden, fullest)
 
+    def at(self, rates: Rates, topology: Topology) -> Pricing:
+        """The same layout at other rates and links, whose constants may be arrays."""
+        other = copy(self)
+        other.pricer, other.topology = self.pricer.at(rates), topology
+        return other
+
+    def slowest_s(self) -> Value:
+        """Seconds of the step on the slowest stage; of stages that hold the same one is priced."""
+        activation, state = self.unit_costs()
+        different: list[Counts] = []
+        for counts in self.all_counts():
+            different += [] if counts in different else [counts]
+        return maximum(*(self.step(self.stage(counts, activation, state)).total_s for counts in different), 0.0)
+
+    def all_counts(self) -> list[Counts]:
+        return [self.counts(stage) for stage in range(self.layout.pp)]
+
+    def stage(
+        self, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
+    ) -> StageCost:
+        return stage_cost(counts, activation, state, self.layout.schedule, self.host)
+
+    def step(self, cost: StageCost) -> StepTime:
+        return step_time(cost, self.pipeline, self.job.overlap, self.pricer.rates.exposed)
+
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
-        topology = self.cluster.topology
+        topology = self.topology
         placement = self.layout.placement or default_placement(topology)
         links = Links(topology, cut_levels(topology, placement, self.degrees))
         activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
@@ -190,14 +216,20 @@ class Pricing:
             memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
             time=time, hidden=hidden, memory=dict(memory),
             train_days=self.job.tokens / tokens * step_s / 86400 if self.job.tokens else None,
-            waste=self.waste(), notes=self.notes(),
+            interval90=self.interval90(step_s), waste=self.waste(), notes=self.notes(),
         )  # fmt: skip
+
+    def interval90(self, step_s: float) -> tuple[float, float] | None:
+        """Between which nine of ten measured step times lie; None without a calibration, whose estimate is a bound."""
+        calibration = self.cluster.calibration
+        found = calibration.spread.get("moe" if self.architecture.num_experts else "dense") if calibration else None
+        return (step_s * found[0], step_s * found[1]) if found else None
 
     def notes(self) -> tuple[str, ...]:
         """What makes the estimate a bound rather than a prediction."""
         chip = self.cluster.chip
         found = []
-        if chip.matmul_fraction == 1.0:
+        if chip.matmul_fraction == 1.0 and self.cluster.calibration is None:
             found.append(
                 f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
             )

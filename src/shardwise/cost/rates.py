@@ -9,6 +9,7 @@ launches every kernel.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -132,11 +133,15 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
             chip=chip, matmul_fraction=chip.matmul_fraction, fp8_matmul_fraction=fp8,
             attention_fraction=chip.matmul_fraction, memory_fraction=chip.memory_fraction, is_bound=True,
         )  # fmt: skip
-    found = calibration
-    return Rates(
-        chip=chip, matmul_fraction=found.matmul_fraction, fp8_matmul_fraction=found.fp8_matmul_fraction,
-        attention_fraction=found.attention_fraction, memory_fraction=found.memory_fraction, matmul_ramp=found.matmul_ramp,
-        grouped_fraction=found.grouped_fraction, elementwise=found.elementwise, exposed=found.exposed,
-        launch_s=found.launch_s, attention=found.attention, clock=found.clock, fused_attention=found.fused_attention,
-        synchronises=found.synchronises,
+    return rates_at(
+        chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
+        synchronises=calibration.synchronises,
     )  # fmt: skip
+
+
+def rates_at(
+    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, synchronises: bool
+) -> Rates:
+    """The rates at given constants, by name; each a number or an array. Those of links are the network's."""
+    own = {name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")}
+    return Rates(chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, **own)

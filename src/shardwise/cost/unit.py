@@ -7,6 +7,7 @@ Every number comes out of evaluating the derived expressions at the sizes and de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -89,9 +90,7 @@ def unit_values(
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    values = Values(
-        {**architecture.dims, "T": seq_len, "span": span, **degrees}
-    )
+    values = Values({**architecture.dims, "T": seq_len, "span": span, **degrees})
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
@@ -132,6 +131,12 @@ class UnitPricer:
         self.precision = precision
         self.formats = Formats(precision)
         self.bytes_per_logit = LOSSES[loss].bytes_per_logit
+
+    def at(self, rates: Rates) -> UnitPricer:
+        """The same at other rates."""
+        other = copy(self)
+        other.rates = rates
+        return other
 
     def of_structure(self, family: Family) -> Family:
         return replace(family, experts=self.structure.experts)

@@ -62,9 +62,9 @@ class ErrorStatistics:
     bias: float
 
 
-def judge(rows: Sequence[Row]) -> tuple[Judged, ...]:
+def judge(rows: Sequence[Row], *, bound: bool = False) -> tuple[Judged, ...]:
     """Predict every row. A row counts 1 over the number of rows of its group of duplicates among those that have a prediction."""
-    found = [(row, predict_cells(row.inputs)) for row in rows]
+    found = [(row, predict_cells(row.inputs, bound=bound)) for row in rows]
     counted = weights(row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED)
     return tuple(
         Judged(

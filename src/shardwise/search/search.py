@@ -90,7 +90,7 @@ class _Search:
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)
-        self.exposed = cluster.calibration.exposed if cluster.calibration else None
+        self.exposed = cluster.calibration["exposed"] if cluster.calibration else None
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)

@@ -73,8 +73,15 @@ def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
     limit = re.search(r"\b(\d{2,4})w\b", text)
     if limit and chip.power_w and float(limit[1]) < chip.power_w:
         power = float(limit[1])
-        chip = replace(chip, matmul_fraction=chip.matmul_fraction * (power / chip.power_w) ** (1 / 3), power_w=power)
+        chip = replace(chip, power_w=power)
+        chip = replace(chip, matmul_fraction=chip.matmul_fraction * clock_of(chip))
     return chip
+
+
+def clock_of(chip: Chip) -> float:
+    """Sustained clock of a chip under a power limit over that of the catalogue's."""
+    usual = load_chip(chip.name).power_w
+    return (chip.power_w / usual) ** (1 / 3) if chip.power_w and usual else 1.0
 
 
 def _stated_network(facts: Facts, network: Switched) -> Switched:

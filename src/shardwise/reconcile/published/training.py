@@ -267,7 +267,6 @@ def approximations(facts: Facts) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
     routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
     checks = {
-        "attention is not fused; priced as flash attention": facts.flag("flash_attn") is False,
         "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
         "packed sequences are priced as one sequence each": "packed" in facts.text("notes"),
         "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"

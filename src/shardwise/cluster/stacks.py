@@ -1,0 +1,117 @@
+"""Software stacks by name, and the constants that published runs give for them and for chips.
+
+`measured/stacks.toml` says which stacks there are, `measured/constants.toml` what was fitted (`benchmarks/published.py` writes
+it). A stack that is not known is expected to be as others of its kind; a chip that no run has, as the chip that it is like.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled
+from shardwise.cluster.cluster import Cluster
+from shardwise.errors import InputError
+
+MEASURED: Traversable = resources.files("shardwise.cluster").joinpath("measured")
+# What is expected of a stack before it is measured, where it differs from `CONSTANTS`. Eager PyTorch runs each operation as a
+# kernel, and the attention kernels of 2023 were slower; Megatron and Transformer Engine fuse by hand; XLA and torch.compile
+# fuse what is next to each other. Source: geometric means of the published runs of each kind, rounded.
+KINDS: Mapping[str, Mapping[str, float]] = {
+    "eager_2023": {"elementwise": 4.0, "attention": 1.4},
+    "eager": {"elementwise": 3.0, "attention": 1.0},
+    "fused": {"elementwise": 2.0, "attention": 1.0},
+    "compiled": {"elementwise": 1.6, "attention": 1.1},
+}
+# Of which kind software is that no stack of the table matches: the first line that fits.
+OTHERS = (
+    (r"jax|xla|maxtext|compile|tpu", "compiled"),
+    (r"megatron|nemo|transformer engine|nanotron|primus", "fused"),
+    (r"", "eager"),
+)
+# Chips without published runs, and those that they are like: the same architecture with other memory or links.
+LIKE: Mapping[str, str] = {
+    "h800": "h100", "h100-pcie": "h100", "h200": "h100", "a100-40gb": "a100-80gb", "a100-80gb-pcie": "a100-80gb",
+    "b300": "b200", "gb300": "gb200", "tpu-v4": "tpu-v5p", "tpu-v3": "tpu-v5p", "tpu-v7x": "tpu-v6e",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A stack as its table says: its kind, and whether attention writes its scores. `known`: published runs measured it."""
+
+    name: str
+    kind: str
+    unfused_attention: bool = False
+    known: bool = True
+
+    def prior(self, constant: str) -> float:
+        """Where a constant of the stack is expected before it is measured."""
+        return KINDS[self.kind].get(constant, CONSTANTS[constant].prior)
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(MEASURED.joinpath("stacks.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Mapping[str, Any]:
+    """What the published runs gave: constants by chip and by stack, their widths, the spread of predictions."""
+    return tomllib.loads(MEASURED.joinpath("constants.toml").read_text(encoding="utf-8"))
+
+
+def stack_names() -> tuple[str, ...]:
+    """Stacks that published runs measured, and the kinds that stand for others."""
+    return (*_table(), *KINDS)
+
+
+def stack_named(name: str) -> Stack:
+    """A stack by name, or a kind of stack. Raises `InputError` that lists the names."""
+    if name in KINDS:
+        return Stack(name=name, kind=name, known=False)
+    if name not in _table():
+        raise InputError(f"stack: found {name!r}; the stacks are {', '.join(stack_names())}")
+    entry = _table()[name]
+    return Stack(name=name, kind=entry["kind"], unfused_attention=entry.get("unfused_attention", False))
+
+
+def stack_of_software(text: str) -> Stack:
+    """The stack that a run's software is, or the kind that it is most like."""
+    text = text.lower().strip()
+    name = next((name for name, entry in _table().items() if re.search(entry["software"], text)), None)
+    return stack_named(name or next(kind for pattern, kind in OTHERS if re.search(pattern, text)))
+
+
+def constants_of(chip: str, stack: Stack) -> dict[str, float]:
+    """The twelve constants of a chip under a stack: as fitted, else those of the chip that it is like, else the priors."""
+    chips, stacks = fitted()["chips"], fitted()["stacks"]
+    own = chips.get(chip) or chips.get(LIKE.get(chip, ""), {})
+    ours = stacks.get(stack.name, {})
+    return {
+        name: float(own.get(name, one.prior) if one.owner == "chip" else ours.get(name, stack.prior(name)))
+        for name, one in CONSTANTS.items()
+    }
+
+
+def calibration_of(chip: str, stack: Stack) -> Calibration:
+    """What published runs say about a chip under a stack, with the spread of predictions for stacks known or not."""
+    known = stack.known and stack.name in fitted()["stacks"]
+    spread = fitted()["spread"]["known" if known else "unknown"]
+    return Calibration(
+        stack=stack.name, fused_attention=not stack.unfused_attention,
+        spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()}, source=fitted()["source"],
+        constants=constants_of(chip, stack),
+    )  # fmt: skip
+
+
+def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
+    """The cluster with what was measured: its constants, and its links at the rates that collectives reach."""
+    topology = scaled(cluster.topology, calibration["link_fraction"], calibration["network_fraction"])
+    return replace(cluster, topology=topology, calibration=calibration)

@@ -1,0 +1,111 @@
+"""How good predictions are where they were not fitted: runs are left out in turn, and predicted from the others.
+
+*model*: the stack is known, the model is new: a tenth of all pairs of source and model at a time. *lab*: a source and its stack
+are new: their runs are left out, and the stack is expected to be as others of its kind. *three*: the same, and then three
+of its runs are given. The constants of the others are found from the derivatives at the fit to all, which is exact as far as
+times are straight lines there; what is left out is priced exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start, step
+from shardwise.reconcile.calibrate.response import Observation
+
+TENTHS, GIVEN, DRAWS = 10, 3, 3
+FOLDS = ("model", "lab", "three")
+SEED = 0
+# Sources of one lab: releases of one product are no labs of their own.
+LAB = re.compile(r"(?P<lab>nvidia-mbridge|mbridge|dgxc|.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An observation with where it comes from: its source's family and the name of its model."""
+
+    observation: Observation
+    family: str
+    model: str
+
+    @property
+    def lab(self) -> str:
+        found = LAB.match(self.family)
+        name = found["lab"] if found else self.family
+        return "mbridge" if name == "nvidia-mbridge" else name
+
+
+def cross_validated(members: Sequence[Member], fitted: Fit) -> Mapping[str, Array]:
+    """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
+    return {
+        "model": _predicted(members, model_folds(members), fitted)[None],
+        "lab": _predicted(members, lab_folds(members), fitted, new_stacks=True)[None],
+        "three": _three(members, fitted),
+    }
+
+
+def model_folds(members: Sequence[Member]) -> list[list[int]]:
+    """Members by a tenth of the pairs of source and model, dealt out at random."""
+    pairs = sorted({(one.family, one.model) for one in members})
+    tenth = dict(zip(pairs, np.random.default_rng(SEED).permutation(len(pairs)) % TENTHS, strict=True))
+    return [[i for i, one in enumerate(members) if tenth[one.family, one.model] == fold] for fold in range(TENTHS)]
+
+
+def lab_folds(members: Sequence[Member]) -> list[list[int]]:
+    """Members by lab."""
+    return [[i for i, one in enumerate(members) if one.lab == lab] for lab in sorted({one.lab for one in members})]
+
+
+def _predicted(
+    members: Sequence[Member], folds: Sequence[Sequence[int]], fitted: Fit, *, new_stacks: bool = False
+) -> Array:
+    seconds = np.full(len(members), np.nan)
+    for left_out in folds:
+        free = without(members, left_out, fitted, new_stacks=new_stacks)
+        for i in left_out:
+            seconds[i] = _seconds(members[i].observation, fitted, free)
+    return seconds
+
+
+def without(members: Sequence[Member], left_out: Sequence[int], fitted: Fit, *, new_stacks: bool = False) -> Array:
+    """The constants from all members but some; `new_stacks`: the stacks of these are as expected of their kind."""
+    observations = [one.observation for one in members]
+    others = sorted(set(range(len(members))) - set(left_out))
+    free = fitted.found
+    for _ in range(6):  # the pull of far residuals changes as they do
+        free = free + step(observations, fitted, free, others)
+    if new_stacks:
+        stacks = {f"stack {observations[i].stack.name}" for i in left_out}
+        new = np.array([who in stacks for who, _ in fitted.keys])
+        free = np.where(new, fitted.expected, free)
+    return free
+
+
+def _three(members: Sequence[Member], fitted: Fit) -> Array:
+    """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
+    seconds = np.full((DRAWS, len(members)), np.nan)
+    random = np.random.default_rng(SEED)
+    for lab in (found for found in lab_folds(members) if len(found) > 2 * GIVEN):
+        free = without(members, lab, fitted, new_stacks=True)
+        for draw in range(DRAWS):
+            given = random.choice(lab, GIVEN, replace=False).tolist()
+            own = given_runs([members[i].observation for i in given], fitted, free)
+            for i in set(lab) - set(given):
+                seconds[draw, i] = _seconds(members[i].observation, own, own.found)
+    return seconds
+
+
+def given_runs(observations: Sequence[Observation], fitted: Fit, free: Array) -> Fit:
+    """A fit to a few runs that starts at given constants."""
+    index = {key: position for position, key in enumerate(fitted.keys)}
+    begin = start(observations)
+    expected = np.array([free[index[key]] for key in begin.keys])
+    return fit(observations, begin.starting_at(expected), iterations=6, robust=False)
+
+
+def _seconds(observation: Observation, fitted: Fit, free: Array) -> float:
+    return float(np.max(observation.seconds(fitted.constants_at(observation, free))))

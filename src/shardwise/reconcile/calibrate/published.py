@@ -1,0 +1,157 @@
+"""The fit to the published runs, its folds, and the spread of predictions that these show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
+from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
+from shardwise.reconcile.calibrate.folds import Member, cross_validated, lab_folds, model_folds
+from shardwise.reconcile.calibrate.response import run_observation
+from shardwise.reconcile.published.rows import Row, published_rows
+
+# What a fold stands for in the spread of a prediction.
+SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
+KINDS = ("dense", "moe")
+TAILS = (0.05, 0.95)
+
+
+@dataclass(frozen=True)
+class Published:
+    """Judged rows that count, their observations, the fit to all of them, and predictions by kind of fold."""
+
+    judged: Sequence[Judged]
+    members: Sequence[Member]
+    fitted: Fit
+    folds: Mapping[str, Array]
+
+    @cached_property
+    def measured(self) -> Array:
+        return np.array([one.observation.measured_s for one in self.members])
+
+    @cached_property
+    def weights(self) -> Array:
+        return np.array([one.observation.weight for one in self.members])
+
+    @cached_property
+    def in_sample(self) -> Array:
+        """Seconds predicted where everything was fitted."""
+        return np.asarray(np.exp(self.fitted.rows))[None]
+
+    def spread(self, fold: str) -> dict[str, tuple[float, float]]:
+        """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
+        ratios = self.measured / self.folds[fold]
+        return {kind: between(ratios, self.weights * (self.kinds == kind)) for kind in KINDS}
+
+    @cached_property
+    def kinds(self) -> Array:
+        return np.array(["moe" if _is_moe(one) else "dense" for one in self.judged])
+
+    def coverage(self, fold: str) -> float:
+        """Share of a fold's runs inside the interval that the rest of the folds gives."""
+        seconds, groups = self.folds[fold], (model_folds if fold == "model" else lab_folds)(self.members)
+        ratios = self.measured / seconds
+        inside = np.zeros(ratios.shape)
+        for group in groups:
+            rest = self.weights.copy()
+            rest[group] = 0.0
+            for kind in KINDS:
+                low, high = between(ratios, rest * (self.kinds == kind))
+                inside[:, group] += ((ratios >= low) & (ratios <= high) & (self.kinds == kind))[:, group]
+        there = ~np.isnan(seconds)
+        return float(np.average(inside[there], weights=np.broadcast_to(self.weights, there.shape)[there]))
+
+
+def between(ratios: Array, weights: Array) -> tuple[float, float]:
+    """The weighted 5th and 95th percentiles of some ratios, with 1 between them."""
+    weights = np.broadcast_to(weights, ratios.shape)
+    there = ~np.isnan(ratios) & (weights > 0)
+    weights = weights[there]
+    order = np.argsort(ratios[there])
+    values, shares = ratios[there][order], np.cumsum(weights[order])
+    low, high = (float(values[np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
+    return min(low, 1.0), max(high, 1.0)
+
+
+def fit_published(rows: Sequence[Row] | None = None, progress: Callable[[str], None] = lambda text: None) -> Published:
+    """Fit to all rows that count, and cross-validate."""
+    judged = [
+        one
+        for one in judge(published_rows() if rows is None else rows)
+        if one.scored and one.prediction and one.row.step_time_s
+    ]
+    members = [
+        Member(
+            observation=run_observation(one.prediction.case, one.row.step_time_s, one.weight),
+            family=one.row.family, model=one.row.cell("model"),
+        )
+        for one in judged
+        if one.prediction and one.row.step_time_s
+    ]  # fmt: skip
+    progress(f"{len(members)} runs")
+    observations = [one.observation for one in members]
+    fitted = fit(observations, start(observations))
+    progress(f"{len(fitted.keys)} constants")
+    return Published(judged, members, fitted, cross_validated(members, fitted))
+
+
+def _is_moe(one: Judged) -> bool:
+    return bool(one.prediction and one.prediction.case.architecture.num_experts)
+
+
+def _is_dense(one: Judged, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
+    return not _is_moe(one) and one.row.cell("chip").startswith(chips) and dtypes(one.row.cell("dtype"))
+
+
+# What the errors are reported of.
+STRATA: Mapping[str, Callable[[Judged], bool]] = {
+    "all": lambda one: True,
+    "dense": lambda one: not _is_moe(one),
+    "MoE": _is_moe,
+    "dense A100": lambda one: _is_dense(one, "A100"),
+    "dense H100, 16 bits": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" not in dtype),
+    "dense H100, fp8": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" in dtype),
+    "dense Blackwell": lambda one: not _is_moe(one) and "B200" in one.row.cell("chip"),
+    "TPU": lambda one: one.row.cell("chip").startswith("TPU"),
+    "recompute not stated": lambda one: not one.row.cell("recompute"),
+}
+
+
+def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged], bool]) -> ErrorStatistics | None:
+    """Errors of a fold's predictions in a stratum; None where it has none."""
+    errors = [
+        (float(draw[i] / found.measured[i] - 1.0), float(found.weights[i]))
+        for draw in seconds
+        for i, one in enumerate(found.judged)
+        if stratum(one) and not np.isnan(draw[i])
+    ]
+    return statistics(errors) if errors else None
+
+
+def fold_report(found: Published) -> str:
+    """A table of errors by fold and stratum, with the coverage of the intervals."""
+    titles = {
+        "fitted": "in sample", "model": "stack and chip known, model new", "lab": "lab and stack new",
+        "three": "lab and stack new, three of its runs given",
+    }  # fmt: skip
+    lines = []
+    for fold, title in titles.items():
+        seconds = found.in_sample if fold == "fitted" else found.folds[fold]
+        lines.append(
+            f"{title:<46}" + "".join(f"{name:>8}" for name in ("rows", "mean", "median", "p90", "worst", "bias"))
+        )
+        for name, stratum in STRATA.items():
+            one = fold_statistics(found, seconds, stratum)
+            if one:
+                shares = "".join(f"{share:>8.1%}" for share in (one.mean, one.median, one.p90, one.worst))
+                lines.append(f"  {name:<44}{one.num_rows:>8}{shares}{one.bias:>+8.1%}")
+        if fold != "fitted":
+            spread = found.spread(fold)
+            shown = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
+            lines.append(f"  90% intervals: {shown} times the prediction; coverage {found.coverage(fold):.1%}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
