@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start, step
+from shardwise.reconcile.calibrate.fit import SIGMA_FEW, Array, Fit, fit, start, step
 from shardwise.reconcile.calibrate.response import Observation
 
 TENTHS, GIVEN, DRAWS = 10, 3, 3
@@ -104,7 +104,7 @@ def given_runs(observations: Sequence[Observation], fitted: Fit, free: Array) ->
     index = {key: position for position, key in enumerate(fitted.keys)}
     begin = start(observations)
     expected = np.array([free[index[key]] for key in begin.keys])
-    return fit(observations, begin.starting_at(expected), iterations=6, robust=False)
+    return fit(observations, begin.starting_at(expected), iterations=6, sigma=SIGMA_FEW)
 
 
 def _seconds(observation: Observation, fitted: Fit, free: Array) -> float:
