@@ -45,7 +45,7 @@ FLAGS = {
         "--with",
     ],
     "show": ["--help", "--json"],
-    "validate": ["--chip", "--help", "--json", "--plot", "--rows", "--source"],
+    "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",
         "--budget",

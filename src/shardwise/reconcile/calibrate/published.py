@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
 from shardwise.reconcile.calibrate.folds import Member, cross_validated, lab_folds, model_folds
@@ -19,6 +21,7 @@ from shardwise.reconcile.ranking import Ranking, ranking, timed
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
 KINDS = ("dense", "moe")
 TAILS = (0.05, 0.95)
+FEWEST = 20  # runs that folds are made of
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,12 @@ def fit_published(rows: Sequence[Row] | None = None, progress: Callable[[str], N
         for one in judged
         if one.prediction and one.row.step_time_s
     ]  # fmt: skip
+    labs = {one.lab for one in members}
+    if len(members) < FEWEST or len(labs) < 2:
+        raise InputError(
+            f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST} runs "
+            "of two labs are required, leave --chip and --source out or give more rows"
+        )
     progress(f"{len(members)} runs")
     observations = [one.observation for one in members]
     fitted = fit(observations, start(observations))
@@ -157,6 +166,39 @@ def noise(found: Published) -> dict[str, ErrorStatistics]:
             (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
         )
     return {kind: statistics(found) for kind, found in sorted(errors.items())}
+
+
+def fold_payload(found: Published) -> dict[str, Any]:
+    """The folds as plain data: predictions of each run by fold, statistics by fold and stratum, spread, coverage, ranking."""
+    seconds = {"fitted": found.in_sample, **found.folds}
+    return {
+        "rows": [
+            {
+                "id": one.row.id,
+                "measured_step_time_s": float(found.measured[i]),
+                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
+            }
+            for i, one in enumerate(found.judged)
+        ],
+        "summary": {
+            fold: {
+                name: asdict(one)
+                for name, stratum in STRATA.items()
+                if (one := fold_statistics(found, draws, stratum)) is not None
+            }
+            for fold, draws in seconds.items()
+        },
+        "spread": {fold: found.spread(fold) for fold in found.folds},
+        "coverage": {fold: found.coverage(fold) for fold in found.folds},
+        "ranking": {
+            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
+        },
+        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def fold_report(found: Published) -> str:
