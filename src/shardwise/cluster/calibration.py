@@ -51,6 +51,11 @@ class Constant(NamedTuple):
             return np.clip(np.exp(free), self.low, self.high)
         return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
 
+    def slope(self, free: float) -> float:
+        """How much the value changes with the point of the line."""
+        value = float(self.value(free))
+        return value if self.is_size else (value - self.low) * (self.high - value) / (self.high - self.low)
+
 
 # Priors. Products: large bf16 products in public GEMM tables sustain 0.70 to 0.83 of the peak on A100, H100, H200 and B200, and
 # K / (K + k0) of that with k0 from 0 to 190. fp8: 0.71 to 0.76 of its peak (best shapes). Attention: FlashAttention-2
