@@ -93,7 +93,7 @@ CONSTANTS: Mapping[str, Constant] = {
         "stack", 0.0, 1.05, 0.4, 1.0, False, "share of the communication that compute does not hide"
     ),
     "launch_s": Constant(
-        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "host seconds for a kernel"
+        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"
     ),
     "attention": Constant(
         "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"

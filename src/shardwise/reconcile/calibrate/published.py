@@ -13,6 +13,7 @@ from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
 from shardwise.reconcile.calibrate.folds import Member, cross_validated, lab_folds, model_folds
 from shardwise.reconcile.calibrate.response import run_observation
 from shardwise.reconcile.published.rows import Row, published_rows
+from shardwise.reconcile.ranking import Ranking, ranking, timed
 
 # What a fold stands for in the spread of a prediction.
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
@@ -132,8 +133,34 @@ def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged]
     return statistics(errors) if errors else None
 
 
+def fold_ranking(found: Published, seconds: Array) -> Ranking | None:
+    """How a fold's predictions order layouts; of several draws the first."""
+    first = seconds[0]
+    return ranking(
+        [
+            timed(one.row, float(found.measured[i]), float(first[i]))
+            for i, one in enumerate(found.judged)
+            if not np.isnan(first[i])
+        ]
+    )
+
+
+def noise(found: Published) -> dict[str, ErrorStatistics]:
+    """By kind of model how far runs of the same configuration lie from their median: what no prediction can do better."""
+    groups: dict[str, list[int]] = {}
+    for i, one in enumerate(found.judged):
+        groups.setdefault(one.row.dup_group, []).append(i)
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for group in (members for members in groups.values() if len(members) > 1):
+        middle = float(np.median(found.measured[group]))
+        errors.setdefault(found.kinds[group[0]], []).extend(
+            (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
+        )
+    return {kind: statistics(found) for kind, found in sorted(errors.items())}
+
+
 def fold_report(found: Published) -> str:
-    """A table of errors by fold and stratum, with the coverage of the intervals."""
+    """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
     titles = {
         "fitted": "in sample", "model": "stack and chip known, model new", "lab": "lab and stack new",
         "three": "lab and stack new, three of its runs given",
@@ -153,5 +180,17 @@ def fold_report(found: Published) -> str:
             spread = found.spread(fold)
             shown = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
             lines.append(f"  90% intervals: {shown} times the prediction; coverage {found.coverage(fold):.1%}")
+        ranks = fold_ranking(found, seconds)
+        if ranks:
+            lines.append(
+                f"  layouts of one model on one machine that differ by over 10%: {ranks.ordered:.1%} of {ranks.num_pairs} pairs "
+                f"ordered rightly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
+                f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
+            )
         lines.append("")
+    lines.append("runs of one configuration around their median (different releases, different days)")
+    lines += [
+        f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
+        for kind, one in noise(found).items()
+    ]
     return "\n".join(lines).rstrip()
