@@ -23,7 +23,10 @@ def calibrate_payload(found: OwnFit, name: str, source: str) -> dict[str, Any]:
         "stack": found.stack.name,
         "source": source,
         "constants": {
-            one.name: {**{key: value for key, value in asdict(one).items() if key != "name"}, "identified": one.identified}
+            one.name: {
+                **{key: value for key, value in asdict(one).items() if key != "name"},
+                "identified": one.identified,
+            }
             for one in found.constants
         },
         "runs": _errors(found, benches=False),

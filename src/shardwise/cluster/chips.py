@@ -63,7 +63,8 @@ def clock_under(chip: Chip, usual: Chip) -> float:
     """
     if not chip.power_w or not usual.power_w:
         return 1.0
-    return min(max((chip.power_w / usual.power_w) ** (1 / 3), LOWEST_CLOCK), 1.0)
+    clock = float((chip.power_w / usual.power_w) ** (1 / 3))
+    return min(max(clock, LOWEST_CLOCK), 1.0)
 
 
 def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> Chip:

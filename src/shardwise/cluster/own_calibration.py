@@ -30,7 +30,9 @@ def read_calibration(reader: TableReader, chip: Chip | None, base: str | None) -
     table = TableReader(where, given, KEYS, reader.problems)
     constants = _constants(table)
     spread = _spread(table)
-    clock = table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
+    clock = (
+        table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
+    )
     flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
     source = table.text("source", reader.where)
     shipped = _shipped(table, chip, base)
@@ -64,7 +66,9 @@ def _constants(table: TableReader) -> dict[str, float]:
         return {}
     inner = TableReader(f"{table.where}.constants", given, tuple(CONSTANTS), table.problems)
     known = [name for name in given if name in CONSTANTS]
-    return {name: inner.within(name, CONSTANTS[name].low, CONSTANTS[name].high, CONSTANTS[name].meaning) for name in known}
+    return {
+        name: inner.within(name, CONSTANTS[name].low, CONSTANTS[name].high, CONSTANTS[name].meaning) for name in known
+    }
 
 
 def _spread(table: TableReader) -> dict[str, tuple[float, float]]:
@@ -76,7 +80,12 @@ def _spread(table: TableReader) -> dict[str, tuple[float, float]]:
     found = {}
     for kind in (kind for kind in given if kind in SPREAD_OF):
         pair = given[kind]
-        if isinstance(pair, list) and len(pair) == 2 and all(_is_number(one) for one in pair) and 0 < pair[0] <= 1 <= pair[1]:
+        if (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(_is_number(one) for one in pair)
+            and 0 < pair[0] <= 1 <= pair[1]
+        ):
             found[kind] = (float(pair[0]), float(pair[1]))
         else:
             inner.wrong(kind, "two factors around 1, such as [0.9, 1.15],")

@@ -87,7 +87,9 @@ def _bench(where: str, line: str, machine: Machine, problems: list[str]) -> Benc
     except (ValueError, RecursionError):
         table = None
     if not isinstance(table, Mapping):
-        problems.append(f'{where}: found {line.strip()[:40]!r}; a JSON object such as {{"bench": "matmul", ...}} is required')
+        problems.append(
+            f'{where}: found {line.strip()[:40]!r}; a JSON object such as {{"bench": "matmul", ...}} is required'
+        )
         return None
     reads = READERS.get(table["bench"]) if isinstance(table.get("bench"), str) else None
     if reads is None:
@@ -151,7 +153,9 @@ def _collective(reader: TableReader, machine: Machine) -> tuple[str, Price]:
     fills = devices > 1 and math.prod(cut.size for cut in cuts[GROUP]) == devices
     if not fills and len(reader.problems) == before:
         levels = " x ".join(map(str, topology.levels))
-        reader.wrong("devices", f"a number of 2 or more that fills {machine.cluster.name} ({levels}) from the inside out")
+        reader.wrong(
+            "devices", f"a number of 2 or more that fills {machine.cluster.name} ({levels}) from the inside out"
+        )
     payload = num_bytes / devices if kind == Kind.ALL_TO_ALL else num_bytes
 
     def seconds(constants: Constants) -> Value:

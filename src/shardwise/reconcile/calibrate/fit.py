@@ -138,6 +138,10 @@ def left_out_residuals(observations: Sequence[Observation], fitted: Fit, *, sigm
 
 
 def _weights(observations: Sequence[Observation], residuals: Array, sigma: float) -> Array:
-    """Of each squared residual, less for those that are far off (Huber)."""
-    weights = np.array([one.weight for one in observations]) / sigma**2
-    return np.asarray(weights * np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(residuals), 1e-12)))
+    """Of each squared residual, less for those that are far off (Huber).
+
+    A weight above 1 stands for a smaller deviation, and what is far off is so by that; one below 1, for one of several copies.
+    """
+    counted = np.array([one.weight for one in observations])
+    far = HUBER * sigma / np.sqrt(np.maximum(counted, 1.0))
+    return np.asarray(counted / sigma**2 * np.minimum(1.0, far / np.maximum(np.abs(residuals), 1e-12)))

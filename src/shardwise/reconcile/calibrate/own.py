@@ -19,7 +19,7 @@ from shardwise.reconcile.accuracy import ErrorStatistics, statistics
 from shardwise.reconcile.calibrate.bench import Bench, Machine, read_benches, weighted
 from shardwise.reconcile.calibrate.fit import SIGMA, SIGMA_FEW, Array, Fit, evaluated, fit, left_out_residuals, start
 from shardwise.reconcile.calibrate.own_runs import Run, own_runs
-from shardwise.reconcile.calibrate.published import between
+from shardwise.reconcile.calibrate.published import TAILS
 from shardwise.reconcile.calibrate.response import Observation
 from shardwise.reconcile.published.rows import Row
 
@@ -28,7 +28,7 @@ UNIDENTIFIED = 0.8  # of the prior's deviation: what measurements leave that wid
 # Runs from which the spread that held-out labs showed with three runs given is taken, and from which one's own is.
 SOME, MANY = 3, 10
 NARROWEST = 0.03  # two runs of the same job differ by 2 to 5%
-TOO_SHORT = "micro-benchmarks shorter than a few launches"
+TOO_SHORT = "of the micro-benchmarks: shorter than a few launches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,15 @@ class OwnFit:
     begin: Fit
     found: Fit
 
+    @property
+    def measured(self) -> list[Run | Bench]:
+        """Runs, and then micro-benchmarks: the order of what was fitted."""
+        return [*self.runs, *self.benches]
+
     @cached_property
     def constants(self) -> tuple[Moved, ...]:
         """Each constant before and after."""
-        weights = np.array([one.observation.weight for one in (*self.runs, *self.benches)])
+        weights = np.array([one.observation.weight for one in self.measured])
         deviations = dict(zip(self.found.keys, self.found.deviations(weights, sigma=self.sigma), strict=True))
         return tuple(self._moved(key, float(deviations[key])) for key in self._keys())
 
@@ -110,7 +115,7 @@ class OwnFit:
                 id=one.id, kind=kind, measured_s=one.observation.measured_s, before_s=float(before), after_s=float(after),
                 weight=one.observation.weight if kind != "bench" else 1.0,
             )
-            for one, kind, (before, after) in zip((*self.runs, *self.benches), kinds, times, strict=True)
+            for one, kind, (before, after) in zip(self.measured, kinds, times, strict=True)
         ]  # fmt: skip
         return tuple(sorted(found, key=lambda one: -abs(one.error())))
 
@@ -126,9 +131,9 @@ class OwnFit:
         With fewer than `SOME` runs of a kind as without: what the published runs show of the stack. With fewer than `MANY` the
         narrower of that and what they show of labs that three runs were given of: knowing more makes nothing less sure. Then
         the runs themselves say it, each predicted from the others, for a fit follows what it was fitted to.
-        The 5th and 95th percentiles of n such errors are about the outermost ones, between which a new one lies less than nine
-        times of ten: (n + 2)/n as wide covers 93% for ten normal errors and does nothing for many. Never narrower than
-        `NARROWEST`, by which the same job differs from day to day.
+        Between the 5th and 95th percentiles of a few such errors a new one lies less than nine times of ten: (n + 3)/n as wide
+        is 1.69 deviations of ten normal errors and 1.65 of twenty, which cover 90%. Never narrower than `NARROWEST`, by which
+        the same job differs from day to day.
         """
         shipped = calibration_of(self._chip, self.stack).spread
         residuals = left_out_residuals(self._observations, self.found, sigma=self.sigma)[: len(self.runs)]
@@ -140,7 +145,7 @@ class OwnFit:
 
     @property
     def _observations(self) -> list[Observation]:
-        return [one.observation for one in (*self.runs, *self.benches)]
+        return [one.observation for one in self.measured]
 
     @property
     def _chip(self) -> str:
@@ -166,9 +171,15 @@ def _spread(shipped: tuple[float, float], kind: str, residuals: Array, weights: 
     if count < MANY:
         low, high = fitted()["spread"]["calibrated"][kind]
         return min(shipped, (float(low), float(high)), key=lambda pair: pair[1] / pair[0])
-    low, high = between(np.exp(residuals), weights)
-    wider = (count + 2.0) / count
-    return min(low**wider, 1.0 - NARROWEST), max(high**wider, 1.0 + NARROWEST)
+    low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (count + 3.0) / count)
+    return min(float(low), 1.0 - NARROWEST), max(float(high), 1.0 + NARROWEST)
+
+
+def _percentiles(values: Array, weights: Array) -> Array:
+    """The weighted 5th and 95th percentiles, straight lines between the values: of a few the outermost is too far out."""
+    order = np.argsort(values)
+    middles = np.cumsum(weights[order]) - weights[order] / 2.0
+    return np.interp(TAILS, (middles - middles[0]) / (middles[-1] - middles[0]), values[order])
 
 
 def fit_own(
@@ -191,7 +202,7 @@ def fit_own(
     aside += Counter()  # without the reasons that nothing had
     if not runs and not benches:
         raise InputError(_nothing(own, aside))
-    observations = [one.observation for one in (*runs, *benches)]
+    observations = [*(one.observation for one in runs), *(one.observation for one in benches)]
     expected = calibration_of(own.base or own.nominal.chip.name, stack).constants
     begin = start(observations, {key: expected[key[1]] for key in observations[0].names})
     begin = evaluated(observations, begin)
