@@ -131,9 +131,9 @@ class OwnFit:
         With fewer than `SOME` runs of a kind as without: what the published runs show of the stack. With fewer than `MANY` the
         narrower of that and what they show of labs that three runs were given of: knowing more makes nothing less sure. Then
         the runs themselves say it, each predicted from the others, for a fit follows what it was fitted to.
-        Between the 5th and 95th percentiles of a few such errors a new one lies less than nine times of ten: (n + 3)/n as wide
-        is 1.69 deviations of ten normal errors and 1.65 of twenty, which cover 90%. Never narrower than `NARROWEST`, by which
-        the same job differs from day to day.
+        Between the 5th and 95th percentiles of a few such errors a new one lies less than nine times of ten: (n + 5)/n as wide
+        covers 89% of new ones where they are normal, for ten as for a hundred. Never narrower than `NARROWEST`, by which the
+        same job differs from day to day.
         """
         shipped = calibration_of(self._chip, self.stack).spread
         residuals = left_out_residuals(self._observations, self.found, sigma=self.sigma)[: len(self.runs)]
@@ -171,7 +171,7 @@ def _spread(shipped: tuple[float, float], kind: str, residuals: Array, weights: 
     if count < MANY:
         low, high = fitted()["spread"]["calibrated"][kind]
         return min(shipped, (float(low), float(high)), key=lambda pair: pair[1] / pair[0])
-    low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (count + 3.0) / count)
+    low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (count + 5.0) / count)
     return min(float(low), 1.0 - NARROWEST), max(float(high), 1.0 + NARROWEST)
 
 
