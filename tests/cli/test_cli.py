@@ -45,6 +45,7 @@ FLAGS = {
         "--with",
     ],
     "show": ["--help", "--json"],
+    "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",

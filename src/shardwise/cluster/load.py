@@ -7,7 +7,8 @@ from dataclasses import replace
 from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
-from shardwise.cluster.own import read_cluster
+from shardwise.cluster.own import Own, read_cluster
+from shardwise.cluster.stacks import calibrated
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
@@ -27,13 +28,19 @@ def load_cluster(text: str) -> Cluster:
     `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
     that share the host of the catalogue's `cpu`. Raises `InputError`, and `MissingValueError` for a value without a source.
     """
+    own = load_own(text)
+    return calibrated(own.nominal, own.calibration) if own.calibration else own.nominal
+
+
+def load_own(text: str) -> Own:
+    """The same with nominal rates and what was measured apart, and the catalogue's chip that it starts from."""
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)
     if asked.chip == LOCAL:
-        return _local(text, asked)
+        return Own(_local(text, asked), None, None)
     chip = load_chip(asked.chip)
-    return Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip))
+    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), chip.name, None)
 
 
 def _local(text: str, asked: Shorthand) -> Cluster:
