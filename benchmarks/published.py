@@ -2,6 +2,7 @@
 
     python benchmarks/published.py            # folds only
     python benchmarks/published.py --write    # and src/shardwise/cluster/measured/constants.toml
+    python benchmarks/published.py --ablate   # what each constant buys: with it held where it is expected (ten minutes)
 
 Takes about a minute on one core.
 """
@@ -12,14 +13,35 @@ import argparse
 import sys
 import time
 
-from shardwise.reconcile.calibrate.published import fit_published, fold_report
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.reconcile.calibrate.published import STRATA, fit_published, fold_report, fold_statistics
 from shardwise.reconcile.calibrate.record import constants_toml, write_constants
+
+
+def ablate() -> None:
+    """Mean and median error of each kind of fold, with some of the constants held."""
+    groups: dict[str, tuple[str, ...]] = {"nothing": ()} | {name: (name,) for name in CONSTANTS}
+    for owner in ("chip", "stack"):
+        groups[f"all of a {owner}"] = tuple(name for name, one in CONSTANTS.items() if one.owner == owner)
+    groups["all"] = tuple(CONSTANTS)
+    print(f"{'held where expected':<24}{'in sample':>16}{'model new':>16}{'lab new':>16}")
+    for name, held in groups.items():
+        found = fit_published(held=held)
+        errors = [
+            fold_statistics(found, s, STRATA["all"])
+            for s in (found.in_sample, found.folds["model"], found.folds["lab"])
+        ]
+        print(f"{name:<24}" + "".join(f"{one.mean:>8.1%}{one.median:>8.1%}" for one in errors if one), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the constants into the package")
+    parser.add_argument("--ablate", action="store_true", help="hold each constant in turn where it is expected")
     arguments = parser.parse_args()
+    if arguments.ablate:
+        ablate()
+        return
     started = time.process_time()
     result = fit_published(progress=lambda text: print(text, file=sys.stderr, flush=True))
     print(fold_report(result))

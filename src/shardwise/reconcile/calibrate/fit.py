@@ -8,7 +8,7 @@ differences, all of an observation's constants in one call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ SIGMA = 0.08
 SIGMA_FEW = 0.16
 HUBER = 2.0
 STEP = 1e-3  # of the finite differences, on the line without bounds
+HELD = 1e-6  # width of a constant that stays where it is expected
 LONGEST = 1.0  # step of an iteration in any constant
 CLOSE = 0.02
 
@@ -48,6 +49,11 @@ class Fit:
     def value(self, key: Key) -> float:
         """A constant's value."""
         return float(CONSTANTS[key[1]].value(self.found[self.keys.index(key)]))
+
+    def holding(self, names: Collection[str]) -> Fit:
+        """The same with some constants held where they are expected."""
+        held = np.array([name in names for _, name in self.keys])
+        return replace(self, widths=np.where(held, HELD, self.widths))
 
     def starting_at(self, expected: Array) -> Fit:
         """The same with other expectations, from which it starts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -81,8 +81,16 @@ def between(ratios: Array, weights: Array) -> tuple[float, float]:
     return min(low, 1.0), max(high, 1.0)
 
 
-def fit_published(rows: Sequence[Row] | None = None, progress: Callable[[str], None] = lambda text: None) -> Published:
-    """Fit to all rows that count, and cross-validate."""
+def fit_published(
+    rows: Sequence[Row] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    held: Collection[str] = (),
+) -> Published:
+    """Fit to all rows that count, and cross-validate; the constants in `held` stay where they are expected.
+
+    Raises `InputError` where there are too few runs for folds.
+    """
     judged = [
         one
         for one in judge(published_rows() if rows is None else rows)
@@ -104,7 +112,7 @@ def fit_published(rows: Sequence[Row] | None = None, progress: Callable[[str], N
         )
     progress(f"{len(members)} runs")
     observations = [one.observation for one in members]
-    fitted = fit(observations, start(observations))
+    fitted = fit(observations, start(observations).holding(held))
     progress(f"{len(fitted.keys)} constants")
     return Published(judged, members, fitted, cross_validated(members, fitted))
 
