@@ -58,7 +58,12 @@ def add_job_arguments(
     )
     parser.add_argument(
         "--overlap", default="per_axis", metavar="NAME",
-        help="what communication hides behind: per_axis (default), sum or max",
+        help="what communication hides behind: per_axis (default), sum or max; with --stack it is measured",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stack", metavar="NAME",
+        help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
+        "without one the step time is a bound",
     )  # fmt: skip
     add_set_argument(parser, "model, job, chip or run", "model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
@@ -96,6 +101,7 @@ def resolve_several(
     """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
     from shardwise.cluster.load import load_cluster
     from shardwise.cluster.networks import with_chip
+    from shardwise.cluster.stacks import stack_named, under_stack
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
@@ -103,13 +109,17 @@ def resolve_several(
     twice = sorted({text for text in clusters if clusters.count(text) > 1})
     if twice:
         raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
-    model, job, *found = collect(
+    model, job, stack, *found = collect(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, changes["job"]),
+        lambda: None if arguments.stack is None else stack_named(arguments.stack),
         *(partial(load_cluster, text) for text in clusters),
     )
     model = replaced(model, changes["model"], "model")
-    return model, tuple(with_chip(one, _changed_chip(one.chip, changes["chip"])) for one in found), job
+    found = [with_chip(one, _changed_chip(one.chip, changes["chip"])) for one in found]
+    found = collect(*(partial(under_stack, one, stack) for one in found)) if stack else found
+    collect(*(partial(_require_ceilings, one, changes["chip"]) for one in found))
+    return model, tuple(found), job
 
 
 def resolve_operations(arguments: argparse.Namespace) -> Operations:
@@ -118,6 +128,18 @@ def resolve_operations(arguments: argparse.Namespace) -> Operations:
 
     operations: Operations = replaced(Operations(), parse_changes(arguments.set)["run"], "run")
     return operations
+
+
+def _require_ceilings(cluster: Cluster, changes: Mapping[str, str]) -> None:
+    """Raise `InputError` for a rate that was set where a calibration says what the chip reaches."""
+    from shardwise.cluster.calibration import CONSTANTS
+
+    if cluster.calibration is not None and changes.keys() & CONSTANTS.keys():
+        names = ", ".join(f"chip.{name}" for name in changes if name in CONSTANTS)
+        raise InputError(
+            f"--set: found {names}, but {cluster.name} is predicted with the constants of {cluster.calibration.stack}, which "
+            "say what the chip reaches; leave out one of the two"
+        )
 
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:

@@ -8,6 +8,7 @@ from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import read_cluster
+from shardwise.cluster.stacks import stack_named, under_stack
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
@@ -21,12 +22,19 @@ def _is_file(text: str) -> bool:
     return text.strip().lower().endswith(".toml")
 
 
-def load_cluster(text: str) -> Cluster:
+def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
     """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or its own file (`my-cluster.toml`).
 
     `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
-    that share the host of the catalogue's `cpu`. Raises `InputError`, and `MissingValueError` for a value without a source.
+    that share the host of the catalogue's `cpu`. With a `stack` (`show stacks`) it has the constants that published runs give:
+    jobs on it are predicted; without one their step times are bounds.
+    Raises `InputError`, and `MissingValueError` for a value without a source.
     """
+    cluster = _without_stack(text)
+    return cluster if stack is None else under_stack(cluster, stack_named(stack))
+
+
+def _without_stack(text: str) -> Cluster:
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from shardwise.cluster.calibration import scaled
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, chip_names
 from shardwise.cluster.cluster import Cluster, Shorthand, nearest, spread
@@ -60,6 +61,8 @@ def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
     topology = cluster.topology
     if isinstance(topology, Pods):
         topology = pods_of(topology.torus, topology.num_pods, chip)
+        if cluster.calibration is not None:  # the torus is at its rate already
+            topology = scaled(topology, 1.0, cluster.calibration["network_fraction"])
     return replace(cluster, chip=chip, topology=topology)
 
 
