@@ -29,6 +29,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--on", "--set", "--weights"],
@@ -44,7 +45,7 @@ FLAGS = {
         "--weights",
         "--with",
     ],
-    "show": ["--help", "--json"],
+    "show": ["--chip", "--help", "--json"],
     "validate": ["--chip", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",
@@ -59,6 +60,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "matmul": [
@@ -99,6 +101,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
 }

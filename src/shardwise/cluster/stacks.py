@@ -149,10 +149,12 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
 def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
     """What none of the runs was of, and what stands for it."""
     like = stands_for(chip)
-    if like != chip:
-        yield f"none is of {chip}, which is taken to be as {like or 'is expected of any chip'}"
+    if like is None:
+        yield f"none is of {chip}, which has what is expected of any chip"
+    elif like != chip:
+        yield f"none is of {chip}, which is taken to be as {like}"
     if not is_measured(stack):
-        yield f"none is of {stack.name} as such, which is taken to be as others of its kind"
+        yield f"the stack is no one in particular, with what is usual of the kind {stack.kind}"
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:

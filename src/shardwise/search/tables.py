@@ -272,7 +272,9 @@ class _ByMode:
         total: Value = 0.0
         for phase, compute in work.items():
             traffic = {axis: getattr(block, f"{axis}_{phase}_s") for axis in ("tp", "cp", "ep", "pp")}
-            shown = added(traffic.values()) if share is None else exposed_s(self.job.overlap, compute, traffic, (), share)
+            shown = (
+                added(traffic.values()) if share is None else exposed_s(self.job.overlap, compute, traffic, (), share)
+            )
             total = total + compute + shown
         return np.broadcast_to(total, np.shape(self.degrees["cp"]))
 

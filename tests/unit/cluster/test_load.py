@@ -18,6 +18,7 @@ from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.networks import with_chip
 from shardwise.cluster.topology import Pods, Switched, Torus
+from shardwise.cost.estimate import BOUND
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
 
@@ -243,6 +244,7 @@ def test_adding_a_chip_is_one_data_file(catalogue: Path) -> None:
     plan = sw.plan(sw.load_model("llama-3-8b"), cluster, JOB)
     assert plan.estimate.fits
     assert plan.estimate.notes == (
+        BOUND,
         "example-x1 has no measured matmul rate in the catalogue: compute is priced at the peak, a bound",
     )
 
