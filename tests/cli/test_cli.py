@@ -46,7 +46,8 @@ FLAGS = {
         "--with",
     ],
     "show": ["--chip", "--help", "--json"],
-    "validate": ["--chip", "--help", "--json", "--plot", "--rows", "--source"],
+    "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
+    "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",
         "--budget",

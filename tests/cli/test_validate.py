@@ -62,13 +62,17 @@ def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert rows["four"]["predicted_step_time_s"] == rows["one"]["predicted_step_time_s"]
     overall = payload["summary"]["overall"]["all"]
     assert (overall["num_rows"], overall["weight"]) == (2, pytest.approx(1.0))
-    assert set(overall) == {"num_rows", "weight", "mean", "median", "p90", "worst", "bias"}
+    assert set(overall) == {"num_rows", "weight", "mean", "median", "p90", "worst", "bias", "coverage"}
+    low, high = rows["one"]["interval90"]
+    assert low < rows["one"]["predicted_step_time_s"] < high
     assert payload["memory_summary"]["overall"]["all"]["num_rows"] == 1
     assert set(payload["memory_summary"]) == {*payload["summary"], "measured"}
     assert payload["memory_summary"]["measured"].keys() == {"not stated"}
     assert payload["fits"] == {"stated": 0, "would_not_fit": 0, "by_over_a_tenth": 0}
     assert payload["skipped"] == {"no precision recipe": {"rows": 1, "scored": 1}}
-    assert set(payload["summary"]) == {"overall", "chip", "dtype", "model", "source", "quality"}
+    assert set(payload["summary"]) == {
+        "overall", "chip", "dtype", "model", "source", "quality", "recompute", "stack",
+    }  # fmt: skip
 
 
 def test_plot_has_a_mark_for_each_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

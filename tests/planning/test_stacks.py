@@ -12,7 +12,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
+from shardwise.cluster.stacks import calibrated
 from shardwise.cost.estimate import BOUND
 from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.compare import Contender, Limits, compare
@@ -139,14 +139,18 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path)
     assert (code, err) == (0, "")
-    found = sw.load_plan(path).estimate
+    found, calibration = sw.load_plan(path).estimate, sw.load_plan(path).cluster.calibration
+    assert calibration is not None
     assert found.interval90 is not None
     low, high = found.interval90
     step = f"step {format_seconds(found.step_time_s)} ({format_seconds(low)} to {format_seconds(high)}, 9 of 10 runs)"
     assert step in out
     slowest, fastest = (found.tokens_per_s_per_device * found.step_time_s / seconds for seconds in (high, low))
     assert f"({slowest:,.0f} to {fastest:,.0f}) tokens/s" in out
-    for part in ("note: a prediction for nemo-25: fitted to 916 published runs", "49% of communication shows"):
+    for part in (
+        "note: a prediction for nemo-25: fitted to 916 published runs",
+        f"{calibration['exposed']:.0%} of communication shows",
+    ):
         assert part in out
     assert "overlap convention" not in out
     code, out, _ = run(capsys, "explain", path)
@@ -208,17 +212,14 @@ def test_a_rate_that_would_be_overruled_is_refused(capsys: pytest.CaptureFixture
     assert run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--set", "chip.memory_bytes=96GB")[0] == 0
 
 
-def test_a_calibration_of_ones_own_and_a_stack_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from shardwise.cluster import load
-
-    own = replace(calibration_of("h100", stack_named("fused")), stack="ours")
-    monkeypatch.setattr(load, "read_cluster", lambda path: calibrated(sw.load_cluster("h100:16"), own))
-    words = ["plan", "llama-3-8b", "own.toml", *WORDS[2:]]
+def test_a_calibration_of_ones_own_and_a_stack_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    tier = '[[tiers]]\nname = "nvlink"\nsize = 16\nbytes_per_s = "450 GB/s"\n'
+    path.write_text(f'chip = "h100"\n{tier}\n[calibration]\nstack = "fused"\nsource = "ours"\n', encoding="utf-8")
+    words = ["plan", "llama-3-8b", str(path), *WORDS[2:]]
     code, _, err = run(capsys, *words, "--stack", "nemo-25")
     assert code == 2
-    assert "has a [calibration] of its own (ours); leave out one of the two" in err
+    assert "which has a [calibration] of its own (fused); leave out one of the two" in err
     code, out, _ = run(capsys, *words)
     assert code == 0
-    assert "a prediction for ours" in out
+    assert "a prediction for fused: ours" in out

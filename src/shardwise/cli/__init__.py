@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cli import (
+    calibrate,
     collective,
     estimate,
     explain,
@@ -22,7 +23,7 @@ from shardwise.cli import (
 )
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate)
+VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate, calibrate)
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,6 +14,8 @@ from shardwise.units import parse_count, parse_quantity, unit_of
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
     from shardwise.cluster.cluster import Cluster
+    from shardwise.cluster.own import Own
+    from shardwise.cluster.stacks import Stack
     from shardwise.cost.operations import Operations
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
@@ -99,9 +101,8 @@ def resolve_several(
     arguments: argparse.Namespace, clusters: Iterable[str]
 ) -> tuple[Architecture, tuple[Cluster, ...], Job]:
     """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
-    from shardwise.cluster.load import load_cluster
-    from shardwise.cluster.networks import with_chip
-    from shardwise.cluster.stacks import stack_named, under_stack
+    from shardwise.cluster.load import load_own
+    from shardwise.cluster.stacks import stack_named
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
@@ -113,13 +114,10 @@ def resolve_several(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, changes["job"]),
         lambda: None if arguments.stack is None else stack_named(arguments.stack),
-        *(partial(load_cluster, text) for text in clusters),
+        *(partial(load_own, text) for text in clusters),
     )
     model = replaced(model, changes["model"], "model")
-    found = [with_chip(one, _changed_chip(one.chip, changes["chip"])) for one in found]
-    found = collect(*(partial(under_stack, one, stack) for one in found)) if stack else found
-    collect(*(partial(_require_ceilings, one, changes["chip"]) for one in found))
-    return model, tuple(found), job
+    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack) for own in found))), job
 
 
 def resolve_operations(arguments: argparse.Namespace) -> Operations:
@@ -130,16 +128,22 @@ def resolve_operations(arguments: argparse.Namespace) -> Operations:
     return operations
 
 
-def _require_ceilings(cluster: Cluster, changes: Mapping[str, str]) -> None:
-    """Raise `InputError` for a rate that was set where a calibration says what the chip reaches."""
+def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None) -> Cluster:
+    """The cluster with values of its chip replaced, under a stack. Raises `InputError`, also for a rate that was set where a
+    calibration says what the chip reaches."""
     from shardwise.cluster.calibration import CONSTANTS
+    from shardwise.cluster.load import reached
+    from shardwise.cluster.networks import with_chip
 
+    nominal = with_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
+    cluster = reached(own._replace(nominal=nominal), stack)
     if cluster.calibration is not None and changes.keys() & CONSTANTS.keys():
         names = ", ".join(f"chip.{name}" for name in changes if name in CONSTANTS)
         raise InputError(
             f"--set: found {names}, but {cluster.name} is predicted with the constants of {cluster.calibration.stack}, which "
             "say what the chip reaches; leave out one of the two"
         )
+    return cluster
 
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from shardwise.reconcile.published.rows import Row
 
 SCHEMA = "shardwise.validate/1"
+FOLDS_SCHEMA = "shardwise.validate.folds/1"
 WORST = 10
 DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
 never read by a prediction. Runs of quality A and A- count, each 1 over the number of runs of the same configuration."""
@@ -34,6 +36,16 @@ def configure(verbs: Any) -> None:
     parser.add_argument(
         "--rows", metavar="FILE", help="a CSV file with the columns of the published rows, in their place"
     )
+    parser.add_argument(
+        "--bound",
+        action="store_true",
+        help="price at what micro-benchmarks reach, without the constants fitted to these runs",
+    )
+    parser.add_argument(
+        "--folds",
+        action="store_true",
+        help="fit without some of the runs and predict these: a new model, a new lab, a lab with three runs given (a minute)",
+    )
     parser.add_argument("--plot", metavar="FILE", help="write predicted against measured step times as an SVG")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -46,12 +58,23 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.reconcile.published.rows import published_rows, read_rows
 
     rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
-    judged = judge(_chosen(rows, arguments.chip, arguments.source))
+    chosen = _chosen(rows, arguments.chip, arguments.source)
+    if arguments.folds:
+        return _folds(chosen, as_json=arguments.json)
+    judged = judge(chosen, bound=arguments.bound)
     if arguments.plot:
         from shardwise.reconcile.figures import accuracy_chart
 
         write_chart(accuracy_chart(judged), arguments.plot)
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
+
+
+def _folds(rows: Sequence[Row], *, as_json: bool) -> str:
+    """Errors of runs that were left out of the fit. Raises `InputError` when too few runs can be fitted."""
+    from shardwise.reconcile.calibrate.published import fit_published, fold_payload, fold_report
+
+    found = fit_published(rows, progress=lambda text: print(f"folds: {text}", file=sys.stderr, flush=True))
+    return json.dumps({"schema": FOLDS_SCHEMA, **fold_payload(found)}, indent=2) if as_json else fold_report(found)
 
 
 def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[Row]:
@@ -116,7 +139,8 @@ def validate_text(judged: Sequence[Judged]) -> str:
     times, memory = summary(judged), memory_summary(judged)
     predicted = sum(one.prediction is not None for one in judged)
     parts = [
-        f"{len(judged)} runs, {predicted} with a prediction; those of quality A and A- count, weighted 1/duplicates"
+        f"{len(judged)} runs, {predicted} with a prediction; those of quality A and A- count, weighted 1/duplicates; "
+        "inside: in the 90% interval"
     ]
     if times["overall"]:
         parts.append("\n".join(_table("step time, |predicted / measured - 1|", times)))
@@ -138,12 +162,13 @@ def validate_text(judged: Sequence[Judged]) -> str:
 
 
 def _table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> Iterator[str]:
-    columns = ("rows", "weight", "mean", "median", "p90", "worst", "bias")
+    columns = ("rows", "weight", "mean", "median", "p90", "worst", "bias", "inside")
     yield f"{title:<42}" + "".join(f"{column:>8}" for column in columns)
     for name, table in tables.items():
         for value, one in table.items():
             shares = "".join(f"{share:>8.1%}" for share in (one.mean, one.median, one.p90, one.worst))
-            yield f"  {name:<10}{value:<30}{one.num_rows:>8}{one.weight:>8.0f}{shares}{one.bias:>+8.1%}"
+            inside = "" if one.coverage is None else f"{one.coverage:>8.1%}"
+            yield f"  {name:<10}{value:<30}{one.num_rows:>8}{one.weight:>8.0f}{shares}{one.bias:>+8.1%}{inside}"
 
 
 def _worst(one: Judged) -> Iterator[str]:

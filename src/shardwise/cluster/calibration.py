@@ -17,6 +17,8 @@ from shardwise.errors import require
 from shardwise.symbolic import Value
 
 Owner = Literal["chip", "stack"]
+SPREAD_OF = ("dense", "moe")  # kinds of model whose predictions spread apart
+LOWEST_CLOCK, HIGHEST_CLOCK = 0.1, 1.5  # over the usual one: no chip that trains is outside
 
 
 class Constant(NamedTuple):
@@ -53,6 +55,11 @@ class Constant(NamedTuple):
         if self.is_size:
             return np.clip(np.exp(free), self.low, self.high)
         return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
+
+    def slope(self, free: float) -> float:
+        """How much the value changes with the point of the line."""
+        value = float(self.value(free))
+        return value if self.is_size else (value - self.low) * (self.high - value) / (self.high - self.low)
 
 
 # Priors. Products: large bf16 products in public GEMM tables sustain 0.70 to 0.83 of the peak on A100, H100, H200 and B200, and
@@ -91,7 +98,7 @@ CONSTANTS: Mapping[str, Constant] = {
         "stack", 0.0, 1.05, 0.4, 1.0, False, "share of the communication that compute does not hide"
     ),
     "launch_s": Constant(
-        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "host seconds for a kernel"
+        "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"
     ),
     "attention": Constant(
         "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"
@@ -130,10 +137,13 @@ class Calibration:
                     f"calibration: {name} is {value:g}; {constant.meaning}, of {constant.low:g} to {constant.high:g}, "
                     "is required"
                 )
-        if not 0.1 <= self.clock <= 1.5:
-            yield f"calibration: clock is {self.clock:g}; a part of the usual clock, of 0.1 to 1.5, is required"
+        if not LOWEST_CLOCK <= self.clock <= HIGHEST_CLOCK:
+            yield (
+                f"calibration: clock is {self.clock:g}; a part of the usual clock, of {LOWEST_CLOCK:g} to "
+                f"{HIGHEST_CLOCK:g}, is required"
+            )
         for kind, (low, high) in self.spread.items():
-            if kind not in ("dense", "moe") or not 0 < low <= 1 <= high:
+            if kind not in SPREAD_OF or not 0 < low <= 1 <= high:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
     def __getitem__(self, name: str) -> float:

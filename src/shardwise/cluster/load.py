@@ -7,8 +7,9 @@ from dataclasses import replace
 from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
-from shardwise.cluster.own import read_cluster
-from shardwise.cluster.stacks import stack_named, under_stack
+from shardwise.cluster.own import Own, read_cluster
+from shardwise.cluster.own_calibration import usual_clock
+from shardwise.cluster.stacks import Stack, calibrated, calibration_of, stack_named
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
@@ -30,18 +31,35 @@ def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
     jobs on it are predicted; without one their step times are bounds.
     Raises `InputError`, and `MissingValueError` for a value without a source.
     """
-    cluster = _without_stack(text)
-    return cluster if stack is None else under_stack(cluster, stack_named(stack))
+    return reached(load_own(text), None if stack is None else stack_named(stack))
 
 
-def _without_stack(text: str) -> Cluster:
+def reached(own: Own, stack: Stack | None = None) -> Cluster:
+    """The cluster at what it reaches: as was measured on it, or as published runs of a stack say; nominal without either.
+
+    Raises `InputError` where there are both.
+    """
+    name, measured = own.nominal.name, own.calibration
+    if stack is not None:
+        if measured is not None:
+            raise InputError(
+                f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
+                "of the two"
+            )
+        chip = own.nominal.chip
+        measured = replace(calibration_of(own.base or chip.name, stack), clock=usual_clock(chip, own.base))
+    return own.nominal if measured is None else calibrated(own.nominal, measured)
+
+
+def load_own(text: str) -> Own:
+    """The same with nominal rates and what was measured apart, and the catalogue's chip that it starts from."""
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)
     if asked.chip == LOCAL:
-        return _local(text, asked)
+        return Own(_local(text, asked), None, None)
     chip = load_chip(asked.chip)
-    return Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip))
+    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), chip.name, None)
 
 
 def _local(text: str, asked: Shorthand) -> Cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from shardwise.cluster.calibration import scaled
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, chip_names
 from shardwise.cluster.cluster import Cluster, Shorthand, nearest, spread
@@ -57,12 +56,12 @@ def pods_of(torus: Torus, num_pods: int, chip: Chip) -> Pods:
 
 
 def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
-    """The cluster with another chip, whose hosts also set the rate between pods."""
+    """The cluster with another chip, whose hosts also set the rate between pods: of it what collectives reach, if measured."""
     topology = cluster.topology
     if isinstance(topology, Pods):
+        reached = cluster.calibration["network_fraction"] if cluster.calibration else 1.0
         topology = pods_of(topology.torus, topology.num_pods, chip)
-        if cluster.calibration is not None:  # the torus is at its rate already
-            topology = scaled(topology, 1.0, cluster.calibration["network_fraction"])
+        topology = replace(topology, bytes_per_s=topology.bytes_per_s * reached)
     return replace(cluster, chip=chip, topology=topology)
 
 

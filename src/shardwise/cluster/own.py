@@ -6,11 +6,14 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip, read_chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
 from shardwise.cluster.networks import links_of, pods_of
+from shardwise.cluster.own_calibration import read_calibration
 from shardwise.cluster.reader import Entry, TableReader, shown
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cluster.twist import LEGAL, is_twistable
@@ -21,8 +24,19 @@ _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
 
-def read_cluster(path: str) -> Cluster:
-    """A cluster of one's own from a TOML file: a chip, and either a torus or tiers. Raises `InputError` with all problems."""
+class Own(NamedTuple):
+    """What a file says: the cluster at nominal rates, the catalogue's chip that it starts from, and what was measured."""
+
+    nominal: Cluster
+    base: str | None
+    calibration: Calibration | None
+
+
+def read_cluster(path: str) -> Own:
+    """A cluster of one's own from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
+
+    Raises `InputError` with all problems.
+    """
     file = Path(path)
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -33,8 +47,9 @@ def read_cluster(path: str) -> Cluster:
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
         raise InputError(f"cluster: {path} is no TOML: {error}") from None
     where = file.name
-    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers"))
-    chip, base = _chip_of(reader)
+    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
+    chip, base_name = _chip_of(reader)
+    base = catalogue_entry(base_name) if base_name is not None else {}
     has = [key for key in ("torus", "tiers") if key in table]
     if len(has) != 1:
         found = "both" if has else "neither"
@@ -48,17 +63,18 @@ def read_cluster(path: str) -> Cluster:
             reader.wrong(
                 "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
             )
+    calibration = read_calibration(reader, chip, base_name) if "calibration" in table else None
     name = reader.text("name", file.stem)
     require(reader.problems)
     assert chip is not None
     assert topology is not None
     if math.prod(topology.levels) > MOST_DEVICES:
         raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MOST_DEVICES:,} are planned for")
-    return Cluster(name=name, chip=chip, topology=topology)
+    return Own(Cluster(name=name, chip=chip, topology=topology), base_name, calibration)
 
 
-def _chip_of(reader: TableReader) -> tuple[Chip | None, Entry]:
-    """The chip of a file and the catalogue's table it starts from, if any: `chip = "h100"`, or a table of values."""
+def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:
+    """The chip of a file and the catalogue's it starts from, if any: `chip = "h100"`, or a table of values."""
     given = reader.table.get("chip")
     if isinstance(given, Mapping):
         given = dict(given)
@@ -71,14 +87,13 @@ def _chip_of(reader: TableReader) -> tuple[Chip | None, Entry]:
             raise InputError(f"chip: found {shown(base_name)}; the name of a chip or a [chip] table is required")
         if base_name is None and not given:
             raise InputError('chip: nothing found; chip = "NAME" or a [chip] table is required')
-        base = catalogue_entry(base_name) if base_name is not None else {}
         where = f"{reader.where}: chip"
         start = load_chip(base_name) if base_name is not None else None
-        return read_chip(name, given, where, start), base
+        return read_chip(name, given, where, start), base_name
     except InputError as error:
         prefix = "" if error.problems[0].startswith(reader.where) else f"{reader.where}: "
         reader.problems += [prefix + problem for problem in error.problems]
-        return None, {}
+        return None, None
 
 
 def _own_torus(reader: TableReader, base: Entry) -> Torus | None:

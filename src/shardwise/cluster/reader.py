@@ -50,6 +50,10 @@ class TableReader:
             else 1.0
         )
 
+    def within(self, key: str, low: float, high: float, what: str) -> float:
+        """A number without a unit between two others; `what` it is."""
+        return self._number(key, lambda value: low <= value <= high, f"{what}, of {low:g} to {high:g},", "")
+
     def latency(self, key: str, *, optional: bool = True) -> float:
         """Seconds; 0 when they are left out, unless they must not be."""
         if optional and key not in self.table:

@@ -173,13 +173,3 @@ def rated(cluster: Cluster) -> Cluster:
         return cluster
     topology = unscaled(cluster.topology, found["link_fraction"], found["network_fraction"])
     return replace(cluster, topology=topology, calibration=None)
-
-
-def under_stack(cluster: Cluster, stack: Stack) -> Cluster:
-    """The cluster as published runs show it under a stack. Raises `InputError` where it has constants of its own."""
-    if cluster.calibration is not None:
-        raise InputError(
-            f"stack: found {stack.name} for {cluster.name}, which has a [calibration] of its own "
-            f"({cluster.calibration.stack}); leave out one of the two"
-        )
-    return calibrated(cluster, calibration_of(cluster.chip.name, stack))

@@ -34,7 +34,7 @@ TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
 # waits for the router's counts pays for each in full.
 # Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
 # backward, and half of that where capacity is fixed; dense models of the same stacks show 10 to 40 us for a kernel.
-ROUTED, SYNCHRONISED = 4.0, 8.0
+ROUTED, SYNCHRONISED = 6.0, 12.0
 
 
 class Work(NamedTuple):
@@ -112,13 +112,17 @@ class Rates:
         return shape / self.grouped_fraction * (1.0 + TILE / 2 / work.group_rows)
 
     def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Seconds of kernels that a host launches as the device runs them: the longer, and more where both are as long.
+        """Seconds of kernels as a host launches them. Each leaves the device idle for a moment.
 
-        `routed`: among them are a router and its experts.
+        `routed`: among them are a router and its experts, and the host may be slower than the device: as long as the slower
+        of the two, and more where both are as slow.
         """
         if self.is_bound:
             return device_s
-        host_s = num_kernels * self.launch_s * ((SYNCHRONISED if self.synchronises else ROUTED) if routed else 1.0)
+        gaps_s = num_kernels * self.launch_s
+        if not routed:
+            return device_s + gaps_s
+        host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
         return (device_s**2 + host_s**2) ** 0.5
 
 

@@ -26,7 +26,7 @@ from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, we
 from shardwise.loss import LOSSES
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.program import Role
-from shardwise.symbolic import ZERO, Local, Value, Values, maximum
+from shardwise.symbolic import Local, Polynomial, Value, Values, maximum, total
 
 # While a block runs backward, gradients of about half of its activations are alive beside them.
 # Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
@@ -97,6 +97,28 @@ def unit_values(
     return values
 
 
+class _State(NamedTuple):
+    """Elements of a unit's weights on one device: as used and as they rest, those with gradients as used and as the optimizer
+    has them, and of these as used but for experts'."""
+
+    used: Polynomial
+    resting: Polynomial
+    trained: Polynomial
+    shard: Polynomial
+    passing: Polynomial
+
+
+def _state_of(unit: Unit, family: Family) -> _State:
+    dims, trained = unit.weights.values(), unit.trained.values()
+    return _State(
+        total(weight_use(family, d).local_elements() for d in dims),
+        total(weight_rest(family, d).local_elements() for d in dims),
+        total(weight_use(family, d).local_elements() for d in trained),
+        total(optimizer_rest(family, d).local_elements() for d in trained),
+        total(weight_use(family, d).local_elements() for d in trained if "E" not in d),
+    )
+
+
 class _Parts(NamedTuple):
     """Everything of a unit that costs something, taken from its derivation once."""
 
@@ -106,6 +128,7 @@ class _Parts(NamedTuple):
     products: Products
     waiting: tuple[Saved, ...]
     routed: bool
+    state: _State
 
 
 @lru_cache(maxsize=1024)
@@ -119,6 +142,7 @@ def _parts(structure: Structure, family: Family, name: str) -> _Parts:
         products_of(unit),
         waiting_of(unit, found),
         bool(unit.forward.program.named(Role.ROUTED)),
+        _state_of(unit, family),
     )
 
 
@@ -186,7 +210,7 @@ class UnitPricer:
         return StateCost(
             seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
             seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
-            self.compute_s(parts, "update", values), self.exchange_s(parts.unit, family, values, links),
+            self.compute_s(parts, "update", values), self.exchange_s(parts, values, links),
             *self.state_bytes(parts, family, values),
         )  # fmt: skip
 
@@ -284,10 +308,10 @@ class UnitPricer:
         ]
         return 2.0 * maximum(0.0, *sizes)
 
-    def exchange_s(self, unit: Unit, family: Family, values: Values, links: Links) -> Value:
+    def exchange_s(self, parts: _Parts, values: Values, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
-        shard = sum((optimizer_rest(family, d).local_elements() for d in unit.trained.values()), start=ZERO)
-        return links.hop(("pp",)).all_gather_s(shard.evaluate(values) * self.formats.roles[Role.WEIGHT_GRADIENT])
+        shard = parts.state.shard.evaluate(values)
+        return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
 
     def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, ...]:
         """Bytes of parameters, gradients, master copy, optimizer moments, of one unit's gathered weights and gradients, and of
@@ -298,23 +322,18 @@ class UnitPricer:
         each shape), by which SimuMax's measured peaks are above the rest. Experts' come one expert at a time, which is little.
         """
         precision, gradient = self.precision, self.precision.gradient_bytes
-        dims, trained = parts.unit.weights.values(), parts.unit.trained.values()
-        use = sum((weight_use(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
-        rest = sum((weight_rest(family, d).local_elements() for d in dims), start=ZERO).evaluate(values)
-        own = sum((weight_use(family, d).local_elements() for d in trained), start=ZERO).evaluate(values)
-        shard = sum((optimizer_rest(family, d).local_elements() for d in trained), start=ZERO).evaluate(values)
+        use, rest, own, shard, on_way = (elements.evaluate(values) for elements in parts.state)
         held = shard if family.zero_stage >= 2 else own
         gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
         unscattered = bytes_per_element(precision.gradients) if family.zero_stage >= 2 else 0.0
         transient = use * gathered + own * unscattered
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
-        on_way = sum((weight_use(family, d).local_elements() for d in trained if casts and "E" not in d), start=ZERO)
         return (
             rest * self.formats.weight_at_rest(parts.products),
             held * gradient,
             shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
             shard * precision.moment_bytes,
             transient,
-            on_way.evaluate(values) * passing,
+            on_way * passing if casts else 0.0,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.reconcile.published.case import Case, Prediction, predict_cells
 from shardwise.reconcile.published.facts import SkippedRow
@@ -45,13 +45,23 @@ class Judged:
         return predicted / measured - 1.0 if predicted is not None and measured is not None else None
 
     @property
+    def covered(self) -> bool | None:
+        """Whether the measured step time lies in the predicted interval; None without one of the two."""
+        interval = self.prediction.estimate.interval90 if self.prediction else None
+        measured = self.row.step_time_s
+        return interval[0] <= measured <= interval[1] if interval and measured is not None else None
+
+    @property
     def scored(self) -> bool:
         return self.row.quality in SCORED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """Of |predicted / measured - 1|, each row weighted: mean, median, 90th percentile, largest; and the mean with its sign."""
+    """Of |predicted / measured - 1|, each row weighted: mean, median, 90th percentile, largest; and the mean with its sign.
+
+    `coverage`: the share of rows whose measured time lies in the predicted 90% interval; None where there are no intervals.
+    """
 
     num_rows: int
     weight: float
@@ -60,6 +70,7 @@ class ErrorStatistics:
     p90: float
     worst: float
     bias: float
+    coverage: float | None = None
 
 
 def judge(rows: Sequence[Row], *, bound: bool = False) -> tuple[Judged, ...]:
@@ -92,6 +103,8 @@ STRATA: Mapping[str, Stratum] = {
     "model": lambda one: "MoE" if _case(one).architecture.num_experts else "dense",
     "source": lambda one: one.row.family or "not stated",
     "quality": lambda one: one.row.quality or "not stated",
+    "recompute": lambda one: "stated" if one.row.cell("recompute") else "not stated",
+    "stack": lambda one: "known" if _case(one).software.stack.known else "new",
 }
 MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda one: instrument_of(one.row.instrument).name}
 
@@ -109,15 +122,24 @@ def summary(
         for one in scored:
             members.setdefault(stratum(one), []).append(one)
         tables[name] = {
-            value: statistics([(error(one) or 0.0, one.weight) for one in found])
+            value: replace(statistics([(error(one) or 0.0, one.weight) for one in found]), coverage=_coverage(found))
             for value, found in sorted(members.items())
         }
     return tables
 
 
+def _coverage(judged: Sequence[Judged]) -> float | None:
+    """Weighted share of runs inside their intervals, of those that have one."""
+    known = [(one.covered, one.weight) for one in judged if one.covered is not None]
+    return sum(weight for inside, weight in known if inside) / sum(weight for _, weight in known) if known else None
+
+
 def memory_summary(judged: Sequence[Judged]) -> dict[str, dict[str, ErrorStatistics]]:
-    """The same for the peak memory, by the instrument too."""
-    return summary(judged, lambda one: one.memory_error, MEMORY_STRATA)
+    """The same for the peak memory, by the instrument too; it has no intervals."""
+    tables = summary(judged, lambda one: one.memory_error, MEMORY_STRATA)
+    return {
+        name: {value: replace(one, coverage=None) for value, one in table.items()} for name, table in tables.items()
+    }
 
 
 def statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:

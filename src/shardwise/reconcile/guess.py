@@ -31,21 +31,21 @@ def _hidden_share(found: Prediction) -> float:
     return sum(found.estimate.hidden.values()) / found.estimate.step_time_s
 
 
-# What makes a run slower than predicted; the first that applies. Predictions are made with the vendors' rates.
+# What makes a run slower than predicted; the first that applies.
 SLOWER: tuple[tuple[Applies, str], ...] = (
-    (lambda p: p.case.cluster.chip.matmul_fraction == 1.0, "no measured matmul rate for this chip: priced at its peak"),
-    (lambda p: _hidden_share(p) > 0.4, "much data-parallel traffic, taken as hidden behind compute"),
+    (lambda p: not p.case.software.stack.known, "a stack that no run measured: priced as others of its kind"),
+    (lambda p: _hidden_share(p) > 0.4, "much traffic, taken as hidden behind compute for the most part"),
     (
         lambda p: bool(p.case.architecture.num_experts),
-        "routing, grouped products of few rows and host synchronisation are not priced",
+        "routing, the dispatcher and the host's waiting are priced by rules of thumb",
     ),
     (
         lambda p: min(_width(p.case.architecture, p.case.layout.tp), p.case.architecture.d_model) < 2 * NARROW,
-        "narrow products: partial tiles and kernel launches are not priced",
+        "narrow products: many kernels, each short",
     ),
-    (lambda p: _tokens(p) <= FEW_TOKENS, "few tokens a micro-batch: partial waves and kernel launches are not priced"),
-    (lambda p: _attention_share(p) > 0.2, "attention is priced at the rate of matrix products"),
-    (lambda p: True, "products are priced at the best rate of any shape, and elementwise kernels at the memory's"),
+    (lambda p: _tokens(p) <= FEW_TOKENS, "few tokens a micro-batch: partial waves of tiles are not priced"),
+    (lambda p: _attention_share(p) > 0.2, "much attention, whose kernels differ by release"),
+    (lambda p: True, "nothing stands out: noise, or a release slower than others of its stack"),
 )  # fmt: skip
 COMMUNICATION = ("tp", "cp", "ep", "pp", "fsdp", "dp")
 

@@ -23,7 +23,8 @@ from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
 
 ROOT = Path(__file__).parents[3]
-OWN, SLICE, CHIP = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8").partition("## A software stack")[0]
+OWN, SLICE, CHIP = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 JOB = Job(global_batch_tokens=2**19, seq_len=4096)
 
 
@@ -404,7 +405,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 ODD = st.sampled_from(
     ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 400, "0x" + "f" * 400, "true", "'x'", "''", "[]", "[[]]", "{}",
      "[1, 'a']", "2026-01-01", "'80 GB'", "'-3 TB/s'", "[8]", "8", "0.5", "{ bf16 = 'x' }", "{ bf16 = '1 TFLOP/s' }",
-     "'h100'", "'tpu-v5e'", "'only_16'", "[2, 2]"]
+     "'h100'", "'tpu-v5e'", "'only_16'", "[2, 2]", "'torchtitan'", "{ dense = [0.9, 1.1] }", "{ moe = [2, 1] }",
+     "{ exposed = 0.5 }", "{ launch_s = 1 }"]
 )  # fmt: skip
 KEY = st.sampled_from(
     ["name", "base", "vendor", "peak_flops_per_s", "memory_bytes", "memory_bytes_per_s", "runtime_bytes", "matmul_fraction",
@@ -412,6 +414,10 @@ KEY = st.sampled_from(
      "base_latency_s", "links", "wrap_rule", "twisted", "odd"]
 )  # fmt: skip
 PAIRS = st.dictionaries(KEY, ODD, max_size=6)
+CALIBRATION = st.dictionaries(
+    st.sampled_from(["stack", "constants", "clock", "fused_attention", "synchronises", "spread", "source", "odd"]),
+    ODD, max_size=4,
+)  # fmt: skip
 
 
 def lines(pairs: dict[str, str]) -> str:
@@ -439,6 +445,7 @@ FILES = st.one_of(
         st.dictionaries(st.sampled_from(["name", "chip", "torus", "pods", "tiers", "odd"]), ODD, max_size=2),
         st.none() | PAIRS, st.lists(PAIRS, max_size=2), st.none() | PAIRS,
     ),
+    st.builds(lambda pairs: f"{OWN}[calibration]\n{lines(pairs)}", CALIBRATION),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,6 @@ from shardwise.cluster.stacks import (
     rated,
     stack_named,
     stack_names,
-    under_stack,
 )  # fmt: skip
 from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.errors import InputError
@@ -74,11 +74,43 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
     assert none.spread == calibration_of("h100", stack_named("fused")).spread != like.spread
 
 
-def test_a_calibration_of_ones_own_stays() -> None:
-    own = replace(calibration_of("h100", stack_named("fused")), stack="ours")
-    cluster = calibrated(sw.load_cluster("h100:16"), own)
-    with pytest.raises(InputError, match=r"found nemo-25 for h100:16, which has a \[calibration\] of its own \(ours\)"):
-        under_stack(cluster, stack_named("nemo-25"))
+OWN = """
+[chip]
+base = "h100"
+name = "h100-capped"
+power_w = {power}
+
+[[tiers]]
+name = "nvlink"
+size = 8
+bytes_per_s = "450 GB/s"
+"""
+
+
+def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path) -> None:
+    """At the clock that its power limit leaves; the time of products goes with it."""
+    model, job = sw.load_model("llama-3.2-1b"), sw.Job(global_batch_tokens=2**19, seq_len=4096)
+    seconds = []
+    for power in (700, 350):
+        path = tmp_path / "own.toml"
+        path.write_text(OWN.format(power=power), encoding="utf-8")
+        cluster = sw.load_cluster(str(path), stack="nemo-25")
+        assert cluster.calibration is not None
+        assert cluster.calibration.constants == constants_of("h100", stack_named("nemo-25"))
+        assert cluster.calibration.clock == pytest.approx((power / 700) ** (1 / 3))
+        assert "none is of" not in cluster.calibration.source
+        seconds.append(sw.estimate(model, cluster, job, sw.Layout(fsdp=8, zero_stage=3)).step_time_s)
+    assert 1.1 < seconds[1] / seconds[0] < 2 ** (1 / 3)
+
+
+def test_a_calibration_of_ones_own_stays(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'{OWN.format(power=700)}\n[calibration]\nstack = "fused"\n', encoding="utf-8")
+    own = sw.load_cluster(str(path)).calibration
+    assert own is not None
+    assert own.stack == "fused"
+    with pytest.raises(InputError, match=r"found nemo-25 for own, which has a \[calibration\] of its own \(fused\)"):
+        sw.load_cluster(str(path), stack="nemo-25")
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

@@ -92,8 +92,8 @@ FORMULAS: Mapping[str, Formula] = {
 PREDICTED: Mapping[str, str] = {
     **dict.fromkeys(
         ("time.forward", "time.backward", "time.recompute"),
-        "m · blocks · √(device² + host²): device = Σ max(FLOPs / rate · shape, bytes / memory rate), "
-        "elementwise bytes several times; host = kernels · launch_s",
+        "m · blocks · (device + kernels · launch_s): device = Σ max(FLOPs / rate · shape, bytes / memory rate), elementwise "
+        "bytes several times; with experts √(device² + host²), the host several launches a kernel",
     ),
     **dict.fromkeys(
         (f"time.{axis}" for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control")),

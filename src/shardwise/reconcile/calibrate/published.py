@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
 from shardwise.reconcile.calibrate.folds import Member, cross_validated, lab_folds, model_folds
 from shardwise.reconcile.calibrate.response import run_observation
 from shardwise.reconcile.published.rows import Row, published_rows
+from shardwise.reconcile.ranking import Ranking, ranking, timed
 
 # What a fold stands for in the spread of a prediction.
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
 KINDS = ("dense", "moe")
 TAILS = (0.05, 0.95)
+FEWEST = 20  # runs that folds are made of
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,12 @@ def fit_published(rows: Sequence[Row] | None = None, progress: Callable[[str], N
         for one in judged
         if one.prediction and one.row.step_time_s
     ]  # fmt: skip
+    labs = {one.lab for one in members}
+    if len(members) < FEWEST or len(labs) < 2:
+        raise InputError(
+            f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST} runs "
+            "of two labs are required, leave --chip and --source out or give more rows"
+        )
     progress(f"{len(members)} runs")
     observations = [one.observation for one in members]
     fitted = fit(observations, start(observations))
@@ -132,8 +142,67 @@ def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged]
     return statistics(errors) if errors else None
 
 
+def fold_ranking(found: Published, seconds: Array) -> Ranking | None:
+    """How a fold's predictions order layouts; of several draws the first."""
+    first = seconds[0]
+    return ranking(
+        [
+            timed(one.row, float(found.measured[i]), float(first[i]))
+            for i, one in enumerate(found.judged)
+            if not np.isnan(first[i])
+        ]
+    )
+
+
+def noise(found: Published) -> dict[str, ErrorStatistics]:
+    """By kind of model how far runs of the same configuration lie from their median: what no prediction can do better."""
+    groups: dict[str, list[int]] = {}
+    for i, one in enumerate(found.judged):
+        groups.setdefault(one.row.dup_group, []).append(i)
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for group in (members for members in groups.values() if len(members) > 1):
+        middle = float(np.median(found.measured[group]))
+        errors.setdefault(found.kinds[group[0]], []).extend(
+            (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
+        )
+    return {kind: statistics(found) for kind, found in sorted(errors.items())}
+
+
+def fold_payload(found: Published) -> dict[str, Any]:
+    """The folds as plain data: predictions of each run by fold, statistics by fold and stratum, spread, coverage, ranking."""
+    seconds = {"fitted": found.in_sample, **found.folds}
+    return {
+        "rows": [
+            {
+                "id": one.row.id,
+                "measured_step_time_s": float(found.measured[i]),
+                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
+            }
+            for i, one in enumerate(found.judged)
+        ],
+        "summary": {
+            fold: {
+                name: asdict(one)
+                for name, stratum in STRATA.items()
+                if (one := fold_statistics(found, draws, stratum)) is not None
+            }
+            for fold, draws in seconds.items()
+        },
+        "spread": {fold: found.spread(fold) for fold in found.folds},
+        "coverage": {fold: found.coverage(fold) for fold in found.folds},
+        "ranking": {
+            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
+        },
+        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
 def fold_report(found: Published) -> str:
-    """A table of errors by fold and stratum, with the coverage of the intervals."""
+    """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
     titles = {
         "fitted": "in sample", "model": "stack and chip known, model new", "lab": "lab and stack new",
         "three": "lab and stack new, three of its runs given",
@@ -153,5 +222,17 @@ def fold_report(found: Published) -> str:
             spread = found.spread(fold)
             shown = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
             lines.append(f"  90% intervals: {shown} times the prediction; coverage {found.coverage(fold):.1%}")
+        ranks = fold_ranking(found, seconds)
+        if ranks:
+            lines.append(
+                f"  layouts of one model on one machine that differ by over 10%: {ranks.ordered:.1%} of {ranks.num_pairs} pairs "
+                f"ordered rightly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
+                f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
+            )
         lines.append("")
+    lines.append("runs of one configuration around their median (different releases, different days)")
+    lines += [
+        f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
+        for kind, one in noise(found).items()
+    ]
     return "\n".join(lines).rstrip()

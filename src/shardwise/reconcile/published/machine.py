@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
+from shardwise.cluster.chips import catalogue_entry, chip_names, clock_under, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.topology import Switched, Topology
@@ -59,11 +59,7 @@ def _count_of(text: str, name: str) -> int | None:
 
 
 def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
-    """The catalogue's chip with the memory that is stated, and a power limit or another kind of memory from its name.
-
-    Under a power limit the clock goes with the third root of the power (power is about frequency times voltage squared,
-    and both move together): 0.89 at 500 of 700 W. Source: torchtitan's 500 W H100s sustain 0.86 of the 700 W part.
-    """
+    """The catalogue's chip with the memory that is stated, and a power limit or another kind of memory from its name."""
     memory = facts.number("chip_mem_gb")
     if memory and abs(memory * 1e9 / chip.memory_bytes - 1) > 0.01:
         chip = replace(chip, memory_bytes=memory * 1e9)
@@ -80,8 +76,7 @@ def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
 
 def clock_of(chip: Chip) -> float:
     """Sustained clock of a chip under a power limit over that of the catalogue's."""
-    usual = load_chip(chip.name).power_w
-    return (chip.power_w / usual) ** (1 / 3) if chip.power_w and usual else 1.0
+    return clock_under(chip, load_chip(chip.name))
 
 
 def _stated_network(facts: Facts, network: Switched) -> Switched:

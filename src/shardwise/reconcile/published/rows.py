@@ -76,18 +76,18 @@ def published_rows() -> tuple[Row, ...]:
     return _rows(file.read_text(encoding="utf-8"), "runs.csv")
 
 
-def read_rows(path: str) -> tuple[Row, ...]:
+def read_rows(path: str, flag: str = "--rows") -> tuple[Row, ...]:
     """The rows of a CSV file with the columns of the published ones, in any order; others are left aside.
 
-    Raises `InputError` when the file cannot be read as such.
+    Raises `InputError`, which names the flag that gave the file, when it cannot be read as such.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"--rows: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
+        raise InputError(f"{flag}: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
     except ValueError:
-        raise InputError(f"--rows: {path} is no text; a CSV file in UTF-8 is required") from None
-    return _rows(text, path)
+        raise InputError(f"{flag}: {path} is no text; a CSV file in UTF-8 is required") from None
+    return _rows(text, f"{flag}: {path}")
 
 
 def _rows(text: str, where: str) -> tuple[Row, ...]:
@@ -96,12 +96,12 @@ def _rows(text: str, where: str) -> tuple[Row, ...]:
         known = set(reader.fieldnames or ()) & set(INPUTS)
         if len(known) < 3:
             raise InputError(
-                f"--rows: {where} has {len(known)} of the columns that say what was trained; "
+                f"{where} has {len(known)} of the columns that say what was trained; "
                 f"a header such as id,{','.join(INPUTS[1:8])},... is required"
             )
         return tuple(_row(number, cells) for number, cells in enumerate(reader, start=1))
     except csv.Error as error:
-        raise InputError(f"--rows: {where} is no CSV: {error}") from None
+        raise InputError(f"{where} is no CSV: {error}") from None
 
 
 def _row(number: int, cells: Mapping[str | None, object]) -> Row:

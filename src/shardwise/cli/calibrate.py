@@ -1,0 +1,134 @@
+"""`shardwise calibrate`: make predictions right for one's own cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.reconcile.calibrate.own import OwnFit
+
+DESCRIPTION = """Fit what a chip, its network and a software stack reach to runs and micro-benchmarks on a cluster, from where the
+published runs leave it, and write a cluster file that every verb then predicts with.
+
+--runs is a CSV file with the columns of the published rows (docs/accuracy.md; validate --rows reads the same): what was
+trained, on what, how it was laid out, and its measured step_time_s. Rows of another chip or stack are left aside.
+
+--bench is a file of JSON lines, each a micro-benchmark and the seconds that it took on the device, launches left out:
+
+{lines}
+
+matmul: [m, k] times [k, n]. memory: a streaming kernel, bytes read and written. collective: {kinds};
+bytes of the whole array (of an all_to_all the shards of all devices together), devices from the innermost tier of CLUSTER, or
+from the smallest axis of its torus, outwards. attention: softmax attention as the stack runs it, forward, or with
+"backward": true the backward pass alone; "causal" and "backward" are false when left out."""
+EPILOG = """examples:
+  shardwise calibrate h100:512 --runs mine.csv --out my-cluster.toml
+  shardwise calibrate my-cluster.toml --runs mine.csv --bench machine.jsonl --stack torchtitan --out my-cluster.toml
+  shardwise plan llama-3-70b my-cluster.toml --batch-tokens 4Mi --seq-len 8192"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "calibrate", help="fit predictions to runs and micro-benchmarks of your own", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=_Help,
+    )  # fmt: skip
+    parser.add_argument(
+        "cluster",
+        help="CHIP:COUNT or CHIP:SHAPE, such as h100:512, or a .toml file; a calibration that it has is replaced",
+    )
+    parser.add_argument("--runs", metavar="FILE", help="a CSV file with the columns of the published rows")
+    parser.add_argument("--bench", metavar="FILE", help="a file of JSON lines, a micro-benchmark each")
+    parser.add_argument(
+        "--stack", metavar="NAME", help="the software of all runs, such as torchtitan (default: what most rows name)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="of the cluster that is written (default: that of the file)")
+    parser.add_argument("--out", metavar="FILE", help="write the cluster as a .toml file; without it only the report")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Fills in the formats when help is asked for, so that no other verb loads what reads them."""
+
+    def add_text(self, text: str | None) -> None:
+        if text is DESCRIPTION:
+            from shardwise.reconcile.calibrate.bench import KINDS, example_lines
+
+            lines = "\n".join(f"  {json.dumps(line)}" for line in example_lines())
+            text = DESCRIPTION.replace("{lines}", lines).replace("{kinds}", ", ".join(KINDS))
+        super().add_text(text)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON; the file is written first."""
+    from shardwise.cli.arguments import collect
+    from shardwise.cli.calibrate_report import calibrate_payload, calibrate_text
+    from shardwise.cluster.load import load_own
+    from shardwise.cluster.stacks import stack_named
+    from shardwise.errors import InputError
+    from shardwise.reconcile.calibrate.own import fit_own
+    from shardwise.reconcile.published.rows import read_rows
+
+    if arguments.runs is None and arguments.bench is None:
+        raise InputError("calibrate: found neither --runs nor --bench; one of them, or both, is required")
+    own, stack, rows, out = collect(
+        lambda: load_own(arguments.cluster),
+        lambda: stack_named(arguments.stack) if arguments.stack else None,
+        lambda: read_rows(arguments.runs, "--runs") if arguments.runs is not None else (),
+        lambda: _out(arguments.out),
+    )
+    found = fit_own(own, rows, arguments.bench, stack, _progress)
+    source = _source(found, arguments.runs, arguments.bench)
+    name = arguments.name or (out.stem if out else own.nominal.name)
+    if out:
+        _write(out, found, name, f"{source}, {date.today()}")
+    if arguments.json:
+        return json.dumps(calibrate_payload(found, name, source), indent=2)
+    return calibrate_text(found, source, arguments.out)
+
+
+def _progress(text: str) -> None:
+    """What is being done, for whoever watches."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
+def _out(text: str | None) -> Path | None:
+    """The file to write. Raises `InputError` for one that no verb would read as a cluster."""
+    from shardwise.errors import InputError
+
+    if text is not None and not text.strip().lower().endswith(".toml"):
+        raise InputError(f"--out: found {text!r}; a name that ends in .toml is required, such as my-cluster.toml")
+    return Path(text.strip()) if text is not None else None
+
+
+def _source(found: OwnFit, runs: str | None, bench: str | None) -> str:
+    from shardwise.units import counted
+
+    parts = [f"{counted(len(found.runs), 'run')} of {Path(runs).name}"] if runs is not None else []
+    parts += [f"{counted(len(found.benches), 'micro-benchmark')} of {Path(bench).name}"] if bench is not None else []
+    return f"fitted to {' and '.join(parts)}"
+
+
+def _write(out: Path, found: OwnFit, name: str, source: str) -> None:
+    from dataclasses import replace
+
+    from shardwise.cluster.written import cluster_toml
+    from shardwise.errors import InputError
+
+    remarks = {
+        one.name: f"± {one.after_deviation:.2g}" + ("" if one.identified else ", not identified")
+        for one in found.constants
+    }
+    nominal = replace(found.own.nominal, name=name)
+    try:
+        out.write_text(cluster_toml(nominal, found.own.base, found.calibration(source), remarks), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--out: cannot write {out}: {reason}; a path that can be written is required") from None

@@ -1,0 +1,117 @@
+"""The constants of chips and stacks: how many there are, what they may be, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled
+from shardwise.cluster.chips import chip_names
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import (
+    KINDS,
+    LIKE,
+    calibrated,
+    calibration_of,
+    constants_of,
+    fitted,
+    stack_named,
+    stack_names,
+    stack_of_software,
+)
+from shardwise.errors import InputError
+
+
+def test_a_chip_has_at_most_ten_constants_and_a_stack_at_most_four() -> None:
+    owners = [constant.owner for constant in CONSTANTS.values()]
+    assert owners.count("chip") <= 10
+    assert owners.count("stack") <= 4
+
+
+def test_what_was_fitted_are_these_constants_of_chips_and_stacks_and_nothing_else() -> None:
+    found = fitted()
+    assert set(found) == {"source", "spread", "chips", "stacks"}
+    assert set(found["chips"]) <= set(chip_names())
+    assert set(found["stacks"]) <= set(stack_names()) - set(KINDS)
+    for group, owner in (("chips", "chip"), ("stacks", "stack")):
+        own = {name for name, constant in CONSTANTS.items() if constant.owner == owner}
+        for values in found[group].values():
+            assert set(values) == own | {"deviations"}
+            assert set(values["deviations"]) == own
+            for name in own:
+                assert CONSTANTS[name].low <= values[name] <= CONSTANTS[name].high
+    assert "published runs" in found["source"]
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
+    constant = CONSTANTS[name]
+    assert constant.low < constant.prior < constant.high
+    assert constant.value(constant.free(constant.prior)) == pytest.approx(constant.prior)
+    far = constant.value(np.array([-50.0, 50.0]))
+    assert far[0] == pytest.approx(constant.low, rel=1e-6, abs=1e-9)
+    assert far[1] == pytest.approx(constant.high, rel=1e-6)
+    assert constant.meaning
+
+
+@pytest.mark.parametrize(
+    ("software", "stack"),
+    [
+        ("NeMo 24.07", "nemo-24"), ("NeMo; dgxc-benchmarking v25.04.02", "nemo-25"),
+        ("NeMo container 25.11", "megatron-bridge-25"),
+        ("NeMo container 26.02.01", "megatron-bridge-26"), ("NeMo container 26.08", "megatron-bridge-26-06"),
+        ("Megatron-DeepSpeed (BigScience), Jean Zay", "megatron-deepspeed"), ("Megatron-LM + TE 2.11", "megatron"),
+        ("torch 38410cf9 2025-06-14", "torchtitan"), ("PyTorch FSDP nightly + compile", "torch-fsdp"), ("MaxText", "maxtext"),
+        ("Pax+TE", "pax-te"), ("a trainer of our own in JAX", "compiled"), ("Primus 1.0", "fused"), ("", "eager"),
+    ],
+)  # fmt: skip
+def test_the_stack_of_some_software(software: str, stack: str) -> None:
+    assert stack_of_software(software).name == stack
+
+
+def test_an_unknown_stack_is_expected_as_others_of_its_kind_and_less_surely() -> None:
+    kind, known = stack_named("fused"), stack_named("nemo-25")
+    assert constants_of("h100", kind)["elementwise"] == KINDS["fused"]["elementwise"]
+    assert constants_of("h100", kind)["matmul_fraction"] == constants_of("h100", known)["matmul_fraction"]
+    widths = [high / low for low, high in (calibration_of("h100", s).spread["dense"] for s in (known, kind))]
+    assert widths[0] < widths[1]
+    with pytest.raises(InputError, match=r"the stacks are .*nemo-25.*eager"):
+        stack_named("nemo-2025")
+
+
+@pytest.mark.parametrize("chip", LIKE)
+def test_a_chip_without_runs_starts_from_one_that_it_is_like(chip: str) -> None:
+    stack = stack_named("megatron")
+    assert chip in chip_names()
+    if chip not in fitted()["chips"]:
+        assert constants_of(chip, stack) == constants_of(LIKE[chip], stack)
+
+
+def test_a_chip_that_is_like_no_other_has_the_priors() -> None:
+    found = constants_of("mi300x", stack_named("fused"))
+    assert found["matmul_fraction"] == CONSTANTS["matmul_fraction"].prior
+
+
+def test_links_run_at_the_rates_that_collectives_reach() -> None:
+    cluster = load_cluster("h100:64")
+    inner, outer = scaled(cluster.topology, 0.5, 0.25).tiers  # type: ignore[union-attr]
+    assert (inner.fraction, outer.fraction) == (0.5, 0.25)
+    pods = load_cluster("tpu-v5e:16x16*4").topology
+    slower = scaled(pods, 0.5, 0.25)
+    assert slower.torus.bytes_per_s == pods.torus.bytes_per_s * 0.5  # type: ignore[union-attr]
+    assert slower.bytes_per_s == pods.bytes_per_s * 0.25  # type: ignore[union-attr]
+
+
+def test_impossible_calibrations_are_refused() -> None:
+    good = calibration_of("h100", stack_named("nemo-25"))
+    with pytest.raises(InputError, match=r"matmul_fraction is 1.5; .* of 0.3 to 1, is required"):
+        replace(good, constants={**good.constants, "matmul_fraction": 1.5})
+    with pytest.raises(InputError, match="constants are launch_s; matmul_fraction"):
+        replace(good, constants={"launch_s": 1e-5})
+    with pytest.raises(InputError, match="clock is 3"):
+        replace(good, clock=3.0)
+    with pytest.raises(InputError, match=r"spread of dense is 1.1 to 1.2"):
+        replace(good, spread={"dense": (1.1, 1.2)})
+    assert isinstance(calibrated(load_cluster("h100:8"), good).calibration, Calibration)

@@ -1,0 +1,127 @@
+"""A cluster file with a calibration: written and read again, left out in part, and what is wrong with one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster.calibration import CONSTANTS, Calibration
+from shardwise.cluster.load import load_cluster, load_own
+from shardwise.cluster.networks import with_chip
+from shardwise.cluster.stacks import calibrated, calibration_of, constants_of, stack_named
+from shardwise.cluster.topology import Pods, Switched
+from shardwise.cluster.written import cluster_toml, toml
+from shardwise.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+OWN, SLICE, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+TITAN = stack_named("torchtitan")
+
+
+def some_calibration(chip: str) -> Calibration:
+    """One that differs from what is shipped in every value, with digits that do not come out even."""
+    shipped = calibration_of(chip, TITAN)
+    constants = {
+        name: float(one.value(one.free(shipped[name]) + (number + 1) / 37))
+        for number, (name, one) in enumerate(CONSTANTS.items())
+    }
+    return replace(
+        shipped, constants=constants, clock=1 / 1.3, fused_attention=False, synchronises=False,
+        spread={"dense": (0.91234567, 1.1), "moe": (0.7, 1.0)}, source='of "us", C:\\runs\n2026',
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["h100:8", "h100:512", "gb200:144", "mi300x:8", "tpu-v5p:4x4x8", "tpu-v5e:16x16*4", "tpu-v4:4x4x8_twisted", "tpu-v3:4x4",
+     "local:4", "own.toml", "slice.toml"],
+)  # fmt: skip
+def test_what_is_written_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text(OWN, encoding="utf-8")
+    Path("slice.toml").write_text(SLICE, encoding="utf-8")
+    own = load_own(text)
+    calibration = some_calibration(own.base or "")
+    Path("again.toml").write_text(
+        cluster_toml(own.nominal, own.base, calibration, {"exposed": "± 0.1"}), encoding="utf-8"
+    )
+    again = load_own("again.toml")
+    assert (again.nominal, again.base, again.calibration) == (own.nominal, own.base, calibration)
+    assert load_cluster("again.toml") == calibrated(own.nominal, calibration)
+    assert "# ± 0.1" in Path("again.toml").read_text(encoding="utf-8")
+
+
+def test_only_what_differs_from_the_catalogue_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(OWN, encoding="utf-8")
+    own = load_own(str(file))
+    text = cluster_toml(own.nominal, own.base, some_calibration("h100"))
+    assert 'base = "h100"' in text
+    assert "power_w = 500.0" in text
+    assert "memory_bytes" not in text
+
+
+def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(f'{OWN}\n[calibration]\nstack = "torchtitan"\nconstants = {{ exposed = 0.25 }}\n', encoding="utf-8")
+    found = load_cluster(str(file))
+    assert found.calibration is not None
+    assert found.calibration.constants == {**constants_of("h100", TITAN), "exposed": 0.25}
+    assert found.calibration.spread == calibration_of("h100", TITAN).spread
+    assert found.calibration.source == "own.toml"
+    assert found.calibration.clock == pytest.approx((500 / 700) ** (1 / 3))  # the file's chip is limited to 500 W
+    assert isinstance(found.topology, Switched)
+    assert found.topology.tiers[0].fraction == found.calibration["link_fraction"]
+    assert load_own(str(file)).nominal.topology.levels == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("table", "problems"),
+    [
+        ("calibration = 3", ["own.toml: calibration: found 3; a table with a stack and constants is required"]),
+        ("[calibration]", ["own.toml: calibration: stack: missing; one of llm-foundry-torch1"]),
+        (
+            '[calibration]\nstack = "mine"\nclock = 3\nspread = { dense = [1.1, 2], odd = [1, 1] }\n'
+            "constants = { exposed = 9, foo = 1 }\nfused_attention = 1\nhue = 2",
+            [
+                "own.toml: calibration: found 'hue'; the keys are stack, constants, clock",
+                "own.toml: calibration.constants: found 'foo'; the keys are matmul_fraction",
+                "own.toml: calibration.constants: exposed: found 9; share of the communication that compute does not hide, of 0 "
+                "to 1.05, is required",
+                "own.toml: calibration.spread: found 'odd'; the keys are dense, moe",
+                "own.toml: calibration.spread: dense: found [1.1, 2]; two factors around 1",
+                "own.toml: calibration: clock: found 3; a part of the usual clock, of 0.1 to 1.5, is required",
+                "own.toml: calibration: fused_attention: found 1; true or false is required",
+                "own.toml: calibration: stack: found 'mine'; one of llm-foundry-torch1",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_calibration(tmp_path: Path, table: str, problems: list[str]) -> None:
+    file = tmp_path / "own.toml"
+    top, _, tables = OWN.partition("[chip]")
+    file.write_text(
+        f"{table}\n{OWN}" if table.startswith("cal") else f"{top}[chip]{tables}\n{table}\n", encoding="utf-8"
+    )
+    with pytest.raises(InputError) as caught:
+        load_cluster(str(file))
+    assert len(caught.value.problems) == len(problems)
+    for found, required in zip(caught.value.problems, problems, strict=True):
+        assert found.startswith(required)
+
+
+def test_another_chip_leaves_what_collectives_reach_between_pods() -> None:
+    own = load_own("tpu-v5e:16x16*4")
+    cluster = calibrated(own.nominal, some_calibration("tpu-v5e"))
+    again = with_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
+    assert isinstance(again.topology, Pods)
+    assert cluster.calibration is not None
+    assert again.topology.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
+
+
+def test_texts_are_escaped() -> None:
+    assert toml('a "b"\\\x7f\n') == '"a \\"b\\"\\\\\\u007f\\n"'
+    assert toml({"a b": [1, True, 2.5e-07]}) == '{ "a b" = [1, true, 2.5e-07] }'

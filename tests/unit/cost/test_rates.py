@@ -1,0 +1,131 @@
+"""What a kernel takes: the bound without a calibration, and each effect that a calibration adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwise.cluster.chips import load_chip
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
+from shardwise.cluster.topology import Cut
+from shardwise.cost.estimate import Pricing, estimate
+from shardwise.cost.overlap import exposed_by_axis, exposed_s
+from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
+from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.symbolic import FrozenValues, Values, product
+
+CHIP = load_chip("h100")
+CALIBRATION = calibration_of("h100", stack_named("nemo-25"))
+RATES = rates_of(CHIP, CALIBRATION)
+BOUND = rates_of(CHIP, None)
+SQUARE = Work(2.0 * 8192**3, 3 * 2.0 * 8192**2, 8192.0, (8192.0, 8192.0), 0.0, 0.0, 0.0, False)
+
+
+def test_without_a_calibration_a_product_runs_at_the_chips_measured_rate() -> None:
+    assert BOUND.kernel_s("contract", "bf16", SQUARE) == pytest.approx(SQUARE.flops / (989e12 * 0.803))
+    assert BOUND.kernel_s("scan", "bf16", SQUARE) == BOUND.kernel_s("contract", "bf16", SQUARE)
+    assert BOUND.kernel_s("map", "bf16", SQUARE) == pytest.approx(SQUARE.num_bytes / 3.35e12)
+    assert BOUND.launched_s(1.0, 100, routed=True) == 1.0
+
+
+def test_a_short_sum_takes_longer_by_the_ramp() -> None:
+    """Half of the sum, twice as often: the same FLOPs, k0 once more."""
+    ramp = CALIBRATION["matmul_ramp"]
+    halved = SQUARE._replace(summed=4096.0)
+    ratio = RATES.kernel_s("contract", "bf16", halved) / RATES.kernel_s("contract", "bf16", SQUARE)
+    assert ratio == pytest.approx((1 + ramp / 4096) / (1 + ramp / 8192))
+    assert RATES.kernel_s("contract", "bf16", SQUARE) == pytest.approx(
+        SQUARE.flops / (989e12 * CALIBRATION["matmul_fraction"]) * (1 + ramp / 8192)
+    )
+
+
+@pytest.mark.parametrize("change", [{"summed": 8192.0 - 4}, {"sides": (8192.0, 8190.0)}])
+def test_extents_that_do_not_fill_transactions_cost_an_eighth(change: dict[str, object]) -> None:
+    assert 8192 % ALIGNED == 0
+    ratio = RATES.kernel_s("contract", "bf16", SQUARE._replace(**change)) / RATES.kernel_s("contract", "bf16", SQUARE)
+    assert ratio == pytest.approx(MISALIGNED, rel=1e-4)
+    assert BOUND.kernel_s("contract", "bf16", SQUARE._replace(**change)) == BOUND.kernel_s("contract", "bf16", SQUARE)
+
+
+def test_few_rows_for_each_expert_fill_tiles_badly() -> None:
+    def seconds(rows: float) -> float:
+        return float(RATES.kernel_s("contract", "bf16", SQUARE._replace(group_rows=rows)))
+
+    assert seconds(64.0) / seconds(1e9) == pytest.approx(2.0)
+    assert seconds(1e9) > RATES.kernel_s("contract", "bf16", SQUARE)
+
+
+def test_attention_that_writes_its_scores_moves_them_and_computes_the_masked_ones() -> None:
+    scores, width = 64.0 * 2048 * 2048, 128.0
+    fused = Work(2.0 * scores * width, 0.0, 0.0, (), 0.0, scores, width, False)  # the causal half of two products
+    plain = replace(RATES, fused_attention=False)
+    moved = scores * SCORE_BYTES[False] / RATES.bytes_per_s
+    assert plain.kernel_s("scan", "bf16", fused) > moved * CALIBRATION["attention"]
+    assert plain.kernel_s("scan", "bf16", fused) > RATES.kernel_s("scan", "bf16", fused)
+    odd = fused._replace(width=127.0)
+    assert plain.kernel_s("scan", "bf16", odd) > plain.kernel_s("scan", "bf16", fused)
+
+
+def test_gaps_add_up_but_a_slow_host_hides_the_device() -> None:
+    gaps = 100 * CALIBRATION["launch_s"]
+    assert RATES.launched_s(1.0, 100, routed=False) == pytest.approx(1.0 + gaps)
+    assert RATES.launched_s(0.0, 100, routed=True) == pytest.approx(gaps * SYNCHRONISED)
+    dropping = replace(RATES, synchronises=False)
+    assert dropping.launched_s(0.0, 100, routed=True) == pytest.approx(gaps * ROUTED)
+
+
+def test_a_measured_stack_shows_its_share_of_all_traffic() -> None:
+    traffic = {"tp": 2.0, "fsdp": 6.0}
+    assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0
+    assert exposed_s("per_axis", 3.0, traffic, share=0.25) == 5.0  # what compute is too short to hide
+    assert exposed_by_axis("per_axis", 10.0, traffic, share=0.25) == {"tp": 0.5, "fsdp": 1.5}
+    assert exposed_s("per_axis", 10.0, traffic) == 2.0  # by convention tp shows and fsdp hides
+
+
+def test_a_rows_copies_leave_a_node_once() -> None:
+    """8 of 256 experts on 4 nodes: of 6 copies for other nodes 2.7 leave, one for each node that has any."""
+    network = load_cluster("h100:32").topology
+    cuts = [Cut(8, 1), Cut(4, 1)]
+    once = all_to_all_seconds_per_byte(network, cuts, 8) / all_to_all_seconds_per_byte(network, cuts)  # type: ignore[arg-type]
+    assert once == pytest.approx(4 * (1 - (3 / 4) ** 8) / 8)
+    inside = [Cut(8, 1), Cut(1, 8)]
+    assert all_to_all_seconds_per_byte(network, inside, 8) == all_to_all_seconds_per_byte(network, inside)  # type: ignore[arg-type]
+
+
+def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
+    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
+    cluster = calibrated(load_cluster("h100:16"), CALIBRATION)
+    pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
+    pricing.values = FrozenValues(pricing.values)
+    launches = np.array([1e-6, 1e-5, 1e-4])
+    together = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
+    alone = [pricing.at(replace(RATES, launch_s=float(one)), cluster.topology).slowest_s() for one in launches]
+    assert together == pytest.approx(alone, rel=1e-12)
+    assert list(together) == sorted(together)
+
+
+def test_an_estimate_with_a_calibration_has_an_interval() -> None:
+    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
+    bound = estimate(model, load_cluster("h100:16"), job, Layout(fsdp=16, zero_stage=3))
+    found = estimate(model, calibrated(load_cluster("h100:16"), CALIBRATION), job, Layout(fsdp=16, zero_stage=3))
+    assert bound.interval90 is None
+    assert found.interval90 is not None
+    assert found.interval90[0] < found.step_time_s < found.interval90[1]
+    assert bound.step_time_s < found.step_time_s
+    assert sum(found.time.values()) == pytest.approx(found.step_time_s)
+    assert found.memory == bound.memory
+
+
+def test_frozen_values_evaluate_once() -> None:
+    values = Values({"a": 3})
+    frozen = FrozenValues(values)
+    square = product(["a", "a"])
+    assert square.evaluate(frozen) == square.evaluate(values) == 9.0
+    frozen["a"] = 5  # whoever freezes values changes them no more
+    assert square.evaluate(frozen) == 9.0
