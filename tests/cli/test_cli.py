@@ -29,6 +29,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--on", "--set", "--weights"],
@@ -44,7 +45,7 @@ FLAGS = {
         "--weights",
         "--with",
     ],
-    "show": ["--help", "--json"],
+    "show": ["--chip", "--help", "--json"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
@@ -60,6 +61,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "matmul": [
@@ -100,6 +102,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
 }
