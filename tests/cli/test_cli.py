@@ -46,6 +46,7 @@ FLAGS = {
         "--with",
     ],
     "show": ["--chip", "--help", "--json"],
+    "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cli import (
+    bench,
     calibrate,
     collective,
     estimate,
@@ -23,7 +24,21 @@ from shardwise.cli import (
 )
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate, calibrate)
+VERBS = (
+    plan,
+    estimate,
+    explain,
+    memory,
+    kv_cache,
+    roofline,
+    matmul,
+    reshard,
+    collective,
+    show,
+    validate,
+    bench,
+    calibrate,
+)
 
 
 class Parser(argparse.ArgumentParser):
