@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardwise.cost.unit import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.layout.stages import recomputed_layers
 from shardwise.symbolic import Value
 

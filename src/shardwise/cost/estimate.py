@@ -16,7 +16,8 @@ from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.rates import Rates, rates_of
 from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import StageCost, StepTime, spans, stage_cost, step_time
-from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout

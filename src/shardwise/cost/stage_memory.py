@@ -9,7 +9,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cost.counts import Counts, add_up, never, times_each
 from shardwise.cost.host import NOTHING, STAYING, Host
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.unit import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.schedule.closed_form import SPLIT
 from shardwise.symbolic import Value, maximum
 

@@ -10,7 +10,7 @@ from shardwise.cost.counts import Counts, add_up, times_each
 from shardwise.cost.host import NOTHING, Host
 from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_s
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.unit import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.job import Overlap
 from shardwise.schedule.closed_form import BOTH_ENDS, SPLIT, Passes
 from shardwise.symbolic import Value, maximum

@@ -9,73 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
-from typing import NamedTuple
 
 from shardwise.cost.communication import collective_s, ring_s
-from shardwise.cost.formats import Formats, Products, Saved, elements_of, products_of, waiting_of
+from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
+from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_parts import Parts, parts_of
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
-from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.kernels import Kernel, kernels
+from shardwise.layout.kernels import Kernel
 from shardwise.layout.pipeline import RING
 from shardwise.layout.placement import Links
-from shardwise.layout.realise import Realised, realise
-from shardwise.layout.shardings import BATCH, EXPERT, Family, optimizer_rest, weight_rest, weight_use
+from shardwise.layout.realise import Realised
+from shardwise.layout.shardings import BATCH, EXPERT, Family
 from shardwise.loss import LOSSES
-from shardwise.model.architecture import Architecture, Structure
+from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
-from shardwise.symbolic import Local, Polynomial, Value, Values, maximum, total
+from shardwise.symbolic import Local, Value, Values, maximum
 
 # While a block runs backward, gradients of about half of its activations are alive beside them.
 # Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
 GRADIENT_SHARE = 0.5
-
-
-class ActivationCost(NamedTuple):
-    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working.
-
-    `weight_s` is the part of `backward_s` that makes weight gradients (the casts of what it takes are no part of it: they run
-    at once), `waiting_bytes` what that part reads.
-    """
-
-    forward_s: Value
-    backward_s: Value
-    recompute_s: Value
-    tp_forward_s: Value
-    tp_backward_s: Value
-    cp_forward_s: Value
-    cp_backward_s: Value
-    ep_forward_s: Value
-    ep_backward_s: Value
-    pp_forward_s: Value
-    pp_backward_s: Value
-    saved_bytes: Value
-    workspace_bytes: Value
-    logits_bytes: Value
-    buffer_bytes: Value
-    weight_s: Value
-    waiting_bytes: Value
-
-
-class StateCost(NamedTuple):
-    """Seconds of weight and gradient traffic per micro-batch and per step, of the update; bytes of state at rest."""
-
-    gather_forward_s: Value
-    gather_backward_s: Value
-    step_weights_s: Value
-    step_fsdp_s: Value
-    step_dp_s: Value
-    step_control_s: Value
-    update_s: Value
-    exchange_s: Value  # of the gradients of two copies of the same weights, on the first and the last stage
-    parameters_bytes: Value
-    gradients_bytes: Value
-    master_bytes: Value
-    optimizer_bytes: Value
-    transient_bytes: Value
-    passing_bytes: Value  # gradients as products give them, where the ones that rest have another format
 
 
 def unit_values(
@@ -97,55 +51,6 @@ def unit_values(
     return values
 
 
-class _State(NamedTuple):
-    """Elements of a unit's weights on one device: as used and as they rest, those with gradients as used and as the optimizer
-    has them, and of these as used but for experts'."""
-
-    used: Polynomial
-    resting: Polynomial
-    trained: Polynomial
-    shard: Polynomial
-    passing: Polynomial
-
-
-def _state_of(unit: Unit, family: Family) -> _State:
-    dims, trained = unit.weights.values(), unit.trained.values()
-    return _State(
-        total(weight_use(family, d).local_elements() for d in dims),
-        total(weight_rest(family, d).local_elements() for d in dims),
-        total(weight_use(family, d).local_elements() for d in trained),
-        total(optimizer_rest(family, d).local_elements() for d in trained),
-        total(weight_use(family, d).local_elements() for d in trained if "E" not in d),
-    )
-
-
-class _Parts(NamedTuple):
-    """Everything of a unit that costs something, taken from its derivation once."""
-
-    unit: Unit
-    kernels: tuple[Kernel, ...]
-    collectives: tuple[Realised, ...]
-    products: Products
-    waiting: tuple[Saved, ...]
-    routed: bool
-    state: _State
-
-
-@lru_cache(maxsize=1024)
-def _parts(structure: Structure, family: Family, name: str) -> _Parts:
-    unit = derived_unit(structure, family, name)
-    found = kernels(unit)
-    return _Parts(
-        unit,
-        found,
-        realise(unit),
-        products_of(unit),
-        waiting_of(unit, found),
-        bool(unit.forward.program.named(Role.ROUTED)),
-        _state_of(unit, family),
-    )
-
-
 class UnitPricer:
     """Prices units at the rates of a chip under a stack, with one precision recipe and one kind of loss."""
 
@@ -165,8 +70,8 @@ class UnitPricer:
     def of_structure(self, family: Family) -> Family:
         return replace(family, experts=self.structure.experts)
 
-    def parts(self, family: Family, name: str) -> _Parts:
-        return _parts(self.structure, family, name)
+    def parts(self, family: Family, name: str) -> Parts:
+        return parts_of(self.structure, family, name)
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
@@ -214,22 +119,22 @@ class UnitPricer:
             *self.state_bytes(parts, family, values),
         )  # fmt: skip
 
-    def compute_s(self, parts: _Parts, phase: str, values: Values) -> Value:
+    def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels but for those that make weight gradients, with the casts of what its products take."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
 
-    def launched_s(self, parts: _Parts, phase: str, device_s: Value) -> Value:
+    def launched_s(self, parts: Parts, phase: str, device_s: Value) -> Value:
         """Seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.launched_s(device_s, num_kernels, routed=parts.routed)
 
-    def kernels_s(self, parts: _Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
+    def kernels_s(self, parts: Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
         """Seconds of a phase's kernels that make weight gradients, or of the others."""
         found = (k for k in parts.kernels if k.phase == phase and k.makes_gradients is making_gradients)
         return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
-    def kernel_s(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
+    def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
         """Seconds of one kernel."""
         shape = kernel.shape
         work = Work(
@@ -239,7 +144,7 @@ class UnitPricer:
         )  # fmt: skip
         return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-    def pipelined_s(self, parts: _Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
+    def pipelined_s(self, parts: Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
         """What shows of the collectives that run in pieces beside computations, by phase and axis.
 
         With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
@@ -258,7 +163,7 @@ class UnitPricer:
             traffic = sum((self.in_pieces_s(one, parts, values, links) for one in moved), start=0.0)
             yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
 
-    def in_pieces_s(self, one: Realised, parts: _Parts, values: Values, links: Links) -> Value:
+    def in_pieces_s(self, one: Realised, parts: Parts, values: Values, links: Links) -> Value:
         """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
         if one.axes != RING:
             return self.collective_s(one, parts, values, links)
@@ -271,11 +176,11 @@ class UnitPricer:
             found[kernel.phase] = found.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
         return found
 
-    def kernel_bytes(self, kernel: Kernel, parts: _Parts, values: Values) -> Value:
+    def kernel_bytes(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
         return self.formats.kernel_bytes(kernel, parts.products, values)
 
     def traffic(
-        self, parts: _Parts, values: Values, links: Links, wanted: Callable[[Realised], bool]
+        self, parts: Parts, values: Values, links: Links, wanted: Callable[[Realised], bool]
     ) -> dict[tuple[str, str], Value]:
         """Seconds of the wanted collectives by phase and axis."""
         total: dict[tuple[str, str], Value] = {}
@@ -285,16 +190,16 @@ class UnitPricer:
                 total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
-    def collective_s(self, one: Realised, parts: _Parts, values: Values, links: Links) -> Value:
+    def collective_s(self, one: Realised, parts: Parts, values: Values, links: Links) -> Value:
         copies = values["k"] if one.role is Role.ROUTED else 1
         return collective_s(one.kind, one.axes, self.formats.moved_bytes(one, parts.products, values), links, copies)
 
-    def saved_bytes(self, parts: _Parts, values: Values) -> tuple[Value, Value]:
+    def saved_bytes(self, parts: Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
-    def buffer_bytes(self, parts: _Parts, values: Values) -> Value:
+    def buffer_bytes(self, parts: Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
 
         A device alone has none.
@@ -308,12 +213,12 @@ class UnitPricer:
         ]
         return 2.0 * maximum(0.0, *sizes)
 
-    def exchange_s(self, parts: _Parts, values: Values, links: Links) -> Value:
+    def exchange_s(self, parts: Parts, values: Values, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
         shard = parts.state.shard.evaluate(values)
         return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
 
-    def state_bytes(self, parts: _Parts, family: Family, values: Values) -> tuple[Value, ...]:
+    def state_bytes(self, parts: Parts, family: Family, values: Values) -> tuple[Value, ...]:
         """Bytes of parameters, gradients, master copy, optimizer moments, of one unit's gathered weights and gradients, and of
         one unit's gradients on their way.
 

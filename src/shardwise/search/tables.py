@@ -18,7 +18,8 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT
 from shardwise.cost.overlap import exposed_s
 from shardwise.cost.rates import exposed_share, rates_of
-from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
 from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees, mode_family

@@ -1,0 +1,64 @@
+"""Everything of a unit that costs something, read off its derivation once: kernels, collectives, what is kept, what is held."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardwise.cost.formats import Products, Saved, products_of, waiting_of
+from shardwise.layout.derivation import Unit, derived_unit
+from shardwise.layout.kernels import Kernel, kernels
+from shardwise.layout.realise import Realised, realise
+from shardwise.layout.shardings import Family, optimizer_rest, weight_rest, weight_use
+from shardwise.model.architecture import Structure
+from shardwise.model.program import Role
+from shardwise.symbolic import Polynomial, total
+
+
+class State(NamedTuple):
+    """Elements of a unit's weights on one device: as used and as they rest, those with gradients as used and as the optimizer
+    has them, and of these as used but for experts'."""
+
+    used: Polynomial
+    resting: Polynomial
+    trained: Polynomial
+    shard: Polynomial
+    passing: Polynomial
+
+
+def _state_of(unit: Unit, family: Family) -> State:
+    dims, trained = unit.weights.values(), unit.trained.values()
+    return State(
+        total(weight_use(family, d).local_elements() for d in dims),
+        total(weight_rest(family, d).local_elements() for d in dims),
+        total(weight_use(family, d).local_elements() for d in trained),
+        total(optimizer_rest(family, d).local_elements() for d in trained),
+        total(weight_use(family, d).local_elements() for d in trained if "E" not in d),
+    )
+
+
+class Parts(NamedTuple):
+    """Everything of a unit that costs something, taken from its derivation once."""
+
+    unit: Unit
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[Realised, ...]
+    products: Products
+    waiting: tuple[Saved, ...]
+    routed: bool
+    state: State
+
+
+@lru_cache(maxsize=1024)
+def parts_of(structure: Structure, family: Family, name: str) -> Parts:
+    unit = derived_unit(structure, family, name)
+    found = kernels(unit)
+    return Parts(
+        unit,
+        found,
+        realise(unit),
+        products_of(unit),
+        waiting_of(unit, found),
+        bool(unit.forward.program.named(Role.ROUTED)),
+        _state_of(unit, family),
+    )
