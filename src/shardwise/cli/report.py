@@ -17,6 +17,7 @@ from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import held_layers
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan
+from shardwise.terms import COMMUNICATION
 from shardwise.units import counted, format_bytes, format_count, format_seconds
 
 BAR = 28
@@ -52,7 +53,7 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
         f"  step {step_text(estimate.step_time_s, estimate.interval90)}   {_tokens(estimate)} tokens/s per device   "
         f"MFU {estimate.mfu:.1%} ({_mfu_range(estimate)}causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
-        f"  bound by {estimate.bound}, {overlap_text(job.overlap, exposed_share(plan.cluster))}",
+        f"  bound by {estimate.bound}, {overlap_text(job.overlap, exposed_share(plan.cluster), estimate)}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
     if smallest_change:
@@ -60,11 +61,17 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     return "\n".join([*lines, *(f"  note: {note}" for note in (*_local(plan), *estimate.notes))])
 
 
-def overlap_text(convention: str, exposed: float | None) -> str:
-    """How much of the communication shows: what a convention says, or the share that was measured."""
+def overlap_text(convention: str, exposed: float | None, estimate: Estimate | None = None) -> str:
+    """How much of the communication shows: what a convention says, or the share that was measured, and where compute is too
+    short to hide the rest, the share that does."""
     if exposed is None:
         return f"overlap convention {convention}"
-    return f"{exposed:.0%} of communication shows"
+    shows = exposed
+    if estimate is not None:
+        shown = sum(estimate.time[axis] for axis in COMMUNICATION)
+        hidden = sum(seconds for axis, seconds in estimate.hidden.items() if axis in COMMUNICATION)
+        shows = shown / (shown + hidden) if shown + hidden > 0 else exposed
+    return f"{shows:.0%} of communication shows"
 
 
 def _tokens(estimate: Estimate) -> str:

@@ -16,6 +16,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled, unscaled
+from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
 
@@ -36,6 +37,7 @@ OTHERS = (
     (r"", "eager"),
 )
 # Chips without published runs, and those that they are like: the same architecture with other memory or links.
+KNOWN = 5  # runs of a kind of model by a stack on a chip, from which on its predictions are those of a known stack
 LIKE: Mapping[str, str] = {
     "h800": "h100", "h100-pcie": "h100", "h200": "h100", "a100-40gb": "a100-80gb", "a100-80gb-pcie": "a100-80gb",
     "b300": "b200", "gb300": "gb200", "tpu-v4": "tpu-v5p", "tpu-v3": "tpu-v5p", "tpu-v7x": "tpu-v6e",
@@ -118,13 +120,25 @@ def constants_known(chip: str, stack: Stack) -> dict[str, Fitted]:
     found = {}
     for name, one in CONSTANTS.items():
         entry = entries[one.owner]
-        prior = one.prior if one.owner == "chip" else stack.prior(name)
+        prior = _chip_prior(chip, name) if one.owner == "chip" else stack.prior(name)
         found[name] = (
             Fitted(float(entry[name]), float(entry["deviations"][name]), sources[one.owner])
             if name in entry
             else Fitted(prior, one.width, expected[one.owner])
         )
     return found
+
+
+def _chip_prior(chip: str, name: str) -> float:
+    """Where a constant of a chip without runs is expected: no faster than what micro-benchmarks reach on it."""
+    prior = CONSTANTS[name].prior
+    reached = getattr(load_chip(chip), name, None) if chip in chip_names() else None
+    return max(min(prior, float(reached)), CONSTANTS[name].low) if reached is not None else prior
+
+
+def num_runs(chip: str, stack: Stack, kind: str) -> int:
+    """Published runs of a kind of model ("dense", "moe") by a stack on this very chip."""
+    return int(fitted().get("runs", {}).get(stack.name, {}).get(chip, {}).get(kind, 0))
 
 
 def constants_of(chip: str, stack: Stack) -> dict[str, float]:
@@ -137,8 +151,10 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
 
     `source` names what no run was of, and what stands for it.
     """
-    known = is_measured(stack) and stands_for(chip) is not None
-    spread = fitted()["spread"]["known" if known else "unknown"]
+    spread = {
+        kind: fitted()["spread"]["known" if num_runs(chip, stack, kind) >= KNOWN else "unknown"][kind]
+        for kind in ("dense", "moe")
+    }
     return Calibration(
         stack=stack.name, fused_attention=not stack.unfused_attention,
         spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
@@ -155,6 +171,10 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
         yield f"none is of {chip}, which is taken to be as {like}"
     if not is_measured(stack):
         yield f"the stack is no one in particular, with what is usual of the kind {stack.kind}"
+        return
+    few = [kind for kind in ("dense", "moe") if like == chip and num_runs(chip, stack, kind) < KNOWN]
+    if few:
+        yield f"fewer than {KNOWN} are of {stack.name} on {chip} ({', '.join(few)}): the interval is that of a new stack"
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:

@@ -32,7 +32,8 @@ def exposed_s(
     """
     if share is not None:
         everything = added(traffic_s.values())
-        return maximum(everything - compute_s, share * everything)
+        hidden = hideable if hideable == HIDEABLE_TOGETHER else ()  # what a schedule hides, whatever else a stack shows
+        return maximum(everything - compute_s, share * added(t for axis, t in traffic_s.items() if axis not in hidden))
     if overlap == "sum":
         return maximum(added(traffic_s.values()) - compute_s, 0.0)
     if overlap == "max":

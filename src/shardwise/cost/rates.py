@@ -103,7 +103,7 @@ class Rates:
         """By how much a product takes longer for its shape."""
         if self.is_bound or _is_nothing(work.summed):
             return 1.0
-        aligned = work.summed % ALIGNED == 0
+        aligned: Value = True
         for side in work.sides:
             aligned = aligned & (side % ALIGNED == 0)
         shape = (1.0 + self.matmul_ramp / work.summed) * where(aligned, 1.0, MISALIGNED)

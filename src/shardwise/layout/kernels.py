@@ -17,13 +17,15 @@ from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, product
 
+BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the only one that is not full
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Extents that a product's or attention's rate depends on.
 
-    Of a product: what it sums over (`summed`), what only its left and only its right operand have (`sides`), and of routed
-    tokens the rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head.
+    Of a product: what it sums over (`summed`), the extents of its matrices but for tokens (`sides`), and of routed tokens the
+    rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head.
     """
 
     summed: Polynomial = ZERO
@@ -128,7 +130,8 @@ def _product_shape(unit: Unit, step: Compute) -> Shape:
     (left, right), out = step.placed.inputs, step.placed.outputs[0]
     sums = [d for d in left.dims if d in right.dims and d not in out.dims]
     own = ([d for d in spec.dims if d not in other.dims] for spec, other in ((left, right), (right, left)))
-    sides = tuple(product(_locals(spec, dims)) for spec, dims in zip((left, right), own, strict=True))
+    groups = [(left, sums), *zip((left, right), own, strict=True)]
+    sides = tuple(product(_locals(spec, dims)) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS))
     summed = product(_locals(left, sums)) if sums else ZERO
     routed = [
         (name, spec)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from shardwise.model.architecture import Architecture
 from shardwise.reconcile.accuracy import Judged
 from shardwise.reconcile.published.case import Prediction
+from shardwise.terms import COMMUNICATION
 
 FEW_TOKENS, NARROW = 4096, 1024
 Applies = Callable[[Prediction], bool]
@@ -47,7 +48,6 @@ SLOWER: tuple[tuple[Applies, str], ...] = (
     (lambda p: _attention_share(p) > 0.2, "much attention, whose kernels differ by release"),
     (lambda p: True, "nothing stands out: noise, or a release slower than others of its stack"),
 )  # fmt: skip
-COMMUNICATION = ("tp", "cp", "ep", "pp", "fsdp", "dp")
 
 
 def guess(judged: Judged) -> str:

@@ -16,6 +16,7 @@ from shardwise.cluster.stacks import (
     calibration_of,
     constants_of,
     fitted,
+    num_runs,
     rated,
     stack_named,
     stack_names,
@@ -58,6 +59,18 @@ def test_every_stack_can_be_named(name: str) -> None:
     assert ("usual of the kind" in calibration.source) == (name not in fitted()["stacks"])
 
 
+def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with() -> None:
+    """torchtitan on H100: 24 dense runs and no mixture of experts; on B200 none at all."""
+    wide, narrow = fitted()["spread"]["unknown"], fitted()["spread"]["known"]
+    stack = stack_named("torchtitan")
+    assert num_runs("h100", stack, "dense") == 24
+    here, there = calibration_of("h100", stack), calibration_of("b200", stack)
+    assert list(here.spread["dense"]) == narrow["dense"]
+    assert list(here.spread["moe"]) == wide["moe"]
+    assert list(there.spread["dense"]) == wide["dense"]
+    assert "fewer than 5 are of torchtitan on b200 (dense, moe)" in there.source
+
+
 def test_an_unknown_stack_lists_the_names() -> None:
     with pytest.raises(InputError, match=r"found 'nemo'; the stacks are .*nemo-25.*torchtitan.*compiled"):
         sw.load_cluster("h100:8", stack="nemo")
@@ -69,9 +82,10 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
     assert (LIKE["h800"], like.constants) == ("h100", constants_of("h100", stack))
     assert like.source.endswith("none is of h800, which is taken to be as h100")
     assert none.source.endswith("none is of mi300x, which has what is expected of any chip")
-    assert none["matmul_fraction"] == CONSTANTS["matmul_fraction"].prior
+    assert none["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     assert none["exposed"] == fitted()["stacks"]["nemo-25"]["exposed"]
-    assert none.spread == calibration_of("h100", stack_named("fused")).spread != like.spread
+    wide = calibration_of("h100", stack_named("fused")).spread
+    assert none.spread == like.spread == wide != calibration_of("h100", stack).spread
 
 
 OWN = """

@@ -1,9 +1,10 @@
 """How good predictions are where they were not fitted: runs are left out in turn, and predicted from the others.
 
-*model*: the stack is known, the model is new: a tenth of all pairs of source and model at a time. *lab*: a source and its stack
-are new: their runs are left out, and the stack is expected to be as others of its kind. *three*: the same, and then three
-of its runs are given. The constants of the others are found from the derivatives at the fit to all, which is exact as far as
-times are straight lines there; what is left out is priced exactly.
+*model*: the stack is known, the model is new: a tenth of all pairs of stack and model at a time, several draws. *source*: a
+source and its stack are new: their runs are left out, and the stack is expected to be as others of its kind. *lab*: the same
+with all sources of a lab, NVIDIA's and Google's many among them. *three*: a source is new, and then three of its runs are
+given. The constants of the others are found from the derivatives at the fit to all, which is exact as far as times are
+straight lines there; what is left out is priced exactly.
 """
 
 from __future__ import annotations
@@ -18,46 +19,62 @@ from shardwise.reconcile.calibrate.fit import SIGMA_FEW, Array, Fit, fit, start,
 from shardwise.reconcile.calibrate.response import Observation
 
 TENTHS, GIVEN, DRAWS = 10, 3, 3
-FOLDS = ("model", "lab", "three")
+FOLDS = ("model", "source", "lab", "three")
 SEED = 0
-# Sources of one lab: releases of one product are no labs of their own.
-LAB = re.compile(r"(?P<lab>nvidia-mbridge|mbridge|dgxc|.*)")
+# Sources of several releases.
+SOURCES = (("mbridge", r"nvidia-mbridge|mbridge"), ("dgxc", "dgxc"))
+# Labs of several sources: what the name of a source starts with.
+LABS = (
+    ("NVIDIA", r"nvidia-|mbridge|dgxc|nemo|megatron-lm|megatron-core|megatron-ptdp|jax-toolbox|korthikanti"),
+    ("Google", r"maxtext|tpu-"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """An observation with where it comes from: its source's family and the name of its model."""
+    """An observation with where it comes from: its source's family, and its model by its sizes, whatever it is called."""
 
     observation: Observation
     family: str
     model: str
 
     @property
+    def pair(self) -> tuple[str, str]:
+        return self.observation.stack.name, self.model
+
+    @property
+    def source(self) -> str:
+        """The family without its releases: those of one product are no sources of their own."""
+        return next((source for source, names in SOURCES if re.match(names, self.family)), self.family)
+
+    @property
     def lab(self) -> str:
-        found = LAB.match(self.family)
-        name = found["lab"] if found else self.family
-        return "mbridge" if name == "nvidia-mbridge" else name
+        return next((lab for lab, names in LABS if re.match(names, self.family)), self.family)
 
 
 def cross_validated(members: Sequence[Member], fitted: Fit) -> Mapping[str, Array]:
     """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
     return {
-        "model": _predicted(members, model_folds(members), fitted)[None],
-        "lab": _predicted(members, lab_folds(members), fitted, new_stacks=True)[None],
+        "model": np.stack([_predicted(members, model_folds(members, draw), fitted) for draw in range(DRAWS)]),
+        "source": _predicted(members, fold_groups(members, "source"), fitted, new_stacks=True)[None],
+        "lab": _predicted(members, fold_groups(members, "lab"), fitted, new_stacks=True)[None],
         "three": _three(members, fitted),
     }
 
 
-def model_folds(members: Sequence[Member]) -> list[list[int]]:
-    """Members by a tenth of the pairs of source and model, dealt out at random."""
-    pairs = sorted({(one.family, one.model) for one in members})
-    tenth = dict(zip(pairs, np.random.default_rng(SEED).permutation(len(pairs)) % TENTHS, strict=True))
-    return [[i for i, one in enumerate(members) if tenth[one.family, one.model] == fold] for fold in range(TENTHS)]
+def model_folds(members: Sequence[Member], draw: int = 0) -> list[list[int]]:
+    """Members by a tenth of the pairs of stack and model, dealt out at random: all runs of a pair are left out together."""
+    pairs = sorted({one.pair for one in members})
+    tenth = dict(zip(pairs, np.random.default_rng(SEED + draw).permutation(len(pairs)) % TENTHS, strict=True))
+    return [[i for i, one in enumerate(members) if tenth[one.pair] == fold] for fold in range(TENTHS)]
 
 
-def lab_folds(members: Sequence[Member]) -> list[list[int]]:
-    """Members by lab."""
-    return [[i for i, one in enumerate(members) if one.lab == lab] for lab in sorted({one.lab for one in members})]
+def fold_groups(members: Sequence[Member], fold: str, draw: int = 0) -> list[list[int]]:
+    """Which members are left out together: by tenths, by lab, or (three of its runs given or none) by source."""
+    if fold == "model":
+        return model_folds(members, draw)
+    names = [one.lab if fold == "lab" else one.source for one in members]
+    return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
 
 
 def _predicted(
@@ -89,7 +106,7 @@ def _three(members: Sequence[Member], fitted: Fit) -> Array:
     """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
     seconds = np.full((DRAWS, len(members)), np.nan)
     random = np.random.default_rng(SEED)
-    for lab in (found for found in lab_folds(members) if len(found) > 2 * GIVEN):
+    for lab in (found for found in fold_groups(members, "three") if len(found) > 2 * GIVEN):
         free = without(members, lab, fitted, new_stacks=True)
         for draw in range(DRAWS):
             given = random.choice(lab, GIVEN, replace=False).tolist()

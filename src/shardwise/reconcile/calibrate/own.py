@@ -169,8 +169,10 @@ def _spread(shipped: tuple[float, float], kind: str, residuals: Array, weights: 
     if count < SOME:
         return shipped
     if count < MANY:
-        low, high = fitted()["spread"]["calibrated"][kind]
-        return min(shipped, (float(low), float(high)), key=lambda pair: pair[1] / pair[0])
+        given = tuple(map(float, fitted()["spread"]["calibrated"][kind]))
+        low, high = min(shipped, given, key=lambda pair: pair[1] / pair[0])
+        own = np.exp(residuals[weights > 0])  # no narrower than what was seen here
+        return min(low, float(own.min())), max(high, float(own.max()))
     low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (count + 5.0) / count)
     return min(float(low), 1.0 - NARROWEST), max(float(high), 1.0 + NARROWEST)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
-from shardwise.reconcile.calibrate.folds import Member, cross_validated, lab_folds, model_folds
+from shardwise.reconcile.calibrate.folds import Member, cross_validated, fold_groups
 from shardwise.reconcile.calibrate.response import run_observation
 from shardwise.reconcile.published.rows import Row, published_rows
 from shardwise.reconcile.ranking import Ranking, ranking, timed
@@ -49,7 +49,13 @@ class Published:
     def spread(self, fold: str) -> dict[str, tuple[float, float]]:
         """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
         ratios = self.measured / self.folds[fold]
-        return {kind: between(ratios, self.weights * (self.kinds == kind)) for kind in KINDS}
+        groups = self.num_groups(fold)
+        return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in KINDS}
+
+    def num_groups(self, fold: str) -> int:
+        """How many stacks with a model, sources or labs a fold's predictions are of."""
+        names = {"model": lambda one: one.pair, "lab": lambda one: one.lab}
+        return len({names.get(fold, lambda one: one.source)(one) for one in self.members})
 
     @cached_property
     def kinds(self) -> Array:
@@ -57,15 +63,16 @@ class Published:
 
     def coverage(self, fold: str) -> float:
         """Share of a fold's runs inside the interval that the rest of the folds gives."""
-        seconds, groups = self.folds[fold], (model_folds if fold == "model" else lab_folds)(self.members)
+        seconds = self.folds[fold]
         ratios = self.measured / seconds
         inside = np.zeros(ratios.shape)
-        for group in groups:
-            rest = self.weights.copy()
-            rest[group] = 0.0
-            for kind in KINDS:
-                low, high = between(ratios, rest * (self.kinds == kind))
-                inside[:, group] += ((ratios >= low) & (ratios <= high) & (self.kinds == kind))[:, group]
+        for draw, own in enumerate(ratios):
+            for group in fold_groups(self.members, fold, draw):
+                rest = self.weights.copy()
+                rest[group] = 0.0
+                for kind in KINDS:
+                    low, high = widened(between(own, rest * (self.kinds == kind)), self.num_groups(fold))
+                    inside[draw, group] += ((own >= low) & (own <= high) & (self.kinds == kind))[group]
         there = ~np.isnan(seconds)
         return float(np.average(inside[there], weights=np.broadcast_to(self.weights, there.shape)[there]))
 
@@ -79,6 +86,15 @@ def between(ratios: Array, weights: Array) -> tuple[float, float]:
     values, shares = ratios[there][order], np.cumsum(weights[order])
     low, high = (float(values[np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
     return min(low, 1.0), max(high, 1.0)
+
+
+def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
+    """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
+
+    Source: Student's t at 5% over the normal's is 1 + 1.5/(n - 1), and of few groups none need be at the 5% ends.
+    """
+    low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in pair)
+    return low, high
 
 
 def fit_published(
@@ -99,7 +115,7 @@ def fit_published(
     members = [
         Member(
             observation=run_observation(one.prediction.case, one.row.step_time_s, one.weight),
-            family=one.row.family, model=one.row.cell("model"),
+            family=one.row.family, model=repr(replace(one.prediction.case.architecture, name="")),
         )
         for one in judged
         if one.prediction and one.row.step_time_s
@@ -212,8 +228,9 @@ def _known(value: float) -> float | None:
 def fold_report(found: Published) -> str:
     """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
     titles = {
-        "fitted": "in sample", "model": "stack and chip known, model new", "lab": "lab and stack new",
-        "three": "lab and stack new, three of its runs given",
+        "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
+        "lab": "lab and stack new",
+        "three": "source and stack new, three of its runs given",
     }  # fmt: skip
     lines = []
     for fold, title in titles.items():

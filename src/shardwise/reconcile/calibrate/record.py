@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from shardwise.reconcile.calibrate.published import SPREADS, Published
@@ -21,6 +22,12 @@ def constants_toml(found: Published) -> str:
     for name, fold in SPREADS.items():
         pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in found.spread(fold).items())
         lines.append(f"spread.{name} = {{ {pairs} }}")
+    lines += ["", "# Runs by stack, chip and kind of model."]
+    runs = Counter(
+        (one.observation.stack.name, one.observation.chip, kind)
+        for one, kind in zip(found.members, found.kinds, strict=True)
+    )
+    lines += [f'runs."{stack}"."{chip}".{kind} = {count}' for (stack, chip, kind), count in sorted(runs.items())]
     owners = sorted({who for who, _ in found.fitted.keys})
     for owner in owners:
         group, _, name = owner.partition(" ")

@@ -80,7 +80,10 @@ def clock_of(chip: Chip) -> float:
 
 
 def _stated_network(facts: Facts, network: Switched) -> Switched:
-    """The network between nodes as the row states it: Gb/s of a card or of a node; else the catalogue's."""
+    """The network between nodes as the row states it: Gb/s of a card or of a node; else the catalogue's.
+
+    One rate alone is that of a node, as IBM states it for its A100s.
+    """
     stated = re.search(r"(?:(\d+)\s*x\s*)?[^\d]*?(\d+)\s*gb(?:ps|/s|\b)", facts.text("inter_node_link").lower())
     if not stated or len(network.tiers) < 2:
         return network
@@ -88,6 +91,8 @@ def _stated_network(facts: Facts, network: Switched) -> Switched:
     node = facts.size("chips_per_node") or network.tiers[0].size
     of_node = int(stated[1] or 1) * int(stated[2]) * 1e9 / 8
     each = of_node if re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text) else of_node / node
+    if re.search(rf"{stated[2]}\s*GB/s", facts.text("inter_node_link")):  # bytes, not bits
+        each *= 8.0
     if not 0 < each < 1e13:
         raise SkippedRow("no network", f"inter_node_link is {text[:40]!r}")
     return Switched(tiers=(*network.tiers[:-1], replace(network.tiers[-1], bytes_per_s=each)))

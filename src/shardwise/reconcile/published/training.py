@@ -228,7 +228,8 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
     """
     if num_micro_batches % pp:
         return 1
-    return next((v for v in range(num_layers // (2 * pp), 1, -1) if num_layers % (pp * v) == 0), 1)
+    counted = (num_layers, num_layers + 2)  # Llama's 126 come out even with embedding and head as a layer each
+    return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in counted)), 1)
 
 
 def recomputes_of(facts: Facts) -> tuple[str, ...]:
