@@ -19,11 +19,14 @@ from shardwise.cli import (
     reshard,
     roofline,
     show,
+    tokenize,
     validate,
 )
 from shardwise.errors import ShardwiseError
 
-VERBS = (plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate, calibrate)
+VERBS = (
+    plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate, calibrate, tokenize,
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,1 @@
+"""The PyTorch engine: it trains a plan."""
