@@ -46,6 +46,18 @@ FLAGS = {
     ],
     "show": ["--help", "--json"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
+    "tokenize": [
+        "--end-of-document",
+        "--force",
+        "--glob",
+        "--held-out",
+        "--help",
+        "--json",
+        "--out",
+        "--python-library",
+        "--tokenizer",
+        "--vocab-size",
+    ],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",

@@ -22,7 +22,9 @@ from shardwise.train.data.index import read_index
 from shardwise.train.data.shards import TokenShards
 from shardwise.train.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
 
-TEXTS = [f"Document {number} says {'na ' * number}and ends.\r\n{END_OF_DOCUMENT} is text here. ü 中" for number in range(12)]
+TEXTS = [
+    f"Document {number} says {'na ' * number}and ends.\r\n{END_OF_DOCUMENT} is text here. ü 中" for number in range(12)
+]
 FILES = {"index.json", "tokenizer.json", "train-00000.tokens", "train-00000.ends"}
 
 
@@ -160,9 +162,7 @@ def test_a_vocabulary_below_the_bytes_is_refused() -> None:
     assert train_tokenizer(TEXTS, 257).vocab_size == 257
 
 
-def test_a_failure_leaves_nothing(
-    tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_nothing(tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped while it writes, for the first time or over shards that are there: these stay as they were."""
     before = sorted(tmp_path.iterdir())
 
@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(corpus, "write_index", full)
-    with pytest.raises(InputError, match="cannot write .*data: No space left on device"):
+    with pytest.raises(InputError, match=r"cannot write .*data: No space left on device"):
         write_corpus(sources, tmp_path / "data", vocab_size=300)
     assert not (tmp_path / "data").exists()
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, sources: tuple[Source, ...]) -> None:
     out = tmp_path / "data"
     write_corpus(sources, out, vocab_size=300)
-    with pytest.raises(InputError, match="holds token shards already; .*--force"):
+    with pytest.raises(InputError, match=r"holds token shards already; .*--force"):
         write_corpus(sources, out, vocab_size=280)
     assert write_corpus(sources, out, vocab_size=280, force=True).vocab_size == 280
     assert {path.name for path in tmp_path.iterdir()} == {"text", "data"}
@@ -226,7 +226,7 @@ def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[Source, ...])
 @pytest.mark.parametrize("out", ["none/data", "file", "file/data", "a\0b"])
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, sources: tuple[Source, ...], out: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="--out: .*choose"):
+    with pytest.raises(InputError, match=r"--out: .*choose"):
         write_corpus(sources, tmp_path / out)
 
 
