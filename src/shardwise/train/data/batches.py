@@ -108,15 +108,11 @@ class Batches:
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
-        numbers = self.sequence_numbers(step)
-        if not self.ignore_boundaries:
-            return len(numbers) * self.seq_len
-        return sum(self.seq_len - self._num_boundaries(int(number)) for number in numbers)
-
-    def _num_boundaries(self, number: int) -> int:
-        """Targets of a sequence that are of another document than their input."""
-        start = number * self.seq_len
-        return self.shards.num_ends(start + self.seq_len) - self.shards.num_ends(start)
+        starts = self.sequence_numbers(step) * self.seq_len
+        num_boundaries = 0
+        if self.ignore_boundaries:
+            num_boundaries = (self.shards.num_ends(starts + self.seq_len) - self.shards.num_ends(starts)).sum()
+        return len(starts) * self.seq_len - int(num_boundaries)
 
     def _read(self, numbers: Int64s) -> Batch:
         length = self.seq_len + 1

@@ -27,7 +27,7 @@ INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
 SPLITS = ("train", "held_out")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-ENDS_DTYPE = np.dtype("<u8")
+ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
 _NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-\d{{5,}}")
 AGAIN = "tokenize again, with --force"
 
