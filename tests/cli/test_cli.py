@@ -29,6 +29,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--on", "--set", "--weights"],
@@ -44,7 +45,8 @@ FLAGS = {
         "--weights",
         "--with",
     ],
-    "show": ["--help", "--json"],
+    "show": ["--chip", "--help", "--json"],
+    "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
     "tokenize": [
         "--end-of-document",
@@ -72,6 +74,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
     "matmul": [
@@ -112,6 +115,7 @@ FLAGS = {
         "--precision",
         "--seq-len",
         "--set",
+        "--stack",
         "--tokens",
     ],
 }

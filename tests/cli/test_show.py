@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from shardwise.cli import show
+from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.chips import chip_names, load_chip
+from shardwise.cluster.stacks import calibration_of, fitted, stack_named, stack_names
 from shardwise.errors import InputError
 from shardwise.job import PRECISIONS
 from shardwise.model.load import model_names
 
-KINDS = ("models", "chips", "clusters", "precisions")
+KINDS = ("models", "chips", "clusters", "precisions", "stacks")
 
 
 def shown(*arguments: str) -> str:
@@ -33,7 +35,8 @@ def payload(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [("models", model_names()), ("chips", chip_names()), ("precisions", PRECISIONS)]
+    ("kind", "names"),
+    [("models", model_names()), ("chips", chip_names()), ("precisions", PRECISIONS), ("stacks", stack_names())],
 )
 def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) -> None:
     text = shown(kind)
@@ -72,6 +75,49 @@ def test_a_chip_for_people() -> None:
     assert "700 W" in lines["power_w"]
     assert lines["vmem_bytes"].endswith("no source")
     assert "0.87 µs" in lines["nvlink.hop_latency_s"]
+
+
+def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> None:
+    (alone,), (both,) = (
+        payload("stacks", "nemo-25")["entries"],
+        payload("stacks", "nemo-25", "--chip", "h800")["entries"],
+    )
+    calibration = calibration_of("h800", stack_named("nemo-25"))
+    assert [key for key in alone["values"] if "." in key] == [
+        f"stack.{name}" for name, one in CONSTANTS.items() if one.owner == "stack"
+    ]
+    for name, one in CONSTANTS.items():
+        value = both["values"][f"{one.owner}.{name}"]
+        assert value["value"] == calibration[name]
+        assert value["source"].startswith(one.meaning)
+        assert fitted()["source"] in value["source"]
+    assert both["values"]["chip.link_fraction"]["source"].endswith("h800 as h100")
+
+
+def test_a_stack_for_people() -> None:
+    """One standard deviation to each side of where the constant was fitted, on the line without bounds."""
+    text = shown("stacks", "nemo-25", "--chip", "h100")
+    lines = {line.split()[0]: line for line in text.splitlines()}
+    exposed = lines["stack.exposed"].split()
+    value, low, high = float(exposed[1]), float(exposed[2]), float(exposed[4])
+    assert low < value < high
+    deviation = fitted()["stacks"]["nemo-25"]["deviations"]["exposed"]
+    one = CONSTANTS["exposed"]
+    assert one.free(high) - one.free(value) == pytest.approx(deviation, rel=0.02)
+    assert one.free(value) - one.free(low) == pytest.approx(deviation, rel=0.02)
+    assert one.meaning in lines["stack.exposed"]
+    assert "916 published runs" in text
+    assert "attention writes its scores" in shown("stacks", "megatron-2022")
+
+
+def test_what_no_run_measured_says_so() -> None:
+    assert "expected of its kind" in next(line for line in shown("stacks").splitlines() if line.startswith("fused"))
+    (entry,) = payload("stacks", "fused", "--chip", "mi300x")["entries"]
+    assert entry["values"]["stack.exposed"]["source"].endswith("usual of its kind, fused")
+    assert entry["values"]["chip.matmul_fraction"]["source"].endswith("no run of mi300x: what is expected of any chip")
+    for wrong in (("stacks", "nemo"), ("stacks", "nemo-25", "--chip", "h1"), ("chips", "--chip", "h100")):
+        with pytest.raises(InputError):
+            shown(*wrong)
 
 
 def test_a_model_for_people() -> None:

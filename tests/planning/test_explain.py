@@ -12,6 +12,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.arguments import parse_layout_text
+from shardwise.cost.estimate import BOUND
 from shardwise.layout.legality import violations
 from shardwise.planning.explain import MODEL_ERROR, Explanation, changed_fields, explain, explanation_payload, verdict
 from shardwise.planning.explain.terms import FORMULAS
@@ -45,7 +46,8 @@ def test_the_trees_are_the_estimates(plan: Plan) -> None:
     assert sum(one.value for one in story.throughput.time) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
     assert sum(one.share for one in story.fit.memory) == pytest.approx(1)
     assert story.batch.num_replicas * story.batch.seqs_per_replica >= story.batch.num_seqs
-    assert story.notes == ()
+    assert story.notes == plan.estimate.notes == (BOUND,)
+    assert story.stack is None
     assert FORMULAS.keys() >= {f"time.{t}" for t in TIME_TERMS} | {f"memory.{t}" for t in MEMORY_TERMS}
 
 
@@ -417,6 +419,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
         "options", "schedules", "run", "constants", "against", "terms", "notes",
+        "stack",
     }  # fmt: skip
     assert [term["layout"] for term in payload["terms"]] == [str(plan.layout), payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.cli import main
+from shardwise.cluster import stacks
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import InputError
@@ -38,6 +40,19 @@ def entry(section: str, names: dict[str, Any]) -> tuple[str, Any]:
     """The entry of a table that a section shows."""
     ((name, value),) = eval(f"{{{block(section, 'python')}}}", dict(names)).items()
     return name, value
+
+
+def test_a_stack_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be planned with, has what is usual of its kind, and runs that name it are of it."""
+    ((name, given),) = tomllib.loads(block("A software stack", "toml")).items()
+    table = {name: given, **stacks._table()}
+    monkeypatch.setattr(stacks, "_table", lambda: table)
+    kind = stacks.calibration_of("h100", stacks.stack_named(given["kind"]))
+    own = stacks.calibration_of("h100", stacks.stack_named(name))
+    assert (own.constants, own.spread) == (kind.constants, kind.spread)
+    assert stacks.stack_of_software("My-Trainer 1.2 (my-fork of Megatron)").name == name
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--stack", name]) == 0
+    assert f"a prediction for {name}" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.cli import (
+    bench,
     calibrate,
     collective,
     estimate,
@@ -25,8 +26,21 @@ from shardwise.cli import (
 from shardwise.errors import ShardwiseError
 
 VERBS = (
-    plan, estimate, explain, memory, kv_cache, roofline, matmul, reshard, collective, show, validate, calibrate, tokenize,
-)  # fmt: skip
+    plan,
+    estimate,
+    explain,
+    memory,
+    kv_cache,
+    roofline,
+    matmul,
+    reshard,
+    collective,
+    show,
+    validate,
+    bench,
+    calibrate,
+    tokenize,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,6 +14,8 @@ from shardwise.units import parse_count, parse_quantity, unit_of
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
     from shardwise.cluster.cluster import Cluster
+    from shardwise.cluster.own import Own
+    from shardwise.cluster.stacks import Stack
     from shardwise.cost.operations import Operations
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
@@ -58,7 +60,12 @@ def add_job_arguments(
     )
     parser.add_argument(
         "--overlap", default="per_axis", metavar="NAME",
-        help="what communication hides behind: per_axis (default), sum or max",
+        help="what communication hides behind: per_axis (default), sum or max; with --stack it is measured",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stack", metavar="NAME",
+        help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
+        "without one the step time is a bound",
     )  # fmt: skip
     add_set_argument(parser, "model, job, chip or run", "model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
@@ -94,8 +101,8 @@ def resolve_several(
     arguments: argparse.Namespace, clusters: Iterable[str]
 ) -> tuple[Architecture, tuple[Cluster, ...], Job]:
     """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
-    from shardwise.cluster.load import load_cluster
-    from shardwise.cluster.networks import with_chip
+    from shardwise.cluster.load import load_own
+    from shardwise.cluster.stacks import stack_named
     from shardwise.model.load import load_model
 
     changes = parse_changes(arguments.set)
@@ -103,13 +110,14 @@ def resolve_several(
     twice = sorted({text for text in clusters if clusters.count(text) > 1})
     if twice:
         raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
-    model, job, *found = collect(
+    model, job, stack, *found = collect(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, changes["job"]),
-        *(partial(load_cluster, text) for text in clusters),
+        lambda: None if arguments.stack is None else stack_named(arguments.stack),
+        *(partial(load_own, text) for text in clusters),
     )
     model = replaced(model, changes["model"], "model")
-    return model, tuple(with_chip(one, _changed_chip(one.chip, changes["chip"])) for one in found), job
+    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack) for own in found))), job
 
 
 def resolve_operations(arguments: argparse.Namespace) -> Operations:
@@ -118,6 +126,24 @@ def resolve_operations(arguments: argparse.Namespace) -> Operations:
 
     operations: Operations = replaced(Operations(), parse_changes(arguments.set)["run"], "run")
     return operations
+
+
+def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None) -> Cluster:
+    """The cluster with values of its chip replaced, under a stack. Raises `InputError`, also for a rate that was set where a
+    calibration says what the chip reaches."""
+    from shardwise.cluster.calibration import CONSTANTS
+    from shardwise.cluster.load import reached
+    from shardwise.cluster.networks import with_chip
+
+    nominal = with_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
+    cluster = reached(own._replace(nominal=nominal), stack)
+    if cluster.calibration is not None and changes.keys() & CONSTANTS.keys():
+        names = ", ".join(f"chip.{name}" for name in changes if name in CONSTANTS)
+        raise InputError(
+            f"--set: found {names}, but {cluster.name} is predicted with the constants of {cluster.calibration.stack}, which "
+            "say what the chip reaches; leave out one of the two"
+        )
+    return cluster
 
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from shardwise.cli.interval import span_text
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.search.clusters import misses, remedies
 from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
@@ -18,6 +19,7 @@ Column = Callable[[Contender], str]
 COLUMNS: Mapping[str, Column] = {
     "devices": lambda one: f"{one.num_devices:,}",
     "step": lambda one: format_seconds(one.plan.estimate.step_time_s) if one.plan else "nothing fits",
+    "9 of 10 runs": lambda one: span_text(one.interval90) if one.interval90 else ABSENT,
     "MFU": lambda one: f"{one.plan.estimate.mfu:.1%}" if one.plan else ABSENT,
     "days": lambda one: _days(one.run.days) if one.run else ABSENT,
     "chip-hours": lambda one: format_count(one.run.chip_hours) if one.run else ABSENT,
@@ -52,6 +54,7 @@ def comparison_table(comparison: Comparison) -> str:
     """A line for each cluster, the chosen one marked; columns of limits that nobody asked for are left out."""
     limits = comparison.limits
     unasked = {"in time": limits.deadline_s is None, "in budget": limits.budget_usd is None}
+    unasked |= {"9 of 10 runs": not any(one.interval90 for one in comparison.contenders)}
     unasked |= dict.fromkeys(
         ("days", "chip-hours", "cost", "energy"), not any(one.run for one in comparison.contenders)
     )
@@ -73,6 +76,9 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         for note in one.notes:
             clusters.setdefault(note, []).append(one.cluster)
     yield from (f"  note: {', '.join(names)}: {note}" for note, names in clusters.items())
+    predicted = {one.stack is not None for one in comparison.contenders if one.plan}
+    if len(predicted) > 1:
+        yield "  note: some of these steps are predictions and some bounds, which do not compare"
 
 
 def _layout(one: Contender) -> str:

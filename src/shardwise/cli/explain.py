@@ -119,17 +119,19 @@ def _batch(found: Explanation) -> Iterator[str]:
 
 
 def _throughput(found: Explanation) -> Iterator[str]:
+    from shardwise.cli.interval import step_text
+    from shardwise.cli.report import overlap_text
     from shardwise.planning.explain.options import THROUGHPUT
     from shardwise.units import format_seconds
 
     step = found.throughput
     yield (
-        f"3. what bounds throughput? {step.bound}: a step of {format_seconds(step.step_time_s)}, "
+        f"3. what bounds throughput? {step.bound}: a step of {step_text(step.step_time_s, step.interval90)}, "
         f"{step.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}"
     )
     yield from _tree(step.time, bytes_=False)
     hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in step.hidden.items())
-    yield f"   hidden behind compute: {hidden or 'nothing'} (overlap convention {step.overlap})"
+    yield f"   hidden behind compute: {hidden or 'nothing'} ({overlap_text(step.overlap, step.exposed)})"
     yield from _options(found, (THROUGHPUT,), "what gets this far, against the plan")
     yield from _schedules(found)
 
@@ -200,7 +202,10 @@ def _constants(found: Explanation) -> Iterator[str]:
     for one in found.constants:
         overtaken = f"; {one.overtaken_by} would be faster" if one.overtaken_by else ""
         outcome = "" if one.fits else "; the plan does not fit"
-        yield f"   {one.name:<26}{one.change:+7.2%}  {format_seconds(one.step_time_s):>8}{outcome}{overtaken}"
+        means = f"   {one.value:<9.4g} {one.meaning}" if one.meaning else ""
+        yield f"   {one.name:<26}{one.change:+7.2%}  {format_seconds(one.step_time_s):>8}{means}{outcome}{overtaken}"
+    for source in dict.fromkeys(one.source for one in found.constants if one.source):
+        yield f"   source of the constants with a value: {source}"
 
 
 def _against(other: Against, placement: str) -> Iterator[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from shardwise.cli.interval import rate_text, step_text
 from shardwise.cli.run_report import run_lines
 from shardwise.cluster.chips import LOCAL, LOCAL_IS
 from shardwise.cost.estimate import Estimate, mfu_format
+from shardwise.cost.rates import exposed_share
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
@@ -48,14 +50,32 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     lines = [
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
-        f"  step {format_seconds(estimate.step_time_s)}   {estimate.tokens_per_s_per_device:,.0f} tokens/s per device   "
-        f"MFU {estimate.mfu:.1%} (causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
-        f"  bound by {estimate.bound}, overlap convention {job.overlap}",
+        f"  step {step_text(estimate.step_time_s, estimate.interval90)}   {_tokens(estimate)} tokens/s per device   "
+        f"MFU {estimate.mfu:.1%} ({_mfu_range(estimate)}causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
+        f"  bound by {estimate.bound}, {overlap_text(job.overlap, exposed_share(plan.cluster))}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
     return "\n".join([*lines, *(f"  note: {note}" for note in (*_local(plan), *estimate.notes))])
+
+
+def overlap_text(convention: str, exposed: float | None) -> str:
+    """How much of the communication shows: what a convention says, or the share that was measured."""
+    if exposed is None:
+        return f"overlap convention {convention}"
+    return f"{exposed:.0%} of communication shows"
+
+
+def _tokens(estimate: Estimate) -> str:
+    rate = estimate.tokens_per_s_per_device
+    around = rate_text(rate, estimate, lambda value: f"{value:,.0f}")
+    return f"{rate:,.0f}" + (f" ({around})" if around else "")
+
+
+def _mfu_range(estimate: Estimate) -> str:
+    around = rate_text(estimate.mfu, estimate, lambda value: f"{value:.1%}")
+    return f"{around}, " if around else ""
 
 
 def _local(plan: Plan) -> Iterable[str]:

@@ -6,10 +6,12 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
-from shardwise.cli import show_networks
+from shardwise.cli import show_networks, show_stacks
 from shardwise.cli.show_values import Row, Value, shown, table
+from shardwise.errors import InputError
 
 SCHEMA = "shardwise.show/1"
 WIDEST_SOURCE = 100  # of a table
@@ -18,20 +20,22 @@ EPILOG = """examples:
   shardwise show chips h200
   shardwise show clusters tpu-v5p:4x4x8
   shardwise show clusters "tpu-v5e:16x16*4"
-  shardwise show clusters my-cluster.toml --json"""
+  shardwise show clusters my-cluster.toml --json
+  shardwise show stacks nemo-25 --chip h100"""
 
 
 def configure(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser(
-        "show", help="list models, chips, clusters and precisions; with a name, every value and its source",
+        "show", help="list models, chips, clusters, precisions and stacks; with a name, every value and its source",
         description="List what the catalogues have. With a name: every value of it with its source.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("kind", choices=("models", "chips", "clusters", "precisions"), help="which catalogue")
+    parser.add_argument("kind", choices=("models", "chips", "clusters", "precisions", "stacks"), help="which catalogue")
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="one entry; of clusters a shorthand or the path of a .toml file"
     )
+    parser.add_argument("--chip", metavar="NAME", help="of a stack: show the constants of this chip beside its own")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
@@ -43,7 +47,12 @@ def run(arguments: argparse.Namespace) -> str:
         "chips": (show_networks.chip_names, show_networks.chip_values, show_networks.chips_table),
         "clusters": (show_networks.cluster_names, show_networks.cluster_values, show_networks.clusters_table),
         "precisions": (_precision_names, _precision, _precisions),
-    }
+        "stacks": (
+            show_stacks.stack_names, partial(show_stacks.stack_values, chip=arguments.chip), show_stacks.stacks_table,
+        ),
+    }  # fmt: skip
+    if arguments.chip and not (arguments.kind == "stacks" and (arguments.name or arguments.json)):
+        raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
     names, values_of, summary = kinds[arguments.kind]
     if arguments.json:
         wanted = [arguments.name] if arguments.name else names()
@@ -52,6 +61,8 @@ def run(arguments: argparse.Namespace) -> str:
         )
     if not arguments.name:
         return summary()
+    if arguments.kind == "stacks":
+        return show_stacks.stack_lines(arguments.name, arguments.chip)
     values = values_of(arguments.name)
     return _model_entry(arguments.name, values) if arguments.kind == "models" else _entry(arguments.name, values)
 

@@ -36,6 +36,11 @@ class Constant(NamedTuple):
     is_size: bool
     meaning: str
 
+    def worse(self, name: str, value: float, scale: float) -> float:
+        """The value so much worse (`scale` below 1) as its bounds allow: rates are lower, all else is more."""
+        other = value * scale if name.endswith("_fraction") else value / scale
+        return min(max(other, self.low), self.high)
+
     def free(self, value: float) -> float:
         """Where a value lies on the line without bounds."""
         if self.is_size:
@@ -144,6 +149,13 @@ class Calibration:
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
         return self.constants[name]
+
+
+def unscaled(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
+    """The network of which `scaled` made this one, with fractions of 1: what they were it has not kept."""
+    if isinstance(topology, Switched):
+        return scaled(topology, 1.0, 1.0)
+    return scaled(topology, 1.0 / link_fraction, 1.0 / network_fraction)
 
 
 def scaled(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:

@@ -8,7 +8,8 @@ from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import Own, read_cluster
-from shardwise.cluster.stacks import calibrated
+from shardwise.cluster.own_calibration import usual_clock
+from shardwise.cluster.stacks import Stack, calibrated, calibration_of, stack_named
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
@@ -22,14 +23,32 @@ def _is_file(text: str) -> bool:
     return text.strip().lower().endswith(".toml")
 
 
-def load_cluster(text: str) -> Cluster:
+def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
     """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or its own file (`my-cluster.toml`).
 
     `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
-    that share the host of the catalogue's `cpu`. Raises `InputError`, and `MissingValueError` for a value without a source.
+    that share the host of the catalogue's `cpu`. With a `stack` (`show stacks`) it has the constants that published runs give:
+    jobs on it are predicted; without one their step times are bounds.
+    Raises `InputError`, and `MissingValueError` for a value without a source.
     """
-    own = load_own(text)
-    return calibrated(own.nominal, own.calibration) if own.calibration else own.nominal
+    return reached(load_own(text), None if stack is None else stack_named(stack))
+
+
+def reached(own: Own, stack: Stack | None = None) -> Cluster:
+    """The cluster at what it reaches: as was measured on it, or as published runs of a stack say; nominal without either.
+
+    Raises `InputError` where there are both.
+    """
+    name, measured = own.nominal.name, own.calibration
+    if stack is not None:
+        if measured is not None:
+            raise InputError(
+                f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
+                "of the two"
+            )
+        chip = own.nominal.chip
+        measured = replace(calibration_of(own.base or chip.name, stack), clock=usual_clock(chip, own.base))
+    return own.nominal if measured is None else calibrated(own.nominal, measured)
 
 
 def load_own(text: str) -> Own:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled
+from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled, unscaled
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
 
@@ -89,29 +89,87 @@ def stack_of_software(text: str) -> Stack:
     return stack_named(name or next(kind for pattern, kind in OTHERS if re.search(pattern, text)))
 
 
-def constants_of(chip: str, stack: Stack) -> dict[str, float]:
+class Fitted(NamedTuple):
+    """A constant as it is known: its value, its standard deviation on the line without bounds, and where both are from."""
+
+    value: float
+    deviation: float
+    source: str
+
+
+def stands_for(chip: str) -> str | None:
+    """The chip with published runs whose constants a chip has: itself, the one that it is like, or None."""
+    return next((name for name in (chip, LIKE.get(chip)) if name in fitted()["chips"]), None)
+
+
+def is_measured(stack: Stack) -> bool:
+    """Whether published runs are of the stack, rather than of others of its kind."""
+    return stack.known and stack.name in fitted()["stacks"]
+
+
+def constants_known(chip: str, stack: Stack) -> dict[str, Fitted]:
     """The twelve constants of a chip under a stack: as fitted, else those of the chip that it is like, else the priors."""
-    chips, stacks = fitted()["chips"], fitted()["stacks"]
-    own = chips.get(chip) or chips.get(LIKE.get(chip, ""), {})
-    ours = stacks.get(stack.name, {})
-    return {
-        name: float(own.get(name, one.prior) if one.owner == "chip" else ours.get(name, stack.prior(name)))
-        for name, one in CONSTANTS.items()
-    }
+    like = stands_for(chip)
+    entries = {"chip": fitted()["chips"].get(like, {}), "stack": fitted()["stacks"].get(stack.name, {})}
+    sources = {
+        "chip": fitted()["source"] + (f"; {chip} as {like}" if like != chip else ""), "stack": fitted()["source"],
+    }  # fmt: skip
+    expected = {"chip": f"no run of {chip}: what is expected of any chip", "stack": f"usual of its kind, {stack.kind}"}
+    found = {}
+    for name, one in CONSTANTS.items():
+        entry = entries[one.owner]
+        prior = one.prior if one.owner == "chip" else stack.prior(name)
+        found[name] = (
+            Fitted(float(entry[name]), float(entry["deviations"][name]), sources[one.owner])
+            if name in entry
+            else Fitted(prior, one.width, expected[one.owner])
+        )
+    return found
+
+
+def constants_of(chip: str, stack: Stack) -> dict[str, float]:
+    """The values of the twelve constants."""
+    return {name: one.value for name, one in constants_known(chip, stack).items()}
 
 
 def calibration_of(chip: str, stack: Stack) -> Calibration:
-    """What published runs say about a chip under a stack, with the spread of predictions for stacks known or not."""
-    known = stack.known and stack.name in fitted()["stacks"]
+    """What published runs say about a chip under a stack, with the spread of predictions for what is known or not.
+
+    `source` names what no run was of, and what stands for it.
+    """
+    known = is_measured(stack) and stands_for(chip) is not None
     spread = fitted()["spread"]["known" if known else "unknown"]
     return Calibration(
         stack=stack.name, fused_attention=not stack.unfused_attention,
-        spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()}, source=fitted()["source"],
-        constants=constants_of(chip, stack),
+        spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
+        constants=constants_of(chip, stack), source="; ".join((fitted()["source"], *_without_runs(chip, stack))),
     )  # fmt: skip
 
 
+def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
+    """What none of the runs was of, and what stands for it."""
+    like = stands_for(chip)
+    if like is None:
+        yield f"none is of {chip}, which has what is expected of any chip"
+    elif like != chip:
+        yield f"none is of {chip}, which is taken to be as {like}"
+    if not is_measured(stack):
+        yield f"the stack is no one in particular, with what is usual of the kind {stack.kind}"
+
+
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """The cluster with what was measured: its constants, and its links at the rates that collectives reach."""
-    topology = scaled(cluster.topology, calibration["link_fraction"], calibration["network_fraction"])
+    """The cluster with what was measured: its constants, and its links at the rates that collectives reach.
+
+    Takes the place of a calibration that the cluster has.
+    """
+    topology = scaled(rated(cluster).topology, calibration["link_fraction"], calibration["network_fraction"])
     return replace(cluster, topology=topology, calibration=calibration)
+
+
+def rated(cluster: Cluster) -> Cluster:
+    """The cluster without its calibration; where it has one, its links at their rated speed."""
+    found = cluster.calibration
+    if found is None:
+        return cluster
+    topology = unscaled(cluster.topology, found["link_fraction"], found["network_fraction"])
+    return replace(cluster, topology=topology, calibration=None)

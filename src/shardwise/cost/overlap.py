@@ -5,7 +5,7 @@ is exposed.
 `sum`: all communication adds up and hides behind compute as one (S0, section 4).
 `max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
 
-A stack that was measured (`cluster.stack.Stack.exposed`) shows the same share of all communication, and what compute is too
+A stack that was measured (`cluster.calibration.CONSTANTS`) shows the same share of all communication, and what compute is too
 short to hide, under whichever convention.
 """
 

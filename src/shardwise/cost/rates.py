@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
+from shardwise.cluster.cluster import Cluster
 from shardwise.symbolic import Value, maximum, where
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
@@ -141,6 +142,11 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
         synchronises=calibration.synchronises,
     )  # fmt: skip
+
+
+def exposed_share(cluster: Cluster) -> float | None:
+    """The measured share of communication that shows; None where a convention says it (`cost.overlap`)."""
+    return None if cluster.calibration is None else cluster.calibration["exposed"]
 
 
 def rates_at(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import MOST, Chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
@@ -70,6 +71,7 @@ def _cluster(cluster: Cluster) -> Payload:
         "num_devices": cluster.num_devices,
         "chip_specification": asdict(cluster.chip),
         "topology": {"kind": kind, **asdict(cluster.topology)},
+        "calibration": asdict(cluster.calibration) if cluster.calibration else None,
     }
 
 
@@ -163,7 +165,9 @@ def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
     chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
     topology = parse(TOPOLOGIES[kind], described, "cluster.topology")
     require(_topology_problems(topology))
-    return Cluster(name=str(payload.get("name")), chip=chip, topology=topology)
+    found = payload.get("calibration")  # the topology is at its rates already
+    calibration = None if found is None else parse(Calibration, found, "cluster.calibration")
+    return Cluster(name=str(payload.get("name")), chip=chip, topology=topology, calibration=calibration)
 
 
 def _topology_problems(topology: Topology) -> list[str]:

@@ -58,6 +58,17 @@ class Contender:
         return self.plan.run if self.plan else None
 
     @property
+    def stack(self) -> str | None:
+        """The stack for which its plan is predicted; None for a bound."""
+        calibration = self.plan.cluster.calibration if self.plan else None
+        return calibration.stack if calibration else None
+
+    @property
+    def interval90(self) -> tuple[float, float] | None:
+        """Between which nine of ten measured step times lie, in seconds; None for a bound."""
+        return self.plan.estimate.interval90 if self.plan else None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What its estimate says about itself, such as a chip that is priced at its peak."""
         return tuple(self.plan.estimate.notes) if self.plan else ()
@@ -149,7 +160,8 @@ def _contender(one: Contender) -> dict[str, Any]:
     estimate, run = one.plan.estimate if one.plan else None, one.run
     return {
         "cluster": one.cluster, "chip": one.chip, "num_devices": one.num_devices, "problem": one.problem,
-        "layout": str(one.plan.layout) if one.plan else None,
+        "layout": str(one.plan.layout) if one.plan else None, "stack": one.stack,
+        "interval90": list(one.interval90) if one.interval90 else None,
         **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
         **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},
         "missing": list(run.missing) if run else [], "in_time": one.in_time, "within_budget": one.within_budget,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.networks import with_chip
+from shardwise.cluster.stacks import calibrated
 from shardwise.cost.operations import Operations
 from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
@@ -142,16 +143,22 @@ def sizes(cluster: Cluster, times: float) -> Iterator[Cluster]:
     """
     try:
         written = parse_shorthand(cluster.name)
-        if written.chip == "local" or load_cluster(cluster.name).topology != cluster.topology:
+        if written.chip == "local" or _alike(cluster, cluster.name).topology != cluster.topology:
             return
     except (InputError, MissingValueError):
         return  # a cluster of one's own has no rule by which it grows
     for text in _texts(written, times):
         try:
-            sized = load_cluster(text)
+            sized = _alike(cluster, text)
         except (InputError, MissingValueError):
             continue  # no whole hosts, or larger than a pod
         yield with_chip(sized, cluster.chip)
+
+
+def _alike(cluster: Cluster, text: str) -> Cluster:
+    """Another cluster of the catalogue, with the constants of this one."""
+    found = load_cluster(text)
+    return found if cluster.calibration is None else calibrated(found, cluster.calibration)
 
 
 def _texts(written: Shorthand, times: float) -> Iterator[str]:

@@ -14,6 +14,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.rates import exposed_share
 from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import stage_cost, step_time
 from shardwise.errors import NothingFitsError
@@ -90,7 +91,7 @@ class _Search:
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)
-        self.exposed = cluster.calibration["exposed"] if cluster.calibration else None
+        self.exposed = exposed_share(cluster)
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)

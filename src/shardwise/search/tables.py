@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT
-from shardwise.cost.rates import rates_of
+from shardwise.cost.overlap import exposed_s
+from shardwise.cost.rates import exposed_share, rates_of
 from shardwise.cost.unit import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
@@ -27,11 +28,10 @@ from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.schedule.closed_form import BOTH_ENDS, SPLIT
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
-from shardwise.symbolic import Value, Values
+from shardwise.symbolic import Value, Values, added
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
-PARTS = ("weight_s",)  # columns that other columns hold already
 
 
 def codes(*columns: Array) -> tuple[Ints, Ints]:
@@ -266,10 +266,17 @@ class _ByMode:
         return {u: lean_activation(cost, self.job.overlap) for u, cost in priced.items()}
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
-        """What a mode changes of a layer's time, whatever else overlaps with it."""
-        columns = zip(ActivationCost._fields, costs["block"], strict=True)
-        times = [value for name, value in columns if name.endswith("_s") and name not in PARTS]
-        return np.broadcast_to(sum(times, start=0.0), np.shape(self.degrees["cp"]))
+        """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""
+        block, share = costs["block"], exposed_share(self.builder.cluster)
+        work = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
+        total: Value = 0.0
+        for phase, compute in work.items():
+            traffic = {axis: getattr(block, f"{axis}_{phase}_s") for axis in ("tp", "cp", "ep", "pp")}
+            shown = (
+                added(traffic.values()) if share is None else exposed_s(self.job.overlap, compute, traffic, (), share)
+            )
+            total = total + compute + shown
+        return np.broadcast_to(total, np.shape(self.degrees["cp"]))
 
 
 def _choose(chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:

@@ -1,1 +1,1 @@
-"""The PyTorch engine: it trains a plan."""
+"""Training a plan with PyTorch. Nothing outside `train`, `bench` and `execute` loads it."""

@@ -154,7 +154,7 @@ def test_a_small_plan_on_every_chip(name: str) -> None:
     for cluster in map(load_cluster, examples(name)):
         estimate = sw.plan(SMALL, cluster, job).estimate
         assert 0 < estimate.mfu < cluster.chip.matmul_fraction
-        assert any("bound" in note for note in estimate.notes) == (name not in MATMUL)
+        assert any("at the peak" in note for note in estimate.notes) == (name not in MATMUL)
 
 
 # USD for an hour of one chip, and the day.

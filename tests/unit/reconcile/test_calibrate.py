@@ -5,13 +5,16 @@ Thresholds only ever get tighter.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.stacks import calibrated, constants_of, fitted
 from shardwise.cost.estimate import estimate
-from shardwise.reconcile.accuracy import judge
+from shardwise.reconcile.accuracy import Judged, judge, memory_summary
 from shardwise.reconcile.calibrate.fit import fit, start
 from shardwise.reconcile.calibrate.folds import Member
 from shardwise.reconcile.calibrate.published import (
@@ -223,3 +226,25 @@ def test_predictions_without_the_constants_are_bounds() -> None:
         assert bound.prediction is not None
         assert bound.prediction.estimate.step_time_s < one.prediction.estimate.step_time_s
         assert bound.prediction.estimate.interval90 is None
+
+
+def test_the_readme_says_what_is_reached(published: Published) -> None:
+    """Each number of its table is one of today's."""
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.match(r"\| .*%", line)]
+    said = [set(re.findall(r"\d+\.\d%", row)) for row in rows]
+    folds = published.folds
+    expected = [
+        ("model", ("all",)), ("model", ("dense A100",)), ("model", ("dense H100, 16 bits", "dense H100, fp8")),
+        ("model", ("dense Blackwell",)), ("model", ("TPU",)), ("model", ("MoE",)), ("lab", ("all",)), ("three", ("all",)),
+    ]  # fmt: skip
+    assert len(rows) == len(expected) + 1
+    for numbers, (fold, strata) in zip(said, expected, strict=False):
+        found = [fold_statistics(published, folds[fold], STRATA[name]) for name in strata]
+        assert numbers == {f"{share:.1%}" for one in found if one for share in (one.mean, one.median, one.p90)}
+    memory = memory_summary(published_judged())["overall"]["all"]
+    assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
+
+
+def published_judged() -> tuple[Judged, ...]:
+    return judge(published_rows())

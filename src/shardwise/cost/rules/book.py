@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.stacks import rated
 from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.cost.rules.bounds import (
     critical_intensity,
@@ -48,7 +49,7 @@ def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[
     out. So is the time of a job without a length in tokens. Of several pods each has FSDP and TP of its own for its part of
     the batch, and data parallelism between them has a rule of its own.
     """
-    return _Book(architecture, cluster, job).rules()
+    return _Book(architecture, rated(cluster), job).rules()
 
 
 class _Book:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from shardwise.cluster.calibration import CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.stacks import calibrated
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cost.estimate import estimate
 from shardwise.job import precision_named
@@ -16,7 +18,10 @@ SCALE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant, and the plan when it is a tenth worse: its step's time, whether it fits, the runner-up that is then better."""
+    """A constant, and the plan when it is a tenth worse: its step's time, whether it fits, the runner-up that is then better.
+
+    `meaning` and `source` are those of a calibration's constants.
+    """
 
     name: str
     value: float
@@ -24,11 +29,18 @@ class Constant:
     change: float
     fits: bool
     overtaken_by: str | None
+    meaning: str = ""
+    source: str = ""
 
 
 def constants(plan: Plan) -> tuple[Constant, ...]:
-    """The constants of the chip and its links: those without which the plan does not fit, then by what they add to the step."""
+    """The constants of the chip and its links: those without which the plan does not fit, then by what they add to the step.
+
+    Of a cluster with a calibration its constants, which take the place of what the chip and its memory reach.
+    """
     found = [_priced(plan, name, value, cluster) for name, value, cluster in _scaled(plan, plan.cluster)]
+    if plan.cluster.calibration is not None:
+        found += _calibrated(plan, plan.cluster.calibration)
     return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
 
 
@@ -47,12 +59,23 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
     )  # fmt: skip
 
 
+def _calibrated(plan: Plan, calibration: Calibration) -> Iterator[Constant]:
+    """Each constant of the calibration, with what it means and what it was fitted to."""
+    for name, one in CONSTANTS.items():
+        other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
+        cluster = calibrated(plan.cluster, replace(calibration, constants=other))
+        found = _priced(plan, f"{one.owner}.{name}", calibration[name], cluster)
+        yield replace(found, meaning=one.meaning, source=calibration.source)
+
+
 def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """The constants of the chip that the plan's estimate has a use for."""
-    yield "matmul_fraction"
-    if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":
-        yield "fp8_matmul_fraction"
-    yield from ("memory_bytes_per_s", "memory_bytes")
+    if cluster.calibration is None:
+        yield "matmul_fraction"
+        if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":
+            yield "fp8_matmul_fraction"
+        yield "memory_bytes_per_s"
+    yield "memory_bytes"
     if plan.layout.offload != "none":
         yield "pcie_bytes_per_s"
 

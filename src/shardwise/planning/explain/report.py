@@ -42,6 +42,7 @@ class Explanation:
     against: Against | None = None
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
+    stack: str | None = None
 
 
 def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None) -> Explanation:
@@ -59,6 +60,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
         against=against(priced, other, nearest) if other else None,
         terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
+        stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.rates import exposed_share
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
@@ -74,7 +75,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Step 3: where the step's time goes; `hidden` traffic is behind compute and costs nothing."""
+    """Step 3: where the step's time goes; `hidden` traffic is behind compute and costs nothing.
+
+    `exposed`: the measured share of traffic that shows, in place of the convention; None as `interval90` for a bound.
+    """
 
     step_time_s: float
     tokens_per_s_per_device: float
@@ -84,6 +88,8 @@ class Throughput:
     overlap: str
     time: tuple[Share, ...]
     hidden: Mapping[str, float]
+    exposed: float | None = None
+    interval90: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +114,7 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),
         memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
         margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
-        binding=binding(plan), memory=shares("memory", priced.memory, plan.layout), smallest_change=smallest_change,
+        binding=binding(plan), memory=shares("memory", priced.memory, plan), smallest_change=smallest_change,
     )  # fmt: skip
 
 
@@ -228,16 +234,18 @@ def throughput(plan: Plan) -> Throughput:
     priced = plan.estimate
     return Throughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
-        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap,
-        time=shares("time", priced.time, plan.layout), hidden=priced.hidden,
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap, exposed=exposed_share(plan.cluster),
+        time=shares("time", priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
     )  # fmt: skip
 
 
-def shares(tree: str, terms: Mapping[str, float], layout: Layout) -> tuple[Share, ...]:
+def shares(tree: str, terms: Mapping[str, float], plan: Plan) -> tuple[Share, ...]:
     """The terms of a tree that are not nothing, in its order."""
     whole = sum(terms.values())
     return tuple(
-        Share(term=term, value=value, share=value / whole, formula=symbols_of(f"{tree}.{term}", layout))
+        Share(
+            term=term, value=value, share=value / whole, formula=symbols_of(f"{tree}.{term}", plan.layout, plan.cluster)
+        )
         for term, value in terms.items()
         if value > 0
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.formats import Saved
 from shardwise.cost.rates import rates_of
@@ -87,6 +88,19 @@ FORMULAS: Mapping[str, Formula] = {
     "memory.buffers": Formula("input and output of the largest collective on activations", "2 · largest payload"),
     "memory.runtime": Formula("context, libraries and fragments", "a constant of the chip"),
 }
+# With a calibration (`cost.rates`, `cost.overlap`); those that are not here are as above.
+PREDICTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("time.forward", "time.backward", "time.recompute"),
+        "m · blocks · (device + kernels · launch_s): device = Σ max(FLOPs / rate · shape, bytes / memory rate), elementwise "
+        "bytes several times; with experts √(device² + host²), the host several launches a kernel",
+    ),
+    **dict.fromkeys(
+        (f"time.{axis}" for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control")),
+        "its part of max(traffic - compute, exposed · traffic), the traffic of all axes",
+    ),
+    "time.optimizer": "elementwise · bytes of state / memory rate",
+}
 # F, B and W: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights' gradients.
 BUBBLES: Mapping[str, str] = {
     "zb_h1": "(p - 1) · (F + B - 2W)", "zb_h2": "(p - 1) · (F + B - 3W)", "dualpipe": "(p/2 - 1) · (F&B + B - 3W)",
@@ -103,10 +117,11 @@ MEANINGS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def symbols_of(name: str, layout: Layout) -> str:
-    """A term's formula in symbols; that of the bubble is the schedule's."""
+def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
+    """A term's formula in symbols; that of the bubble is the schedule's, and a prediction has some of its own."""
     own = BUBBLES.get(layout.schedule) if name == "time.bubble" else None
-    return own or FORMULAS[name].symbols
+    predicted = PREDICTED.get(name) if cluster.calibration else None
+    return own or predicted or FORMULAS[name].symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +175,7 @@ def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
     return Term(
         name=name, layout=str(layout), value=terms[own], unit="s" if tree == "time" else "B",
         share=terms[own] / sum(terms.values()), hidden_s=hidden.get(own, 0.0),
-        words=FORMULAS[name].words, formula=symbols_of(name, layout),
+        words=FORMULAS[name].words, formula=symbols_of(name, layout, plan.cluster),
         inputs=_inputs(plan, layout, found, values),
         derived=tuple(
             Derived(what=r.what, expression=str(r.expression), value=float(r.expression.evaluate(values))) for r in found

@@ -33,6 +33,8 @@ BENCH_SIGMA = 0.03
 # Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), of which a rate
 # would take the blame.
 SHORTEST_S = 5e-5
+# What the verb `bench` notes beside: the spread of repetitions, their number, where they ran.
+BESIDE = ("low", "high", "repeats", "machine")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 NARROW = ("fp8", "int8", "fp4", "int4")  # in which products run, and attention does not
 GROUP = ATOMS["tp"][0]  # the innermost axis stands for the devices of a collective
@@ -97,7 +99,7 @@ def _bench(where: str, line: str, machine: Machine, problems: list[str]) -> Benc
         return None
     keys, priced = reads
     before = len(problems)
-    reader = TableReader(where, table, ("bench", "seconds", *keys), problems)
+    reader = TableReader(where, table, ("bench", "seconds", *keys, *BESIDE), problems)
     seconds = reader.quantity("seconds", "")
     name, price = priced(reader, machine)
     if len(problems) > before:

@@ -1,0 +1,128 @@
+"""`shardwise bench`: what this machine reaches, as lines for `calibrate --bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.bench.clock import Timing
+
+SCHEMA = "shardwise.bench/1"
+DESCRIPTION = """Measure products, memory, attention or collectives on this machine, on its GPUs or its CPU, and add a JSON line
+for each to --out. What the file has of this machine already is not measured again, so a run that was cut short goes on where it
+stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines."""
+EPILOG = """examples:
+  shardwise bench matmul --out machine.jsonl
+  shardwise bench collectives --processes 8 --out machine.jsonl
+  shardwise calibrate h100:512 --bench machine.jsonl --out my-cluster.toml"""
+MOST_PROCESSES = 64
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "bench", help="measure what this machine reaches", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "what", choices=("matmul", "memory", "attention", "collectives", "all"), metavar="WHAT",
+        help="matmul, memory, attention, collectives or all",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help="add the lines to this file; without it they are only printed")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        metavar="NAME",
+        help="number format, such as bf16 or fp32; may be repeated (default: bf16 on a GPU, fp32 on a CPU)",
+    )
+    parser.add_argument(
+        "--processes", metavar="N", help="processes of a collective (default: the GPUs of this machine, or 2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Measure, keep the lines, and say what came out."""
+    from shardwise.errors import InputError
+
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("bench: PyTorch is not installed; pip install shardwise[train]")
+    from shardwise.bench.kernels import describe, device_of
+    from shardwise.bench.record import append, left_over, measured_before
+
+    device = device_of(arguments.device)
+    machine, out = describe(device), Path(arguments.out) if arguments.out is not None else None
+    wanted = list(_lines(arguments, device))
+    todo = left_over(wanted, measured_before(out, machine) if out else set())
+    lines = []
+    for number, (line, found) in enumerate(_measured(todo, device), start=1):
+        whole = {**line, "seconds": found.seconds, "low": found.low, "high": found.high, "repeats": found.repeats,
+                 "machine": machine}  # fmt: skip
+        lines.append(whole)
+        if out:
+            append(out, whole)
+        if sys.stderr.isatty():
+            print(f"bench: {number} of {len(todo)}", end="\r", file=sys.stderr, flush=True)
+    if arguments.json:
+        return json.dumps({"schema": SCHEMA, "machine": machine, "lines": lines}, indent=2)
+    return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
+
+
+def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, Any]]:
+    from shardwise.bench.kernels import DTYPES, num_gpus
+    from shardwise.bench.shapes import KINDS, shapes
+    from shardwise.errors import InputError
+    from shardwise.units import parse_count
+
+    dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
+    unknown = [name for name in dtypes if name not in DTYPES]
+    if unknown:
+        raise InputError(f"bench: found --dtype {unknown[0]}; one of {', '.join(DTYPES)} is required")
+    processes = num_gpus() if device == "cuda" else 2
+    if arguments.processes is not None:
+        processes = parse_count(arguments.processes, what="--processes")
+    kinds = KINDS if arguments.what == "all" else (arguments.what,)
+    if "collectives" in kinds and not 2 <= processes <= (num_gpus() if device == "cuda" else MOST_PROCESSES):
+        most = f"the {num_gpus()} GPUs of this machine" if device == "cuda" else MOST_PROCESSES
+        raise InputError(
+            f"bench: found --processes {processes}; 2 or more, at most {most}, are required for collectives"
+        )
+    for kind in kinds:
+        yield from shapes(kind, device, dtypes, processes)
+
+
+def _measured(lines: Sequence[Mapping[str, Any]], device: str) -> Iterator[tuple[Mapping[str, Any], Timing]]:
+    """Each line with its timing; collectives in one start of their processes."""
+    from shardwise.bench.collectives import measure_all
+    from shardwise.bench.kernels import measure
+
+    for line in lines:
+        if line["bench"] != "collective":
+            yield line, measure(line, device)
+    together = [line for line in lines if line["bench"] == "collective"]
+    if together:
+        yield from measure_all(together, device, together[0]["devices"])
+
+
+def _report(lines: Sequence[Mapping[str, Any]], machine: str, before: int, out: str | None) -> Iterator[str]:
+    from shardwise.bench.shapes import rate_of, words_of
+    from shardwise.units import format_seconds
+
+    yield machine
+    for line in lines:
+        spread = (line["high"] - line["low"]) / line["seconds"]
+        yield f"  {words_of(line):<44}{format_seconds(line['seconds']):>10}  {rate_of(line):<16} spread {spread:.0%}"
+    if before:
+        yield f"{before} more are in {out} already"
+    if out:
+        yield f"{len(lines)} lines added to {out}"

@@ -1,0 +1,122 @@
+"""`shardwise bench`: lines that calibrate reads, kept as they come, taken up where they stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.bench import shapes
+from shardwise.bench.clock import REPEATS, timed, timing
+from shardwise.bench.record import append, key_of, left_over, measured_before
+from shardwise.cli import main
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import stack_named
+from shardwise.errors import InputError
+from shardwise.reconcile.calibrate.bench import Machine, read_benches
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "SIDES", {"cpu": (32, 64)})
+    monkeypatch.setattr(shapes, "SUMS", {"cpu": (16,)})
+    monkeypatch.setattr(shapes, "MEMORY_BYTES", {"cpu": (2**16,)})
+    monkeypatch.setattr(shapes, "SEQ_LENS", {"cpu": (32,)})
+    monkeypatch.setattr(shapes, "COLLECTIVE_BYTES", {"cpu": (2**12,)})
+    monkeypatch.setattr("shardwise.bench.clock.LEAST_S", 1e-4)
+    monkeypatch.setattr("shardwise.bench.kernels.timed", lambda run, device: timed(run, device, budget_s=0.0))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(("bench", *arguments))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.mark.usefixtures("small")
+def test_all_is_measured_and_calibrate_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "machine.jsonl"
+    code, text, err = run(capsys, "all", "--out", str(out), "--device", "cpu")
+    assert (code, err) == (0, "")
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [line["bench"] for line in lines] == ["matmul"] * 2 + ["memory"] + ["attention"] * 2 + ["collective"] * 5
+    assert all(line["low"] <= line["seconds"] <= line["high"] and line["repeats"] >= REPEATS for line in lines)
+    assert "10 lines added" in text
+    assert "TFLOP/s" in text
+    machine = Machine(cluster=load_cluster("local:2"), stack=stack_named("eager"), clock=1.0)
+    found = read_benches(str(out), machine)
+    assert [one.observation.measured_s for one in found] == [line["seconds"] for line in lines]
+
+
+@pytest.mark.usefixtures("small")
+def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "machine.jsonl"
+    run(capsys, "matmul", "--out", str(out), "--device", "cpu")
+    first = out.read_text(encoding="utf-8")
+    out.write_text(first.splitlines()[0] + "\n", encoding="utf-8")  # cut short after one line
+    code, text, _ = run(capsys, "matmul", "--out", str(out), "--device", "cpu")
+    assert code == 0
+    assert "1 more are in" in text
+    assert "1 lines added" in text
+    again = [key_of(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert again == [key_of(json.loads(line)) for line in first.splitlines()]
+    code, payload, _ = run(capsys, "matmul", "--device", "cpu", "--dtype", "bf16", "--json")
+    assert {line["dtype"] for line in json.loads(payload)["lines"]} == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["matmul", "--dtype", "fp8"], ["--dtype fp8", "bf16"]),
+        (["matmul", "--device", "cuda"], ["no GPU", "--device cpu"]),
+        (["collectives", "--processes", "1"], ["--processes 1", "2 or more"]),
+        (["collectives", "--processes", "many"], ["--processes", "many"]),
+        (["memory", "--out", "/nowhere/at/all.jsonl"], ["cannot write /nowhere", "writable"]),
+    ],
+)
+@pytest.mark.usefixtures("small")
+def test_wrong_input(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    for part in parts:
+        assert part in err
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"a": 1}', "[1]"])
+def test_a_file_of_something_else_stays_as_it_is(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_text(text, encoding="utf-8")
+    code, _, err = run(capsys, "memory", "--out", str(out), "--device", "cpu")
+    assert code == 2
+    assert "this verb wrote" in err
+    assert out.read_text(encoding="utf-8") == text
+
+
+def test_lines_of_another_machine_are_measured_here_too(tmp_path: Path) -> None:
+    out = tmp_path / "machine.jsonl"
+    line = {"bench": "memory", "bytes": 8}
+    append(out, {**line, "seconds": 1.0, "machine": "there"})
+    assert left_over([line], measured_before(out, "here")) == [line]
+    assert left_over([line], measured_before(out, "there")) == []
+    with pytest.raises(InputError, match="cannot write"):
+        append(tmp_path, line)
+
+
+def test_the_median_of_repetitions() -> None:
+    found = timing([3.0, 1.0, 2.0, 100.0, 2.5])
+    assert (found.seconds, found.low, found.high, found.repeats) == (2.5, 1.0, 100.0, 5)
+    calls: list[int] = []
+    assert timed(lambda: calls.append(1), "cpu", budget_s=0.0).repeats == REPEATS
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", shapes.KINDS)
+def test_each_shape_once(kind: str, device: str) -> None:
+    found = [key_of(line) for line in shapes.shapes(kind, device, ("bf16",), 8)]
+    assert found
+    assert len(found) == len(set(found))

@@ -1,0 +1,225 @@
+"""Planning with what published runs say of a stack: the reports, the payloads, the plan file, the explanation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.cluster.stacks import calibrated
+from shardwise.cost.estimate import BOUND
+from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.compare import Contender, Limits, compare
+from shardwise.planning.explain import explain
+from shardwise.planning.explain.constants import SCALE
+from shardwise.planning.explain.report import Explanation, reprice
+from shardwise.planning.explain.terms import PREDICTED
+from shardwise.planning.plan import Plan
+from shardwise.terms import TIME_TERMS
+from shardwise.units import format_seconds
+
+JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+WORDS = ["llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "4096"]
+
+
+@pytest.fixture(
+    scope="module", params=[("llama-3-8b", "h100:16", "nemo-25"), ("mixtral-8x7b", "tpu-v5e:8x8*2", "maxtext")]
+)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    model, cluster, stack = request.param
+    return sw.plan(sw.load_model(model), sw.load_cluster(cluster, stack=stack), JOB)
+
+
+@pytest.fixture(scope="module")
+def story(plan: Plan) -> Explanation:
+    return explain(plan, lambda layout: None)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
+    calibration = plan.cluster.calibration
+    assert calibration is not None
+    spread = calibration.spread["moe" if plan.model.num_experts else "dense"]
+    for one in (plan.estimate, *(other.estimate for other in plan.alternatives)):
+        assert one.interval90 == (one.step_time_s * spread[0], one.step_time_s * spread[1])
+        assert one.interval90[0] < one.step_time_s < one.interval90[1]
+        assert one.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
+        assert BOUND not in one.notes
+
+
+def test_without_a_stack_the_estimate_is_a_bound() -> None:
+    bound = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), JOB).estimate
+    assert bound.interval90 is None
+    assert bound.notes == (BOUND,)
+
+
+def test_the_plan_file_keeps_the_calibration(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    sw.dump_plan(plan, path)
+    again = sw.load_plan(path)
+    assert again == plan
+    assert reprice(again) == plan
+    payload = json.loads(path.read_text(encoding="utf-8"))
+    assert plan.cluster.calibration is not None
+    assert payload["cluster"]["calibration"]["stack"] == plan.cluster.calibration.stack
+    assert tuple(payload["estimate"]["interval90"]) == plan.estimate.interval90
+
+
+def test_a_plan_file_without_a_calibration_is_a_bound_and_a_wrong_one_is_refused(plan: Plan) -> None:
+    payload: dict[str, Any] = json.loads(json.dumps(plan_payload(plan)))
+    constants = payload["cluster"]["calibration"]["constants"]
+    constants["matmul_fraction"] = 7.0
+    with pytest.raises(sw.InputError, match="calibration: matmul_fraction is 7; sustained rate"):
+        parse_plan(payload)
+    del constants["matmul_fraction"]
+    with pytest.raises(sw.InputError, match=r"matmul_fraction, .* are required"):
+        parse_plan(payload)
+    del payload["cluster"]["calibration"]
+    assert parse_plan(payload).cluster.calibration is None
+
+
+def test_the_terms_of_a_prediction_add_up(plan: Plan, story: Explanation) -> None:
+    assert sum(plan.estimate.time.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
+    told = {one.term: one for one in story.throughput.time}
+    assert sum(one.value for one in told.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
+    assert told["forward"].formula == PREDICTED["time.forward"]
+    assert PREDICTED.keys() <= {f"time.{term}" for term in TIME_TERMS}
+    assert plan.cluster.calibration is not None
+    assert story.stack == plan.cluster.calibration.stack
+    assert story.throughput.exposed == plan.cluster.calibration["exposed"]
+    assert story.throughput.interval90 == plan.estimate.interval90
+
+
+def test_the_constants_of_the_calibration_are_listed_and_varied(plan: Plan, story: Explanation) -> None:
+    calibration = plan.cluster.calibration
+    assert calibration is not None
+    listed = {one.name: one for one in story.constants}
+    assert "chip.memory_bytes_per_s" not in listed
+    for name, constant in CONSTANTS.items():
+        one = listed[f"{constant.owner}.{name}"]
+        assert (one.value, one.meaning, one.source) == (calibration[name], constant.meaning, calibration.source)
+        better = name.endswith("_fraction")
+        other = replace(calibration, constants={
+            **calibration.constants, name: min(calibration[name] * (SCALE if better else 1 / SCALE), constant.high),
+        })  # fmt: skip
+        priced = sw.estimate(plan.model, calibrated(plan.cluster, other), plan.job, plan.layout)
+        assert one.step_time_s == pytest.approx(priced.step_time_s, rel=1e-12)
+        assert one.change >= -1e-12
+    assert listed["chip.matmul_fraction"].change > 0.03
+    assert listed["stack.exposed"].change > 0
+
+
+def test_links_and_their_fraction_move_the_step_alike(plan: Plan, story: Explanation) -> None:
+    """A tenth less of the rate and a tenth less of what collectives reach of it are the same."""
+    listed = {one.name: one.step_time_s for one in story.constants}
+    pairs = {
+        "nvlink.bytes_per_s": "link",
+        "network.bytes_per_s": "network",
+        "torus.bytes_per_s": "link",
+        "pods.bytes_per_s": "network",
+    }
+    found = [(name, other) for name, other in pairs.items() if name in listed]
+    assert len(found) == 2
+    for name, other in found:
+        assert listed[name] == pytest.approx(listed[f"chip.{other}_fraction"], rel=1e-9)
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path)
+    assert (code, err) == (0, "")
+    found, calibration = sw.load_plan(path).estimate, sw.load_plan(path).cluster.calibration
+    assert calibration is not None
+    assert found.interval90 is not None
+    low, high = found.interval90
+    step = f"step {format_seconds(found.step_time_s)} ({format_seconds(low)} to {format_seconds(high)}, 9 of 10 runs)"
+    assert step in out
+    slowest, fastest = (found.tokens_per_s_per_device * found.step_time_s / seconds for seconds in (high, low))
+    assert f"({slowest:,.0f} to {fastest:,.0f}) tokens/s" in out
+    for part in (
+        "note: a prediction for nemo-25: fitted to 916 published runs",
+        f"{calibration['exposed']:.0%} of communication shows",
+    ):
+        assert part in out
+    assert "overlap convention" not in out
+    code, out, _ = run(capsys, "explain", path)
+    assert code == 0
+    for part in (f"a {step}", "stack.exposed", CONSTANTS["exposed"].meaning, "source of the constants"):
+        assert part.replace("a step ", "a step of ") in out
+
+
+def test_without_a_stack_the_report_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", *WORDS)
+    assert code == 0
+    assert "9 of 10" not in out
+    assert f"note: {BOUND}" in out
+    assert "overlap convention per_axis" in out
+
+
+@pytest.mark.parametrize("verb", ["plan", "estimate", "memory"])
+def test_every_verb_about_a_job_takes_a_stack(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = [] if verb == "plan" else ["--layout", "fsdp=16 recompute=selective"]
+    assert run(capsys, verb, *WORDS, *layout, "--stack", "fused")[0] == 0
+    code, _, err = run(capsys, verb, *WORDS, *layout, "--stack", "nemo")
+    assert code == 2
+    assert err.startswith("error: stack: found 'nemo'; the stacks are llm-foundry-torch1, ")
+
+
+def test_several_clusters_are_predicted_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-3-8b", "h100:16", "a100-80gb:16", *WORDS[2:]]
+    code, out, _ = run(capsys, *words, "--stack", "nemo-25")
+    assert code == 0
+    assert "9 of 10 runs" in out.splitlines()[0]
+    payload = json.loads(run(capsys, *words, "--stack", "nemo-25", "--json")[1])
+    for one in payload["clusters"]:
+        assert one["stack"] == "nemo-25"
+        assert one["interval90"][0] < one["step_time_s"] < one["interval90"][1]
+    code, out, _ = run(capsys, *words)
+    assert "9 of 10 runs" not in out
+    assert [one["stack"] for one in json.loads(run(capsys, *words, "--json")[1])["clusters"]] == [None, None]
+
+
+def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
+    from shardwise.cli.comparison import comparison_report
+
+    model = sw.load_model("llama-3-8b")
+    plans = [sw.plan(model, sw.load_cluster("h100:16", stack=stack), JOB) for stack in (None, "nemo-25")]
+    for pair, said in ((plans, True), ([plans[1], plans[1]], False)):
+        contenders = [
+            Contender(cluster=one.cluster.name, chip="h100", num_devices=16, plan=one, problem=None, in_time=None,
+                      within_budget=None)
+            for one in pair
+        ]  # fmt: skip
+        report = comparison_report(compare(contenders, Limits()))
+        assert ("which do not compare" in report) == said
+
+
+def test_a_rate_that_would_be_overruled_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--set", "chip.matmul_fraction=0.5")
+    assert code == 2
+    assert "--set: found chip.matmul_fraction, but h100:16 is predicted with the constants of nemo-25" in err
+    assert run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--set", "chip.memory_bytes=96GB")[0] == 0
+
+
+def test_a_calibration_of_ones_own_and_a_stack_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    tier = '[[tiers]]\nname = "nvlink"\nsize = 16\nbytes_per_s = "450 GB/s"\n'
+    path.write_text(f'chip = "h100"\n{tier}\n[calibration]\nstack = "fused"\nsource = "ours"\n', encoding="utf-8")
+    words = ["plan", "llama-3-8b", str(path), *WORDS[2:]]
+    code, _, err = run(capsys, *words, "--stack", "nemo-25")
+    assert code == 2
+    assert "which has a [calibration] of its own (fused); leave out one of the two" in err
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert "a prediction for fused: ours" in out

@@ -1,0 +1,143 @@
+"""Stacks by name: the constants they give a cluster, what stands for what no run measured, and clusters of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.cluster.networks import with_chip
+from shardwise.cluster.stacks import (
+    LIKE,
+    calibrated,
+    calibration_of,
+    constants_of,
+    fitted,
+    rated,
+    stack_named,
+    stack_names,
+)  # fmt: skip
+from shardwise.cluster.topology import Pods, Switched, Torus
+from shardwise.errors import InputError
+from shardwise.search.clusters import sizes
+
+CLUSTERS = ("h100:512", "gb200:256", "tpu-v5p:4x4x4", "tpu-v5e:4x4*2", "tpu-v4:4x4x8_twisted", "local:4")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_under_a_stack_has_its_constants_and_links_at_their_rate(name: str) -> None:
+    plain, cluster = sw.load_cluster(name), sw.load_cluster(name, stack="fused")
+    assert plain.calibration is None
+    assert cluster.calibration == calibration_of(plain.chip.name, stack_named("fused"))
+    assert replace(cluster, topology=plain.topology, calibration=None) == plain
+    inner, outer = cluster.calibration["link_fraction"], cluster.calibration["network_fraction"]
+    if isinstance(cluster.topology, Switched):
+        assert [tier.fraction for tier in cluster.topology.tiers] == [inner] + [outer] * (
+            len(cluster.topology.tiers) - 1
+        )
+        return
+    mine, its = cluster.topology, plain.topology
+    if isinstance(mine, Pods):
+        assert isinstance(its, Pods)
+        assert mine.bytes_per_s == its.bytes_per_s * outer
+        mine, its = mine.torus, its.torus
+    assert isinstance(mine, Torus)
+    assert isinstance(its, Torus)
+    assert mine.bytes_per_s == its.bytes_per_s * inner
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_stack_can_be_named(name: str) -> None:
+    calibration = sw.load_cluster("h100:8", stack=name).calibration
+    assert calibration is not None
+    assert calibration.stack == name
+    assert calibration.constants.keys() == CONSTANTS.keys()
+    assert ("usual of the kind" in calibration.source) == (name not in fitted()["stacks"])
+
+
+def test_an_unknown_stack_lists_the_names() -> None:
+    with pytest.raises(InputError, match=r"found 'nemo'; the stacks are .*nemo-25.*torchtitan.*compiled"):
+        sw.load_cluster("h100:8", stack="nemo")
+
+
+def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
+    stack = stack_named("nemo-25")
+    like, none = calibration_of("h800", stack), calibration_of("mi300x", stack)
+    assert (LIKE["h800"], like.constants) == ("h100", constants_of("h100", stack))
+    assert like.source.endswith("none is of h800, which is taken to be as h100")
+    assert none.source.endswith("none is of mi300x, which has what is expected of any chip")
+    assert none["matmul_fraction"] == CONSTANTS["matmul_fraction"].prior
+    assert none["exposed"] == fitted()["stacks"]["nemo-25"]["exposed"]
+    assert none.spread == calibration_of("h100", stack_named("fused")).spread != like.spread
+
+
+OWN = """
+[chip]
+base = "h100"
+name = "h100-capped"
+power_w = {power}
+
+[[tiers]]
+name = "nvlink"
+size = 8
+bytes_per_s = "450 GB/s"
+"""
+
+
+def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path) -> None:
+    """At the clock that its power limit leaves; the time of products goes with it."""
+    model, job = sw.load_model("llama-3.2-1b"), sw.Job(global_batch_tokens=2**19, seq_len=4096)
+    seconds = []
+    for power in (700, 350):
+        path = tmp_path / "own.toml"
+        path.write_text(OWN.format(power=power), encoding="utf-8")
+        cluster = sw.load_cluster(str(path), stack="nemo-25")
+        assert cluster.calibration is not None
+        assert cluster.calibration.constants == constants_of("h100", stack_named("nemo-25"))
+        assert cluster.calibration.clock == pytest.approx((power / 700) ** (1 / 3))
+        assert "none is of" not in cluster.calibration.source
+        seconds.append(sw.estimate(model, cluster, job, sw.Layout(fsdp=8, zero_stage=3)).step_time_s)
+    assert 1.1 < seconds[1] / seconds[0] < 2 ** (1 / 3)
+
+
+def test_a_calibration_of_ones_own_stays(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'{OWN.format(power=700)}\n[calibration]\nstack = "fused"\n', encoding="utf-8")
+    own = sw.load_cluster(str(path)).calibration
+    assert own is not None
+    assert own.stack == "fused"
+    with pytest.raises(InputError, match=r"found nemo-25 for own, which has a \[calibration\] of its own \(fused\)"):
+        sw.load_cluster(str(path), stack="nemo-25")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_another_calibration_takes_the_place_of_the_first(name: str) -> None:
+    """And without any the links have their rated speed, from which the books' rules start."""
+    first, second = sw.load_cluster(name, stack="fused"), sw.load_cluster(name, stack="maxtext")
+    assert second.calibration is not None
+    again = calibrated(first, second.calibration)
+    assert again.calibration == second.calibration
+    job = sw.Job(global_batch_tokens=2**20, seq_len=4096, precision="fp32" if name == "local:4" else "bf16")
+    model = sw.load_model("llama-3.2-1b")
+    here, there = (sw.book_rules(model, cluster, job) for cluster in (first, sw.load_cluster(name)))
+    assert [(rule.name, pytest.approx(rule.value)) for rule in here] == [(rule.name, rule.value) for rule in there]
+    assert rated(first).calibration is None
+    assert again.topology.axis_bytes_per_s() == pytest.approx(second.topology.axis_bytes_per_s())
+
+
+def test_another_chip_keeps_the_rate_between_pods() -> None:
+    plain, cluster = (sw.load_cluster("tpu-v5e:4x4*2", stack=stack) for stack in (None, "maxtext"))
+    assert with_chip(cluster, replace(cluster.chip, memory_bytes=32e9)).topology == cluster.topology
+    assert with_chip(plain, plain.chip) == plain
+
+
+@pytest.mark.parametrize("name", ["h100:32", "tpu-v5e:4x4*2"])
+def test_other_sizes_have_the_same_constants(name: str) -> None:
+    """What would meet a deadline is predicted as what missed it was."""
+    cluster = sw.load_cluster(name, stack="maxtext")
+    larger = next(sizes(cluster, 2.0))
+    assert larger == sw.load_cluster(larger.name, stack="maxtext")
+    assert larger.num_devices >= 2 * cluster.num_devices
