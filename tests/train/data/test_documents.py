@@ -96,6 +96,21 @@ def test_every_place_without_text_is_named(tmp_path: Path) -> None:
     assert "no file matches *.txt" in caught.value.problems[1]
 
 
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside another, too: what it holds would be missing without a word."""
+    write(tmp_path, a_txt="1", secret__b_txt="2")
+    scan = os.scandir
+
+    def refused(path: str) -> object:
+        if Path(path).name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(InputError, match="secret: cannot read: Permission denied"):
+        find_sources([tmp_path])
+
+
 def test_the_library_is_source_and_a_size_takes_the_first_of_it() -> None:
     whole, part = python_library(), python_library(1_000_000)
     assert whole[: len(part)] == part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -60,6 +61,13 @@ def test_each_split_has_its_own_shards(shards_of: Shards) -> None:
         TokenShards(train.folder, "test")
 
 
+def test_the_fingerprint_is_of_the_tokens_and_not_of_the_place(shards_of: Shards) -> None:
+    """What a run that resumes compares: equal sizes are not equal data."""
+    first, again, other = (shards_of([[1, token, 0]]).index for token in (2, 2, 3))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert first.train.shards[0].tokens_sha256 == hashlib.sha256(np.array([1, 2, 0], "<u2").tobytes()).hexdigest()
+
+
 def test_a_model_needs_a_row_for_each_token(shards_of: Shards) -> None:
     shards = shards_of([[1, 0]])
     shards.require_vocabulary(1000)
@@ -108,6 +116,14 @@ def test_another_tokenizer_is_refused(shards_of: Shards) -> None:
         shards.tokenizer()
 
 
+def shard(name: str, num_tokens: int, num_documents: int) -> dict[str, object]:
+    return {"name": name, "num_tokens": num_tokens, "num_documents": num_documents, "tokens_sha256": ""}
+
+
+def split(*shards: object) -> dict[str, object]:
+    return {"shards": shards, "text_bytes": 0}
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
@@ -116,20 +132,11 @@ def test_another_tokenizer_is_refused(shards_of: Shards) -> None:
         ({"vocab_size": 70_000}, "ids below vocab_size, in uint16"),
         ({"end_id": 1000}, "end_id is 1000 and vocab_size 1000"),
         ({"unigram_entropy_nats": float("nan")}, "unigram_entropy_nats is nan"),
-        ({"train": {"shards": [], "text_bytes": 0}}, "train has no shards"),
-        (
-            {"train": {"shards": [{"name": "../train-00000", "num_tokens": 3, "num_documents": 1}], "text_bytes": 0}},
-            "'../train",
-        ),
-        (
-            {"train": {"shards": [{"name": "train-00000", "num_tokens": 0, "num_documents": 0}], "text_bytes": 0}},
-            "of 0 tokens",
-        ),
-        ({"train": {"shards": [{"name": "train-00000"}], "text_bytes": 0}}, "train.shards.0.num_tokens"),
-        (
-            {"train": {"shards": [{"name": "train-00000", "num_tokens": 3, "num_documents": 1}] * 2, "text_bytes": 0}},
-            "two shards have one name",
-        ),
+        ({"train": split()}, "train has no shards"),
+        ({"train": split(shard("../train-00000", 3, 1))}, "'../train"),
+        ({"train": split(shard("train-00000", 0, 0))}, "of 0 tokens"),
+        ({"train": split({"name": "train-00000"})}, "train.shards.0.num_tokens"),
+        ({"train": split(shard("train-00000", 3, 1), shard("train-00000", 3, 1))}, "two shards have one name"),
         ({"schema": "shardwise.tokens/9"}, "found schema 'shardwise.tokens/9'; 'shardwise.tokens/1' is required"),
     ],
 )

@@ -68,13 +68,17 @@ def _distinct(sources: Iterable[Source]) -> Iterator[Source]:
 
 def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> Iterator[Source]:
     names = []
-    for here, inner, files in os.walk(folder):
+    for here, inner, files in os.walk(folder, onerror=_cannot_list):
         inner[:] = [name for name in inner if not name.startswith(".") and name not in left_out]
         below = Path(here).relative_to(folder)
         names += [(below / name).as_posix() for name in files if not name.startswith(".")]
     for name in sorted(names):
         if any(PurePosixPath(name).match(pattern) for pattern in globs):
             yield Source(path=folder / name, name=name)
+
+
+def _cannot_list(error: OSError) -> None:
+    raise InputError(f"{error.filename}: cannot read: {error.strerror}; a readable folder is required") from None
 
 
 def python_library(max_bytes: int | None = None) -> tuple[Source, ...]:
@@ -180,14 +184,15 @@ def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[
         raise InputError(
             f"held-out: found {fraction:g}; a fraction of at least 0 and below 1 is required, such as 0.01"
         )
-    hashes = [name_hash(document.name, "held_out") for document in documents]
-    if not hashes:
+    count, num_below, lowest = 0, 0, 2**64
+    for document in documents:
+        found = name_hash(document.name, "held_out")
+        count, num_below, lowest = count + 1, num_below + (found < fraction * 2**64), min(lowest, found)
+    if not count:
         raise InputError("text: found no document that is not empty; text is required")
-    split = HeldOut(fraction=fraction, lowest=min(hashes))
-    num_held_out = sum(one < fraction * 2**64 or one == split.lowest for one in hashes) if fraction else 0
-    if num_held_out == len(hashes):
+    if fraction and max(num_below, 1) == count:
         raise InputError(
-            f"held-out: a fraction of {fraction:g} holds out every document of {len(hashes):,}; one for training is required: "
+            f"held-out: a fraction of {fraction:g} holds out every document of {count:,}; one for training is required: "
             "give more documents, a smaller --held-out, or none with --held-out 0"
         )
-    return split, len(hashes)
+    return HeldOut(fraction=fraction, lowest=lowest), count

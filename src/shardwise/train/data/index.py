@@ -9,6 +9,7 @@ held_out-00000.tokens ...    the same for the held-out split
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -28,17 +29,18 @@ TOKENIZER_FILE = "tokenizer.json"
 SPLITS = ("train", "held_out")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
-_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-\d{{5,}}")
+_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
 AGAIN = "tokenize again, with --force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Two files, `name`.tokens and `name`.ends, and what they hold."""
+    """Two files, `name`.tokens and `name`.ends, what they hold, and the hash of the tokens."""
 
     name: str
     num_tokens: int
     num_documents: int
+    tokens_sha256: str
 
     def __post_init__(self) -> None:
         required = f"{SPLITS[0]}-00000 or the like, and at least one token in each of at least one document"
@@ -114,6 +116,11 @@ class Index:
             raise InputError(f"split: found {name!r}; {' or '.join(SPLITS)} is required")
         found: Split = getattr(self, name)
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that the index says, tokens included: the same for the same data, wherever it lies."""
+        return hashlib.sha256(json.dumps(index_payload(self), sort_keys=True).encode("utf-8")).hexdigest()
 
     def expected_sizes(self) -> dict[str, int]:
         """Bytes of each file of shards."""

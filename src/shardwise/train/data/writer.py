@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
 import shutil
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,7 +38,8 @@ class SplitWriter:
         self.shards: list[Shard] = []
         self.text_bytes = 0
         self._file: BinaryIO | None = None
-        self._ends: list[int] = []
+        self._hash = hashlib.sha256()
+        self._ends = array("q")
 
     def add(self, tokens: Tokens, text_bytes: int) -> None:
         """Append a document: its tokens with its end."""
@@ -44,7 +47,9 @@ class SplitWriter:
             self._close_shard()
         if self._file is None:
             self._file = (self.folder / f"{self._shard_name()}.tokens").open("wb")
-        self._file.write(tokens.tobytes())
+        data = tokens.tobytes()
+        self._file.write(data)
+        self._hash.update(data)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
         self.text_bytes += text_bytes
 
@@ -66,10 +71,13 @@ class SplitWriter:
             return
         _sync(self._file)
         self._file.close()
-        shard = Shard(name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends))
+        shard = Shard(
+            name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends),
+            tokens_sha256=self._hash.hexdigest(),
+        )  # fmt: skip
         write_synced(self.folder / shard.ends_file, np.array(self._ends, ENDS_DTYPE).tobytes())
         self.shards.append(shard)
-        self._file, self._ends = None, []
+        self._file, self._hash, self._ends = None, hashlib.sha256(), array("q")
 
 
 def write_index(folder: Path, index: Index, tokenizer: bytes) -> None:
