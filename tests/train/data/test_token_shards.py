@@ -92,6 +92,7 @@ def test_damage_is_found_when_the_folder_is_opened(shards_of: Shards, tmp_path: 
         return str(caught.value)
 
     assert "train-00001.tokens: found 3 bytes; 4 are required: tokenize again" in damaged("train-00001.tokens", b"abc")
+    assert "train-00001.tokens: found 6 bytes; 4 are required" in damaged("train-00001.tokens", b"longer")
     assert "train-00000.ends: cannot read: No such file" in damaged("train-00000.ends", None)
     assert "the last document ends at 2; 3 is required" in damaged("train-00000.ends", np.array([2], "<i8").tobytes())
     assert "index.json: cannot read: No such file" in damaged("index.json", None)
