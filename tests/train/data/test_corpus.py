@@ -208,10 +208,24 @@ def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, source
         write_corpus(sources, out, vocab_size=280, force=True)
     with pytest.raises(InputError, match="holds files that tokenize did not write"):
         write_corpus(sources, tmp_path / "text", force=True)
-    (out / "thesis.tex").unlink()
-    (out / "index.json").write_text("{}")
-    with pytest.raises(InputError, match="found schema None"):
-        write_corpus(sources, out, vocab_size=280, force=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("index.json", b"{}"), ("train-00000.tokens", b""), ("tokenizer.json", None)]
+)
+def test_what_is_damaged_can_be_replaced(
+    tmp_path: Path, sources: tuple[Source, ...], name: str, data: bytes | None
+) -> None:
+    """As the error that says so promises."""
+    out = tmp_path / "data"
+    write_corpus(sources, out, vocab_size=300)
+    (out / name).unlink()
+    if data is not None:
+        (out / name).write_bytes(data)
+    with pytest.raises(InputError, match="tokenize again, with --force"):
+        TokenShards(out).tokenizer()
+    write_corpus(sources, out, vocab_size=300, force=True)
+    assert TokenShards(out).tokenizer().vocab_size == 300
 
 
 def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[Source, ...]) -> None:

@@ -29,7 +29,8 @@ TOKENIZER_FILE = "tokenizer.json"
 SPLITS = ("train", "held_out")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
-_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
+SHARD_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
+SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends)")
 AGAIN = "tokenize again, with --force"
 
 
@@ -44,7 +45,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         required = f"{SPLITS[0]}-00000 or the like, and at least one token in each of at least one document"
-        if not _NAME.fullmatch(self.name) or not 1 <= self.num_documents <= self.num_tokens:
+        if not SHARD_NAME.fullmatch(self.name) or not 1 <= self.num_documents <= self.num_tokens:
             raise InputError(
                 f"shard: found {self.name!r} of {self.num_tokens} tokens and {self.num_documents} documents; {required} are "
                 f"required: {AGAIN}"

@@ -19,12 +19,12 @@ from shardwise.errors import InputError
 from shardwise.train.data.index import (
     ENDS_DTYPE,
     INDEX_FILE,
+    SHARD_FILE,
     TOKENIZER_FILE,
     Index,
     Shard,
     Split,
     index_payload,
-    read_index,
 )
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
@@ -157,22 +157,17 @@ def _require_free(target: Path, force: bool) -> None:
         raise InputError(f"--out: {target} is a file; a folder is required: choose another name")
     if not names:
         return
-    if INDEX_FILE not in names:
+    others = sorted(name for name in names - {INDEX_FILE, TOKENIZER_FILE} if not SHARD_FILE.fullmatch(name))
+    if not any(map(SHARD_FILE.fullmatch, names)):
         raise InputError(f"--out: {target} holds files that tokenize did not write; choose a new folder")
     if not force:
         raise InputError(
             f"--out: {target} holds token shards already; choose a new folder, or replace them with --force"
         )
-    others = sorted(names - _own_names(target, names))
     if others:
         raise InputError(
             f"--out: {target} holds {others[0]!r} beside token shards; only these are replaced: move it, or choose a new folder"
         )
-
-
-def _own_names(target: Path, names: set[str]) -> set[str]:
-    """The files that the index of the folder knows: no folder but one with a sound index is ever replaced."""
-    return {INDEX_FILE, TOKENIZER_FILE, *read_index(target).expected_sizes()} & names
 
 
 def _cannot_write(target: Path, error: Exception) -> InputError:
