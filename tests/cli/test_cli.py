@@ -48,6 +48,18 @@ FLAGS = {
     "show": ["--chip", "--help", "--json"],
     "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
+    "tokenize": [
+        "--end-of-document",
+        "--force",
+        "--glob",
+        "--held-out",
+        "--help",
+        "--json",
+        "--out",
+        "--python-library",
+        "--tokenizer",
+        "--vocab-size",
+    ],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",

@@ -21,19 +21,22 @@ def run_verb(*arguments: str) -> str:
     return f"from shardwise.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
 
 
+HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers"}
+
+
 def test_importing_the_package_loads_no_numpy() -> None:
-    assert not loaded_modules("import shardwise") & {"numpy", "torch", "jax", "pydantic"}
+    assert not loaded_modules("import shardwise") & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"], ["tokenize", "--help"]])
 def test_help_loads_no_numpy(arguments: list[str]) -> None:
-    assert not loaded_modules(run_verb(*arguments)) & {"numpy", "torch", "jax", "pydantic"}
+    assert not loaded_modules(run_verb(*arguments)) & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [["plan", *PLAN], ["estimate", *PLAN, "--layout", "fsdp=8 recompute=full"]])
 def test_planning_loads_no_framework(arguments: list[str]) -> None:
     loaded = loaded_modules(run_verb(*arguments))
     assert "shardwise" in loaded
-    assert not loaded & {"torch", "jax", "jaxlib"}
+    assert not loaded & {"torch", "jax", "jaxlib", "tokenizers"}
     if arguments[0] == "estimate":
         assert "numpy" not in loaded, "the scalar path is plain Python"

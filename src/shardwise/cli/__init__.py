@@ -20,6 +20,7 @@ from shardwise.cli import (
     reshard,
     roofline,
     show,
+    tokenize,
     validate,
 )
 from shardwise.errors import ShardwiseError
@@ -38,6 +39,7 @@ VERBS = (
     validate,
     bench,
     calibrate,
+    tokenize,
 )
 
 

@@ -1,0 +1,143 @@
+"""`shardwise tokenize`: text to token shards that a trainer reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.train.data.corpus import Progress
+    from shardwise.train.data.documents import Source
+    from shardwise.train.data.index import Index
+    from shardwise.train.data.tokenizer import Tokenizer
+
+DESCRIPTION = """Write the tokens of text files as shards that a trainer maps into memory, with the tokenizer beside them.
+
+A file is a document; of a .jsonl file every line is one, an object with a "text". A folder is walked in the order of its paths,
+hidden files left out. Without --tokenizer a byte-level BPE is trained on the text itself."""
+EPILOG = """examples:
+  shardwise tokenize books/ --out data
+  shardwise tokenize notes.md corpus.jsonl --tokenizer tokenizer.json --out data
+  shardwise tokenize --python-library 4MB --vocab-size 4096 --held-out 0.05 --out data"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "tokenize", help="write text as token shards to train on", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("sources", nargs="*", metavar="DIR_OR_FILE", help="folders and files of text")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
+    parser.add_argument(
+        "--glob", action="append", metavar="PATTERN",
+        help="files of folders to take, such as '*.txt'; may be repeated (default: txt, md, rst, py and jsonl)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--python-library", metavar="SIZE",
+        help="take so much of the source of Python's standard library too, such as 4MB: text that is always there",
+    )  # fmt: skip
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json to use (default: train one)")
+    parser.add_argument("--vocab-size", metavar="N", help="tokens of the tokenizer that is trained (default: 8Ki)")
+    parser.add_argument(
+        "--end-of-document", metavar="TOKEN",
+        help="of --tokenizer, the token that ends a document (default: the one that is known of published models)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--held-out",
+        default="0.01",
+        metavar="FRACTION",
+        help="part of the documents kept for validation (default: 0.01)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the token shards that are there")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON; the shards are written first."""
+    from shardwise.cli.arguments import collect
+    from shardwise.train.data.corpus import DEFAULT_VOCAB, write_corpus
+    from shardwise.units import parse_count, parse_quantity
+
+    sources, tokenizer, vocab_size, held_out = collect(
+        lambda: _sources(arguments),
+        lambda: _tokenizer(arguments),
+        lambda: parse_count(arguments.vocab_size, what="--vocab-size") if arguments.vocab_size else DEFAULT_VOCAB,
+        lambda: parse_quantity(arguments.held_out, what="--held-out", unit=""),
+    )
+    progress = _progress()
+    try:
+        index = write_corpus(
+            sources, arguments.out, tokenizer=tokenizer, vocab_size=vocab_size, held_out=held_out,
+            force=arguments.force, progress=progress,
+        )  # fmt: skip
+    finally:
+        progress("")
+    return json.dumps(_payload(index), indent=2) if arguments.json else _report(index, trained=tokenizer is None)
+
+
+def _sources(arguments: argparse.Namespace) -> tuple[Source, ...]:
+    from shardwise.errors import InputError
+    from shardwise.train.data.documents import GLOBS, find_sources, python_library
+    from shardwise.units import parse_quantity
+
+    if not arguments.sources and arguments.python_library is None:
+        raise InputError("tokenize: found no text; a folder, a file or --python-library SIZE is required")
+    library: tuple[Source, ...] = ()
+    if arguments.python_library is not None:
+        size = parse_quantity(arguments.python_library, what="--python-library", unit="B")
+        library = python_library(int(size))
+    return (*find_sources(arguments.sources, arguments.glob or GLOBS), *library)
+
+
+def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
+    from shardwise.errors import InputError
+    from shardwise.train.data.tokenizer import load_tokenizer
+
+    if arguments.tokenizer is None:
+        if arguments.end_of_document is not None:
+            raise InputError("--end-of-document: the tokenizer that is trained has its own; it is for a --tokenizer")
+        return None
+    if arguments.vocab_size is not None:
+        raise InputError("--vocab-size: --tokenizer has its own vocabulary; one of the two is required")
+    return load_tokenizer(arguments.tokenizer, arguments.end_of_document)
+
+
+def _progress() -> Progress:
+    """What is being done, for whoever watches: one line, written again and again."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _payload(index: Index) -> dict[str, Any]:
+    """The index, and the sums that follow from it."""
+    from shardwise.train.data.index import SPLITS, index_payload
+
+    payload = index_payload(index)
+    for name in SPLITS:
+        split = index.split(name)
+        payload[name] |= {"num_tokens": split.num_tokens, "num_documents": split.num_documents}
+    return payload
+
+
+def _report(index: Index, *, trained: bool) -> str:
+    from shardwise.train.data.index import SPLITS
+    from shardwise.units import counted, format_bytes
+
+    origin = "trained on this text" if trained else "of a file"
+    lines = [f"tokenizer {origin}: {index.vocab_size:,} tokens, {index.end_token} ends a document"]
+    for name in SPLITS:
+        split = index.split(name)
+        if not split.shards:
+            lines.append(f"  {name:<9} none")
+            continue
+        lines.append(
+            f"  {name:<9} {split.num_tokens:>14,} tokens of {counted(split.num_documents, 'document')}, "
+            f"{format_bytes(split.text_bytes)} of text ({split.text_bytes / split.num_tokens:.2f} bytes per token), "
+            f"in {counted(len(split.shards), 'shard')} of {index.dtype}"
+        )
+    return "\n".join([*lines, f"unigram entropy {index.unigram_entropy_nats:.3f} nats per token"])

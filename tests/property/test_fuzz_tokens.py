@@ -1,0 +1,68 @@
+"""Malformed indices and files of text: what is wrong is said in a sentence, and no other exception gets out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from property.test_fuzz import VALUES, WORDS, check, fuzzed, mutated, paths
+from shardwise.errors import InputError
+from shardwise.train.data.corpus import write_corpus
+from shardwise.train.data.documents import find_sources
+from shardwise.train.data.shards import TokenShards
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tokens")
+    for number in range(6):
+        (place / f"{number}.txt").write_text("words in a document " * (number + 1))
+    write_corpus(find_sources([place]), place / "data", vocab_size=260, held_out=0.2, shard_tokens=200)
+    return place / "data"
+
+
+@pytest.fixture(scope="module")
+def payload(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "index.json").read_text())
+    return found
+
+
+def read(folder: Path, text: str) -> None:
+    """Open an index as it may be, and use what was opened."""
+    (folder / "index.json").write_text(text, encoding="utf-8")
+    for split in ("train", "held_out"):
+        with contextlib.suppress(InputError):
+            shards = TokenShards(folder, split)
+            assert len(shards.tokens(0, shards.num_tokens)) == shards.num_tokens
+            assert shards.documents(0, shards.num_tokens)[-1] == shards.num_documents - 1
+            shards.tokenizer()
+
+
+@fuzzed(250)
+@given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
+def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any) -> None:
+    read(folder, json.dumps(mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)))
+
+
+@fuzzed(50)
+@given(text=st.one_of(WORDS, st.sampled_from(["[]", "null", "{", "[" * 100_000, "1" * 5000])))
+def test_indices_that_are_no_objects(folder: Path, text: str) -> None:
+    read(folder, text)
+
+
+@fuzzed(60)
+@given(
+    lines=st.lists(st.one_of(st.binary(max_size=20), st.builds(lambda value: json.dumps({"text": value}).encode(), VALUES))),
+    vocab_size=st.sampled_from([257, 300]), held_out=st.sampled_from(["0", "0.5", "1e-9"]),
+)  # fmt: skip
+def test_files_of_lines(folder: Path, lines: list[bytes], vocab_size: int, held_out: str) -> None:
+    file = folder.parent / "lines.jsonl"
+    file.write_bytes(b"\n".join(lines))
+    out = folder.parent / "out"
+    check(["tokenize", str(file), f"--out={out}", "--force", f"--vocab-size={vocab_size}", f"--held-out={held_out}"])
