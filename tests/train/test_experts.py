@@ -87,3 +87,23 @@ def test_the_balance_bias_evens_the_counts_out_and_leaves_the_gates() -> None:
     assert (first.counts - mean).abs().max() > mean
     assert (last.counts - mean).abs().max() < 0.35 * mean
     torch.testing.assert_close(last.gates, logits.softmax(dim=-1).gather(-1, last.choices))
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "relu"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_one_product_for_all_experts_is_that_of_each(kind: str, biased: bool) -> None:
+    """Values and every gradient; one expert has no rows."""
+    wide = 12
+    x, up, gate, down = (random(*shape).float() for shape in ((N, D), *((E, wide, D),) * 3))
+    biases = [random(E, width).float() if biased else None for width in (wide, wide, D)]
+    counts = torch.tensor([20, 0, 5, 30, 8, 1])
+    held = [x, gate if kind == "swiglu" else None, up, down, biases[0] if kind == "swiglu" else None, *biases[1:]]
+    leaves = [tensor.requires_grad_() for tensor in held if tensor is not None]
+    experts = Experts(kind, *held[1:])
+    dy = random(N, D, seed=8).float()
+    results = []
+    for run in (experts.in_turn, experts.grouped):
+        out = run(x, counts)
+        results.append((out, *torch.autograd.grad(out, leaves, dy)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
