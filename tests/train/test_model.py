@@ -45,6 +45,13 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "leading dense layers": {
         **EXPERTS, "num_layers": 3, "num_dense_layers": 1, "dense_d_ff": 7, "shared_expert_width": 3, "qk_norm": True,
     },
+    "latent": {
+        "num_kv_heads": 4, "head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 3, "q_lora_rank": 3,
+    },
+    "latent keys alone": {"num_kv_heads": 4, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 4},
+    "sinks": {"sinks": True, "bias": ("qkv", "attention_out")},
+    "adapters": {"lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp"), "bias": ALL_BIASES},
+    "adapters of attention": {**EXPERTS, "lora_rank": 2, "lora_targets": ("attention_out",)},
     "biased experts": {**EXPERTS, "mlp": "clamped_swiglu", "bias": ("qkv", "attention_out", "router", "experts")},
 }  # fmt: skip
 
@@ -87,8 +94,9 @@ def judged(
     batch = {"ids": ids, "targets": targets, "positions": np.arange(POSITIONS), "loss_scale": np.array(1 / num_targets)}
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch])
-    assert len(result.gradients) == len(names)
-    return result.loss, {name: result.gradients[unit.gradients[whole]] for name, whole in names.items()}
+    trained = {name: unit.gradients[whole] for name, whole in names.items() if whole in unit.gradients}
+    assert len(result.gradients) == len(trained)
+    return result.loss, {name: result.gradients[gradient] for name, gradient in trained.items()}
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -101,7 +109,11 @@ def test_loss_and_gradients_are_the_derivations(structure: str) -> None:
     assert output.loss.item() == pytest.approx(loss, rel=1e-12)
     # the bias of keys that are not rotated moves all scores of a query alike: its gradient is rounding alone
     least = 1e-6 * np.linalg.norm([np.linalg.norm(gradient) for gradient in gradients.values()])
+    assert set(gradients) == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, parameter in model.named_parameters():
+        if name not in gradients:
+            assert parameter.grad is None
+            continue
         assert parameter.grad is not None
         error = np.linalg.norm(parameter.grad.numpy() - gradients[name]) / max(np.linalg.norm(gradients[name]), least)
         assert error <= TOLERANCE, f"{name}: relative error {error}"
@@ -122,7 +134,8 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
     for name, parameter in model.named_parameters():
         spec = found[name]
         sizes = architecture.dense().dims if spec.weight.unit == "dense_block" else architecture.dims
-        for one in (spec.rest, spec.use, spec.gradient, spec.state):
+        assert (spec.gradient is not None) == (spec.state is not None) == parameter.requires_grad
+        for one in filter(None, (spec.rest, spec.use, spec.gradient, spec.state)):
             assert one.dims == spec.weight.dims == units[spec.weight.unit].weights[spec.weight.name]
             assert one.local_shape(alone, sizes) == tuple(parameter.shape)
     held: dict[str, list[tuple[str, ...]]] = {name: [] for name in unit_counts(architecture)}
@@ -136,7 +149,17 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-3-70b", "gpt-3-175b", "gemma-2-9b", "mixtral-8x7b", "qwen2-57b-a14b", "olmo-2-7b"]
+    "name",
+    [
+        "llama-3-70b",
+        "gpt-3-175b",
+        "gemma-2-9b",
+        "mixtral-8x7b",
+        "qwen2-57b-a14b",
+        "olmo-2-7b",
+        "gpt-oss-20b",
+        "deepseek-v2",
+    ],
 )
 def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: str) -> None:
     architecture = load_model(name)
@@ -144,12 +167,8 @@ def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: st
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"latent attention .*, multi-token prediction .*not yet runnable"):
+    with pytest.raises(InputError, match="not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
         build(load_model("deepseek-v3"))
-    with pytest.raises(InputError, match="attention sinks"):
-        build(load_model("gpt-oss-20b"))
-    with pytest.raises(InputError, match="low-rank adapters"):
-        build(dataclasses.replace(SMALL, lora_rank=2, lora_targets=("qkv",)))
 
 
 def test_layers_with_a_window_are_as_many_as_are_counted() -> None:

@@ -9,7 +9,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
 from shardwise.train.model.attention import attend
 from shardwise.train.model.experts import Experts, Routing, route
-from shardwise.train.model.functions import activate, collect, layer_norm, project, rms_norm
+from shardwise.train.model.functions import activate, collect, layer_norm, project, rms_norm, spread
+from shardwise.train.model.latent import latent_heads
 from shardwise.train.model.places import Rotation, rotate
 from shardwise.train.model.weights import UnitModule
 
@@ -60,19 +61,21 @@ class Block(NormedUnit):
         return self.norm(x, name) if self.architecture.post_norms else x
 
     def attention(self, y: Tensor, angles: Rotation | None, mask: Tensor | None) -> Tensor:
-        q, k = (self.placed(self.normed(self.flat(y, name), name), angles) for name in ("q", "k"))
-        v = project(y, self.own("wv"), self.if_any("v.bias"))
-        return collect(attend(q, k, v, mask, self.numerics), self.own("wo"), self.if_any("attention_out.bias"))
+        latent = self.architecture.kv_lora_rank
+        q, k, v = latent_heads(self, y, angles, self.numerics) if latent else self.heads(y, angles)
+        attended = attend(q, k, v, mask, self.numerics, self.if_any("sinks"))
+        return self.collected(attended, "wo", "attention_out.bias")
 
-    def flat(self, y: Tensor, name: str) -> Tensor:
-        return project(y, self.own(f"w{name}"), self.if_any(f"{name}_flat.bias"))
+    def heads(self, y: Tensor, angles: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each from the hidden state."""
+        flat = (self.projected(y, f"w{name}", f"{name}_flat.bias") for name in ("q", "k"))
+        q, k = (self.normed(x, name) for x, name in zip(flat, ("q", "k"), strict=True))
+        v = self.projected(y, "wv", "v.bias")
+        return (q, k, v) if angles is None else (rotate(q, angles), rotate(k, angles), v)
 
     def normed(self, x: Tensor, name: str) -> Tensor:
         weight = self.if_any(f"{name}_norm.weight")
         return x if weight is None else rms_norm(x, weight, self.numerics.norm_epsilon, self.numerics.norm_offset)
-
-    def placed(self, x: Tensor, angles: Rotation | None) -> Tensor:
-        return x if angles is None else rotate(x, angles)
 
     def feed_forward(self, y: Tensor) -> tuple[Tensor, Routing | None]:
         if not self.architecture.num_experts:
@@ -82,18 +85,28 @@ class Block(NormedUnit):
 
     def mlp(self, y: Tensor) -> Tensor:
         act = self.activated(y, "w_gate", "w_up", "gate.bias", "up.bias")
-        return collect(act, self.own("w_down"), self.if_any("mlp_out.bias"))
+        return self.collected(act, "w_down", "mlp_out.bias")
 
     def shared(self, y: Tensor) -> Tensor:
-        out = collect(self.activated(y, "shared_gate", "shared_up", "", ""), self.own("shared_down"))
+        out = self.collected(self.activated(y, "shared_gate", "shared_up", "", ""), "shared_down", "")
         weight = self.if_any("shared_expert_gate")
         return out if weight is None else out * torch.sigmoid(y @ weight)[..., None]
 
     def activated(self, y: Tensor, gate: str, up: str, gate_bias: str, up_bias: str) -> Tensor:
-        gated, weight = None, self.if_any(gate)
-        if weight is not None:
-            gated = project(y, weight, self.if_any(gate_bias))
-        return activate(self.architecture.mlp, gated, project(y, self.own(up), self.if_any(up_bias)))
+        gated = self.projected(y, gate, gate_bias) if self.architecture.structure.gated else None
+        return activate(self.architecture.mlp, gated, self.projected(y, up, up_bias))
+
+    def projected(self, x: Tensor, weight: str, bias: str) -> Tensor:
+        """x by a weight [*out, D], with its bias and its low-rank adapter where it has them."""
+        out = project(x, self.own(weight), self.if_any(bias))
+        down = self.if_any(f"{weight}.lora_a")
+        return out if down is None else out + spread(project(x, down), self.own(f"{weight}.lora_b"))
+
+    def collected(self, x: Tensor, weight: str, bias: str) -> Tensor:
+        """x [B, T, *in] by a weight [*in, D], likewise."""
+        out = collect(x, self.own(weight), self.if_any(bias))
+        down = self.if_any(f"{weight}.lora_a")
+        return out if down is None else out + spread(x.flatten(2) @ down.flatten(1).t(), self.own(f"{weight}.lora_b"))
 
     def experts(self, y: Tensor) -> tuple[Tensor, Routing]:
         """Each token through the experts that the router chooses."""

@@ -18,11 +18,10 @@ from shardwise.train.model.functions import at_least_fp32, cap
 from shardwise.train.model.places import Rotation, mask_of, positions_of, rotation
 
 IGNORED = -100  # a target that is not one: PyTorch's own default for its losses
-LACKING: dict[str, Callable[[Architecture], object]] = {
-    "latent attention (kv_lora_rank)": lambda architecture: architecture.kv_lora_rank,
-    "multi-token prediction (num_predict_layers)": lambda architecture: architecture.num_predict_layers,
-    "attention sinks (sinks)": lambda architecture: architecture.sinks,
-    "low-rank adapters (lora_rank)": lambda architecture: architecture.lora_rank,
+LACKING: dict[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out
+    "multi-token prediction (--set model.num_predict_layers=0 trains without)": lambda architecture: (
+        architecture.num_predict_layers
+    ),
 }
 
 
@@ -118,6 +117,7 @@ class Decoder(nn.Module):
         self, ids: Tensor, positions: Tensor, document_ids: Tensor | None, dtype: torch.dtype
     ) -> Iterator[tuple[Rotation | None, Tensor | None]]:
         """Each layer's angles and mask; layers that are alike share them."""
+        rotated = self.architecture.rope_head_dim or self.architecture.head_dim
         angles: dict[Rotary, Rotation] = {}
         masks: dict[int | None, Tensor | None] = {}
         for layer in map(int, self.layers):
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
             if window not in masks:
                 masks[window] = mask_of(ids, window, document_ids)
             if rotary is not None and rotary not in angles:
-                angles[rotary] = rotation(positions, self.architecture.head_dim, rotary, dtype)
+                angles[rotary] = rotation(positions, rotated, rotary, dtype)
             yield (None if rotary is None else angles[rotary]), masks[window]
 
     def rotary(self, layer: int) -> Rotary | None:
@@ -142,10 +142,7 @@ class Decoder(nn.Module):
 def _require_known(architecture: Architecture) -> None:
     lacking = [name for name, has in LACKING.items() if has(architecture)]
     if lacking:
-        raise InputError(
-            f"model {architecture.name}: found {', '.join(lacking)}, planned but not yet runnable; "
-            "a model without them is required"
-        )
+        raise InputError(f"model {architecture.name}: found what is planned and not yet runnable: {'; '.join(lacking)}")
 
 
 def build(architecture: Architecture, numerics: Numerics = DEFAULT, dtype: torch.dtype = torch.float32) -> Decoder:

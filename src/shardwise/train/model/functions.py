@@ -63,3 +63,8 @@ def collect(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [B, T, *in] by a weight [*in, D] to [B, T, D]."""
     out = x.flatten(2) @ weight.flatten(0, -2)
     return out if bias is None else out + bias
+
+
+def spread(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., r] by a weight [r, *out] to [..., *out]."""
+    return torch.unflatten(x @ weight.flatten(1), -1, weight.shape[1:])

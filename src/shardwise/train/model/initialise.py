@@ -21,7 +21,8 @@ RESIDUAL = ("wo", "w_down", "experts_down", "shared_down")
 def initialise(model: Decoder, seed: int, device: torch.device | str = "cpu") -> None:
     """Give every parameter its initial value on `device`; a model on the meta device gets memory first.
 
-    Matrices are normal, norms one, biases zero; the same seed gives the same values for a model of any dtype, but for rounding.
+    Matrices and sinks are normal, norms one, biases and what leaves an adapter zero. The same seed gives the same values in any
+    dtype, but for rounding.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=device)
@@ -34,7 +35,7 @@ def initialise(model: Decoder, seed: int, device: torch.device | str = "cpu") ->
 
 def initial_value(model: Decoder, name: str, weight: Weight, shape: tuple[int, ...], seed: int) -> Tensor:
     """A parameter's initial value, whole, in float32 on the CPU."""
-    if weight.name.endswith(".bias"):
+    if weight.name.endswith((".bias", ".lora_b")):  # an adapter begins as nothing: Hu et al. 2021, section 4.1
         return torch.zeros(shape)
     if weight.name.endswith("norm.weight"):
         return torch.ones(shape) - model.numerics.norm_offset

@@ -27,13 +27,13 @@ class Weight:
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
     """Where a weight rests, how it lies where it is used, where its gradient rests when a backward pass has ended, and where
-    the optimizer's state of it rests."""
+    the optimizer's state of it rests. The last two are None of a weight that is frozen."""
 
     weight: Weight
     rest: Spec
     use: Spec
-    gradient: Spec
-    state: Spec
+    gradient: Spec | None
+    state: Spec | None
 
 
 def attribute(weight: str) -> str:
@@ -50,7 +50,8 @@ class UnitModule(nn.Module):
         names = [name for name in program.weights if name not in without]
         self.weights = {attribute(name): Weight(unit, name, program.dims(name)) for name in names}
         for name, weight in self.weights.items():
-            self.register_parameter(name, nn.Parameter(torch.empty([sizes[dim] for dim in weight.dims])))
+            values = torch.empty([sizes[dim] for dim in weight.dims])
+            self.register_parameter(name, nn.Parameter(values, requires_grad=not program.tensors[weight.name].frozen))
 
     def own(self, weight: str) -> Tensor:
         """A weight by its name in the program."""
@@ -81,10 +82,11 @@ def parameter_specs(model: nn.Module, architecture: Architecture, family: Family
 
 def _spec(weight: Weight, architecture: Architecture, family: Family) -> ParameterSpec:
     unit = derived_unit(architecture.structure, family, weight.unit)
+    trained = weight.name in unit.gradients
     return ParameterSpec(
         weight,
         rest=unit.forward.specs[weight.name],
         use=weight_use(unit.family, weight.dims),
-        gradient=unit.backward.specs[unit.gradients[weight.name]],
-        state=optimizer_rest(unit.family, weight.dims),
+        gradient=unit.backward.specs[unit.gradients[weight.name]] if trained else None,
+        state=optimizer_rest(unit.family, weight.dims) if trained else None,
     )
