@@ -167,7 +167,7 @@ def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: st
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
+    with pytest.raises(InputError, match=r"not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
         build(load_model("deepseek-v3"))
 
 
