@@ -148,6 +148,22 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
         assert held[unit] == [wanted] * count
 
 
+# Of w_up [F, D] by stage of ZeRO: resting, used, gradient after a backward pass, the optimizer's state.
+WHOLE, SHARDED = "[F_{tp_kv,tp_rep}, D]", "[F_{tp_kv,tp_rep}, D_{fsdp,cp}]"
+SPECS = {
+    0: (WHOLE, WHOLE, f"{WHOLE}{{U_{{cp,dp,fsdp}}}}", WHOLE),
+    1: (WHOLE, WHOLE, f"{WHOLE}{{U_{{cp,dp,fsdp}}}}", SHARDED),
+    2: (WHOLE, WHOLE, f"{SHARDED}{{U_dp}}", SHARDED),
+    3: (SHARDED, WHOLE, f"{SHARDED}{{U_dp}}", SHARDED),
+}
+
+
+@pytest.mark.parametrize("zero_stage", SPECS)
+def test_specs_are_those_of_the_stage(zero_stage: int) -> None:
+    spec = parameter_specs(build(SMALL), SMALL, Family(zero_stage, False, "none"))["layers.1.w_up"]
+    assert tuple(map(str, (spec.rest, spec.use, spec.gradient, spec.state))) == SPECS[zero_stage]
+
+
 @pytest.mark.parametrize(
     "name",
     [
