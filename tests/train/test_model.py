@@ -14,7 +14,7 @@ from shardwise.execute.step import run_step
 from shardwise.layout.derivation import derive, derive_unit
 from shardwise.layout.shardings import Family
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.decoder import unit_counts, whole_program
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
@@ -210,6 +210,16 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(again.get_parameter("layers.0.wq"), values["layers.0.wq"].to(torch.bfloat16))
     assert again.get_buffer("layers.0.balance_bias").dtype == torch.float32
     assert all(not buffer.any() for buffer in again.buffers())
+
+
+def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
+    adapted, plain = build(small("adapters")), build(dataclasses.replace(SMALL, bias=ALL_BIASES))
+    for model in (adapted, plain):
+        initialise(model, 3)
+    ids = torch.arange(6)[None]
+    assert torch.equal(adapted.logits(ids), plain.logits(ids))
+    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert trained == num_trained_params(small("adapters"))
 
 
 def test_initial_values_are_of_the_right_size() -> None:
