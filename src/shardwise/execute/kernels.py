@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, NORM_EPSILON, ROTARY_BASE
+
 Array = NDArray[Any]
 
-NORM_EPSILON = 1e-5
-ROTARY_BASE = 10_000.0
-CLAMP, CLAMPED_SLOPE = (
-    7.0,
-    1.702,
-)  # of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 # AdamW's first step with the moments given; any values serve, the sharded and the unsharded run share them.
 LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 

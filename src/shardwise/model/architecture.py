@@ -263,6 +263,11 @@ class Architecture:
             return 0
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
+    def window(self, layer: int) -> int | None:
+        """How far back a token sees on a layer, itself included; None: to the beginning."""
+        everything = self.global_every and (layer + 1) % self.global_every == 0
+        return None if everything else self.sliding_window
+
     def require_positions(self, seq_len: int) -> None:
         """Raise `InputError` where a sequence is longer than a learned table of positions."""
         rows = self.max_positions

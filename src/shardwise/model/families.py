@@ -71,10 +71,10 @@ def windows(every: int) -> dict[str, Reader]:
 WINDOWED = windows(0)
 
 
-def experts(key: str, *, width: str = "intermediate_size") -> dict[str, Reader]:
+def experts(*keys: str, width: str = "intermediate_size") -> dict[str, Reader]:
     """How many experts, how many of them a token takes, and how wide each is."""
     return {
-        "num_experts": counted(key), "experts_per_token": number("num_experts_per_tok", "experts_per_token"),
+        "num_experts": counted(*keys), "experts_per_token": number("num_experts_per_tok", "experts_per_token"),
         "d_ff": number(width),
     }  # fmt: skip
 
@@ -244,7 +244,7 @@ FAMILIES: dict[str, FamilyRule] = {
     ),
     "qwen3_moe": FamilyRule(
         fixed={"qk_norm": True},
-        read={"bias": ATTENTION, **experts("num_experts", width="moe_intermediate_size")},
+        read={"bias": ATTENTION, **experts("num_experts", "num_local_experts", width="moe_intermediate_size")},
         only={**EXPERTS_EVERYWHERE, **FULL, "use_qk_norm": (True,)},
     ),
     "glm4_moe": FamilyRule(

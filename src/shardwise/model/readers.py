@@ -47,13 +47,13 @@ def number(*keys: str) -> Reader:
     return read
 
 
-def counted(key: str) -> Reader:
+def counted(*keys: str) -> Reader:
     """The number of something that the family always has."""
 
     def read(config: Config) -> Any:
-        found = number(key)(config)
+        found = number(*keys)(config)
         if found == 0:
-            raise ValueError(f"{key} is {found!r}; at least 1 is required")
+            raise ValueError(f"{keys[0]} is {found!r}; at least 1 is required")
         return found
 
     return read
@@ -126,7 +126,9 @@ def global_every(default: int) -> Reader:
         if not kinds:
             return int(config.get("sliding_window_pattern") or default)
         full, num_layers = kinds.count("full_attention"), number(*LAYERS)(config)
-        every = round(len(kinds) / full) if full else 0
+        # the first full layer says it; of a list in another order the count does
+        tried = (kinds.index("full_attention") + 1, round(len(kinds) / full)) if full else (0,)
+        every = next((n for n in tried if n and len(kinds) // n == full), tried[-1])
         if set(kinds) - {"full_attention", "sliding_attention"} or len(kinds) != num_layers:
             raise ValueError("layer_types is not a list of full_attention and sliding_attention for each layer")
         if full and len(kinds) // every != full:

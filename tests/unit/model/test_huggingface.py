@@ -47,6 +47,21 @@ def test_old_spellings_and_missing_key_value_heads() -> None:
             "global_every",
             3,
         ),
+        (
+            {  # Gemma 3 4B: the list ends with layers that have a window
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 34,
+                "sliding_window": 1024,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5 + ["sliding_attention"] * 4,
+            },
+            "global_every",
+            6,
+        ),
+        (  # as transformers 5 writes it
+            {"model_type": "qwen3_moe", "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            "num_experts",
+            8,
+        ),
         ({"model_type": "cohere"}, "parallel", True),
         ({"head_dim": 16}, "head_dim", 16),
         ({"tie_word_embeddings": True}, "tied_embeddings", True),

@@ -1,0 +1,50 @@
+"""What changes the values of a decoder but neither its weights nor its operations: the planner never reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+# Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
+CLAMP, CLAMPED_SLOPE = 7.0, 1.702
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Angles of rotary embeddings: position · base^(-2i/H) for pair i of a head of width H (Su et al. 2021).
+
+    All frequencies are divided by `factor` (Chen et al. 2023); with `original_positions` only those that turn fewer than
+    `low` times over that many positions are, and those that turn more than `high` times are kept (Llama 3.1; as `transformers`
+    has it under rope_type llama3).
+    """
+
+    base: float = ROTARY_BASE
+    factor: float = 1.0
+    original_positions: int = 0
+    low: float = 1.0
+    high: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """Constants of a decoder's arithmetic; the defaults are those of the NumPy kernels.
+
+    `norm_offset` is added to every norm's weight and `embedding_scale` multiplies what leaves the embedding (Gemma);
+    `local_rotary` serves the layers with a sliding window (Gemma 3; None: `rotary` does). Scores are multiplied by
+    `attention_scale` (None: 1/√H). A cap c bends a value x to c·tanh(x/c) (Gemma 2): scores and logits.
+    Gates are the chosen experts' softmax; with `normalised_gates` they are divided by their sum.
+    """
+
+    norm_epsilon: float = NORM_EPSILON
+    norm_offset: float = 0.0
+    rotary: Rotary = field(default_factory=Rotary)
+    local_rotary: Rotary | None = None
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    normalised_gates: bool = True
+
+
+DEFAULT = Numerics()

@@ -1,0 +1,131 @@
+"""Where models of `transformers` keep each weight of ours: one table, with what some families have elsewhere.
+
+Source: the files that each family's `save_pretrained` writes; a test reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LAYER = "model.layers.{layer}."
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor's name, and its dims in our letters: those between commas are one dim of theirs, `1` is one of size 1.
+
+    Without a layout it is a vector of our dims in their order. A name with `{expert}` is one tensor for each of E.
+    """
+
+    name: str
+    layout: str = ""
+
+
+def _in_layers(names: Mapping[str, Stored]) -> dict[str, Stored]:
+    return {ours: Stored(LAYER + stored.name, stored.layout) for ours, stored in names.items()}
+
+
+_ATTENTION = {
+    "wq": Stored("self_attn.q_proj.weight", "K G H, D"),
+    "wk": Stored("self_attn.k_proj.weight", "K H, D"),
+    "wv": Stored("self_attn.v_proj.weight", "K H, D"),
+    "wo": Stored("self_attn.o_proj.weight", "D, K G H"),
+    "q_flat.bias": Stored("self_attn.q_proj.bias"),
+    "k_flat.bias": Stored("self_attn.k_proj.bias"),
+    "v.bias": Stored("self_attn.v_proj.bias"),
+    "attention_out.bias": Stored("self_attn.o_proj.bias"),
+    "q_norm.weight": Stored("self_attn.q_norm.weight"),
+    "k_norm.weight": Stored("self_attn.k_norm.weight"),
+    "attention_norm.weight": Stored("input_layernorm.weight"),
+    "mlp_norm.weight": Stored("post_attention_layernorm.weight"),
+}
+_MLP = {
+    "w_gate": Stored("mlp.gate_proj.weight", "F, D"),
+    "w_up": Stored("mlp.up_proj.weight", "F, D"),
+    "w_down": Stored("mlp.down_proj.weight", "D, F"),
+    "gate.bias": Stored("mlp.gate_proj.bias"),
+    "up.bias": Stored("mlp.up_proj.bias"),
+    "mlp_out.bias": Stored("mlp.down_proj.bias"),
+}
+_EXPERTS = {
+    "router": Stored("mlp.gate.weight", "E, D"),
+    "experts_gate": Stored("mlp.experts.{expert}.gate_proj.weight", "M, D"),
+    "experts_up": Stored("mlp.experts.{expert}.up_proj.weight", "M, D"),
+    "experts_down": Stored("mlp.experts.{expert}.down_proj.weight", "D, M"),
+    "shared_gate": Stored("mlp.shared_expert.gate_proj.weight", "S, D"),
+    "shared_up": Stored("mlp.shared_expert.up_proj.weight", "S, D"),
+    "shared_down": Stored("mlp.shared_expert.down_proj.weight", "D, S"),
+    "shared_expert_gate": Stored("mlp.shared_expert_gate.weight", "1, D"),
+}
+NAMES: Mapping[str, Stored] = {
+    "embedding": Stored("model.embed_tokens.weight", "V, D"),
+    **_in_layers({**_ATTENTION, **_MLP, **_EXPERTS}),
+    "final_norm.weight": Stored("model.norm.weight"),
+    "head": Stored("lm_head.weight", "V, D"),
+}
+_MIXTRAL = _in_layers(
+    {
+        "router": Stored("block_sparse_moe.gate.weight", "E, D"),
+        "experts_gate": Stored("block_sparse_moe.experts.{expert}.w1.weight", "M, D"),
+        "experts_up": Stored("block_sparse_moe.experts.{expert}.w3.weight", "M, D"),
+        "experts_down": Stored("block_sparse_moe.experts.{expert}.w2.weight", "D, M"),
+    }
+)
+_POST_NORMS = _in_layers(
+    {
+        "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
+        "mlp_norm.weight": Stored("pre_feedforward_layernorm.weight"),
+        "mlp_post_norm.weight": Stored("post_feedforward_layernorm.weight"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFamily:
+    """How a family keeps its weights and spells in its config what the planner does not read.
+
+    `elsewhere` are names other than `NAMES`. `gemma`: norms add one to their weight and the embedding is scaled by √D.
+    `layer_types`: the config lists each layer's kind; `two_rotaries`: layers with a window have angles of their own.
+    `experts` are the keys of their number and width; `gates` is the key that says whether gates are normalised ("": they
+    are). `theta` is the base of rotary embeddings where an old config does not say; None: it does.
+    """
+
+    built_as: str
+    elsewhere: Mapping[str, Stored] = field(default_factory=dict)
+    activation: str = "hidden_act"
+    gemma: bool = False
+    scaled_scores: bool = False
+    layer_types: bool = False
+    two_rotaries: bool = False
+    experts: tuple[str, str] = ("", "")
+    gates: str = ""
+    theta: float | None = None
+
+    @property
+    def names(self) -> Mapping[str, Stored]:
+        return {**NAMES, **self.elsewhere}
+
+
+_QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")
+FAMILIES: Mapping[str, StoredFamily] = {
+    "llama": StoredFamily(built_as="LlamaForCausalLM", theta=10_000.0),
+    "mistral": StoredFamily(built_as="MistralForCausalLM"),
+    "qwen2": StoredFamily(built_as="Qwen2ForCausalLM"),
+    "qwen3": StoredFamily(built_as="Qwen3ForCausalLM"),
+    "mixtral": StoredFamily(
+        built_as="MixtralForCausalLM", elsewhere=_MIXTRAL, experts=("num_local_experts", "intermediate_size")
+    ),
+    "qwen2_moe": StoredFamily(built_as="Qwen2MoeForCausalLM", experts=_QWEN_EXPERTS, gates="norm_topk_prob"),
+    "qwen3_moe": StoredFamily(built_as="Qwen3MoeForCausalLM", experts=_QWEN_EXPERTS, gates="norm_topk_prob"),
+    "gemma": StoredFamily(built_as="GemmaForCausalLM", gemma=True, theta=10_000.0),
+    "gemma2": StoredFamily(
+        built_as="Gemma2ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", gemma=True, scaled_scores=True,
+        layer_types=True, theta=10_000.0,
+    ),
+    "gemma3_text": StoredFamily(
+        built_as="Gemma3ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", gemma=True, scaled_scores=True,
+        layer_types=True, two_rotaries=True,
+    ),
+    "olmo2": StoredFamily(built_as="Olmo2ForCausalLM", elsewhere=_POST_NORMS),
+}  # fmt: skip

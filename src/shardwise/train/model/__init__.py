@@ -1,0 +1,17 @@
+"""The model that is trained."""
+
+from shardwise.train.model.decoder import IGNORED, Decoder, Output, build
+from shardwise.train.model.initialise import initialise
+from shardwise.train.model.weights import ParameterSpec, Weight, parameter_specs, parameter_weights
+
+__all__ = [
+    "IGNORED",
+    "Decoder",
+    "Output",
+    "ParameterSpec",
+    "Weight",
+    "build",
+    "initialise",
+    "parameter_specs",
+    "parameter_weights",
+]

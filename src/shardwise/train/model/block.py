@@ -1,0 +1,123 @@
+"""One decoder block, step by step as its program has it (`model/block.py`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.numerics import Numerics
+from shardwise.train.model.attention import attend
+from shardwise.train.model.experts import Experts, Routing, route
+from shardwise.train.model.functions import activate, collect, layer_norm, project, rms_norm, spread
+from shardwise.train.model.latent import latent_heads
+from shardwise.train.model.places import Rotation, rotate
+from shardwise.train.model.weights import UnitModule
+
+
+class NormedUnit(UnitModule):
+    """A unit with norms of the architecture's kind."""
+
+    def __init__(
+        self, unit: str, architecture: Architecture, numerics: Numerics, without: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(unit, architecture, without)
+        self.architecture, self.numerics = architecture, numerics
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        weight, epsilon, offset = self.own(f"{name}.weight"), self.numerics.norm_epsilon, self.numerics.norm_offset
+        if self.architecture.norm == "layer":
+            return layer_norm(x, weight, self.if_any(f"{name}.bias"), epsilon, offset)
+        y = rms_norm(x, weight, epsilon, offset)
+        bias = self.if_any(f"{name}.bias")
+        return y if bias is None else y + bias
+
+
+class Block(NormedUnit):
+    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts."""
+
+    def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
+        dense = layer < architecture.num_dense_layers
+        shape = architecture.dense() if dense else architecture
+        super().__init__("dense_block" if dense else "block", shape, numerics)
+        if shape.num_experts:
+            self.register_buffer("balance_bias", torch.zeros(shape.num_experts, dtype=torch.float32))
+
+    def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> tuple[Tensor, Routing | None]:
+        y = self.before(x, "attention_norm")
+        attended = self.after(self.attention(y, angles, mask), "attention_post_norm")
+        if self.architecture.parallel:
+            z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
+            fed, routing = self.feed_forward(z)
+            return x + (attended + fed), routing
+        middle = x + attended
+        fed, routing = self.feed_forward(self.before(middle, "mlp_norm"))
+        return middle + self.after(fed, "mlp_post_norm"), routing
+
+    def before(self, x: Tensor, name: str) -> Tensor:
+        return self.norm(x, name) if self.architecture.pre_norms else x
+
+    def after(self, x: Tensor, name: str) -> Tensor:
+        return self.norm(x, name) if self.architecture.post_norms else x
+
+    def attention(self, y: Tensor, angles: Rotation | None, mask: Tensor | None) -> Tensor:
+        latent = self.architecture.kv_lora_rank
+        q, k, v = latent_heads(self, y, angles, self.numerics) if latent else self.heads(y, angles)
+        attended = attend(q, k, v, mask, self.numerics, self.if_any("sinks"))
+        return self.collected(attended, "wo", "attention_out.bias")
+
+    def heads(self, y: Tensor, angles: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each from the hidden state."""
+        flat = (self.projected(y, f"w{name}", f"{name}_flat.bias") for name in ("q", "k"))
+        q, k = (self.normed(x, name) for x, name in zip(flat, ("q", "k"), strict=True))
+        v = self.projected(y, "wv", "v.bias")
+        return (q, k, v) if angles is None else (rotate(q, angles), rotate(k, angles), v)
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        weight = self.if_any(f"{name}_norm.weight")
+        return x if weight is None else rms_norm(x, weight, self.numerics.norm_epsilon, self.numerics.norm_offset)
+
+    def feed_forward(self, y: Tensor) -> tuple[Tensor, Routing | None]:
+        if not self.architecture.num_experts:
+            return self.mlp(y), None
+        routed, routing = self.experts(y)
+        return (routed + self.shared(y) if self.architecture.shared_expert_width else routed), routing
+
+    def mlp(self, y: Tensor) -> Tensor:
+        act = self.activated(y, "w_gate", "w_up", "gate.bias", "up.bias")
+        return self.collected(act, "w_down", "mlp_out.bias")
+
+    def shared(self, y: Tensor) -> Tensor:
+        out = self.collected(self.activated(y, "shared_gate", "shared_up", "", ""), "shared_down", "")
+        weight = self.if_any("shared_expert_gate")
+        return out if weight is None else out * torch.sigmoid(y @ weight)[..., None]
+
+    def activated(self, y: Tensor, gate: str, up: str, gate_bias: str, up_bias: str) -> Tensor:
+        gated = self.projected(y, gate, gate_bias) if self.architecture.structure.gated else None
+        return activate(self.architecture.mlp, gated, self.projected(y, up, up_bias))
+
+    def projected(self, x: Tensor, weight: str, bias: str) -> Tensor:
+        """x by a weight [*out, D], with its bias and its low-rank adapter where it has them."""
+        out = project(x, self.own(weight), self.if_any(bias))
+        down = self.if_any(f"{weight}.lora_a")
+        return out if down is None else out + spread(project(x, down), self.own(f"{weight}.lora_b"))
+
+    def collected(self, x: Tensor, weight: str, bias: str) -> Tensor:
+        """x [B, T, *in] by a weight [*in, D], likewise."""
+        out = collect(x, self.own(weight), self.if_any(bias))
+        down = self.if_any(f"{weight}.lora_a")
+        return out if down is None else out + spread(x.flatten(2) @ down.flatten(1).t(), self.own(f"{weight}.lora_b"))
+
+    def experts(self, y: Tensor) -> tuple[Tensor, Routing]:
+        """Each token through the experts that the router chooses."""
+        rows = y.flatten(0, 1)
+        logits, bias = rows @ self.own("router"), self.if_any("router_logits.bias")
+        routing = route(
+            logits if bias is None else logits + bias,
+            self.architecture.experts_per_token,
+            self.get_buffer("balance_bias"),
+            normalised=self.numerics.normalised_gates,
+        )
+        biases = (self.if_any(f"experts_{part}.bias") for part in ("gate", "up", "down"))
+        weights = self.if_any("experts_gate"), self.own("experts_up"), self.own("experts_down")
+        return Experts(self.architecture.mlp, *weights, *biases)(rows, routing).view_as(y), routing

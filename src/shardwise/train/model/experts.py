@@ -1,0 +1,122 @@
+"""Experts: the router's choice, its balance, and the rows of tokens through their experts, none dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.train.model.functions import activate, at_least_fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What one layer's router did with N tokens: `gates` and `choices` [N, k], and the sums over tokens that balance needs.
+
+    `counts` [E] are the rows that each expert got, `probabilities` [E] its softmax over all tokens added up.
+    """
+
+    gates: Tensor
+    choices: Tensor
+    counts: Tensor
+    probabilities: Tensor
+
+
+def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool) -> Routing:
+    """The experts that each of N tokens takes, from logits [N, E].
+
+    `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
+    """
+    scores = logits.softmax(dim=-1, dtype=at_least_fp32(logits.dtype))
+    choices = (scores.detach() + balance_bias).topk(num_chosen, dim=-1).indices
+    gates = scores.gather(-1, choices)
+    if normalised:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    counts = torch.bincount(choices.flatten(), minlength=logits.shape[-1])
+    return Routing(gates, choices, counts, scores.sum(dim=0))
+
+
+def auxiliary_loss(routings: Iterable[Routing], whole: Callable[[Tensor], Tensor] = lambda sums: sums) -> Tensor | None:
+    """E · sum over experts of (share of the rows) · (mean probability), added over layers: 1 a layer where all are alike.
+
+    `whole` adds counts and probabilities up over all devices that share a micro-batch. None without layers of experts.
+    Source: Fedus et al. 2021 (Switch Transformer), equation 4; for more than one choice as Megatron-Core has it.
+    """
+    losses = []
+    for routing in routings:
+        counts, probabilities = whole(routing.counts.to(routing.probabilities.dtype)), whole(routing.probabilities)
+        # every token's probabilities add up to one, and every row of a token is counted once
+        losses.append(len(counts) * torch.dot(counts / counts.sum(), probabilities / probabilities.detach().sum()))
+    return torch.stack(losses).sum() if losses else None
+
+
+@torch.no_grad()
+def balance(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
+    """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got more.
+
+    Source: Wang et al. 2024, algorithm 1.
+    """
+    counts = counts.to(balance_bias.dtype)
+    balance_bias += rate * torch.sign(counts.mean() - counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts' weights: gate and up [E, M, D], down [E, M, D], and biases [E, M] and [E, D] where they have any."""
+
+    kind: str
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+
+    def __call__(self, y: Tensor, routing: Routing) -> Tensor:
+        """y [N, D] through each token's experts, weighted by its gates."""
+        chosen = routing.choices.shape[-1]
+        order = routing.choices.flatten().argsort(stable=True)
+        sent = y[:, None].expand(-1, chosen, -1).flatten(0, 1)[order]
+        back = (self.grouped if self.can_group(sent) else self.in_turn)(sent, routing.counts)
+        rows = torch.unflatten(back[order.argsort()], 0, (-1, chosen))
+        return (routing.gates[..., None] * rows).sum(dim=1).to(y.dtype)
+
+    def can_group(self, x: Tensor) -> bool:
+        """Whether PyTorch has one kernel for all experts: on a GPU in bf16, for rows of whole 16 bytes. It then needs not wait
+        for the counts on the host."""
+        aligned = all(width * x.element_size() % 16 == 0 for width in self.up.shape[1:])
+        return x.is_cuda and x.dtype == torch.bfloat16 and aligned
+
+    def grouped(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Rows [R, D] in the order of their experts, each through its own: one product for all experts."""
+        ends = counts.cumsum(0).to(torch.int32)
+
+        def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = F.grouped_mm(rows, weight, offs=ends)
+            return out if bias is None else out + bias.repeat_interleave(counts, dim=0, output_size=len(rows))
+
+        gate = None if self.gate is None else product(x, self.gate.transpose(1, 2), self.gate_bias)
+        up = product(x, self.up.transpose(1, 2), self.up_bias)
+        return product(activate(self.kind, gate, up), self.down, self.down_bias)
+
+    def in_turn(self, x: Tensor, counts: Tensor) -> Tensor:
+        """The same, one expert after the other."""
+        parts = torch.split_with_sizes(x, counts.tolist())
+        return torch.cat([self.one(part, *own) for part, own in zip(parts, self.each(len(parts)), strict=True)])
+
+    def each(self, num_experts: int) -> Iterable[tuple[Tensor | None, ...]]:
+        """The weights of each expert in turn; unbound at once, so that their gradients are put together once."""
+        held = (self.gate, self.gate_bias, self.up, self.up_bias, self.down, self.down_bias)
+        nothing = (None,) * num_experts
+        return zip(*(nothing if weight is None else weight.unbind(0) for weight in held), strict=True)
+
+    def one(self, x: Tensor, *weights: Tensor | None) -> Tensor:
+        """One expert's rows."""
+        gate, gate_bias, up, up_bias, down, down_bias = weights
+        assert up is not None
+        assert down is not None
+        act = activate(self.kind, None if gate is None else F.linear(x, gate, gate_bias), F.linear(x, up, up_bias))
+        return F.linear(act, down.t(), down_bias)

@@ -1,0 +1,70 @@
+"""Elementwise functions and norms of a decoder by the names that its program has for them; `model/functions.py` cites each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    low = gate.clamp(max=CLAMP)
+    return low * torch.sigmoid(CLAMPED_SLOPE * low) * (up.clamp(-CLAMP, CLAMP) + 1.0)
+
+
+GATED_ACTIVATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "swiglu": lambda gate, up: F.silu(gate) * up,
+    "geglu": lambda gate, up: _gelu(gate) * up,
+    "clamped_swiglu": _clamped_swiglu,
+}
+PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu": F.relu}
+
+
+def activate(kind: str, gate: Tensor | None, up: Tensor) -> Tensor:
+    """The MLP's activation of what came up, and of its gate where the kind has one."""
+    return PLAIN_ACTIVATIONS[kind](up) if gate is None else GATED_ACTIVATIONS[kind](gate, up)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, offset: float) -> Tensor:
+    """RMSNorm over the dims that `weight` has, the last ones of `x`."""
+    return F.rms_norm(x, weight.shape, weight + offset if offset else weight, epsilon)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, offset: float) -> Tensor:
+    """LayerNorm over the last dim."""
+    return F.layer_norm(x, weight.shape, weight + offset if offset else weight, bias, epsilon)
+
+
+def cap(x: Tensor, limit: float | None) -> Tensor:
+    """c·tanh(x/c), or x where there is no cap."""
+    return x if limit is None else limit * torch.tanh(x / limit)
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """The format of statistics: float32, or float64 where the model is in it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., D] by a weight [*out, D] to [..., *out]."""
+    out = F.linear(x, weight.flatten(0, -2), None if bias is None else bias.flatten())
+    return torch.unflatten(out, -1, weight.shape[:-1])
+
+
+def collect(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [B, T, *in] by a weight [*in, D] to [B, T, D]."""
+    out = x.flatten(2) @ weight.flatten(0, -2)
+    return out if bias is None else out + bias
+
+
+def spread(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., r] by a weight [r, *out] to [..., *out]."""
+    return torch.unflatten(x @ weight.flatten(1), -1, weight.shape[1:])

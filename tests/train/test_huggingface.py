@@ -1,0 +1,266 @@
+"""Models of `transformers` read and written: the same logits, the same weights, whoever wrote the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
+
+from shardwise.errors import InputError
+from shardwise.train.huggingface import load_hf, save_hf
+from shardwise.train.huggingface.config import read_config, write_config
+from shardwise.train.huggingface.names import FAMILIES
+from shardwise.train.model import build, initialise
+
+SEQS, POSITIONS = 2, 12
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
+    "vocab_size": 31, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-4, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA_3, "tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 12}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
+                          "final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 5, "query_pre_attn_scalar": 5}),
+    "olmo2": ("olmo2", {}),
+}  # fmt: skip
+TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-13}  # of the largest logit
+
+
+class Double(TorchFunctionMode):
+    """Float64 wherever code asks for float32: models of `transformers` do so in norms, softmaxes and angles."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()})
+
+
+def fine(dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Arithmetic that is nowhere coarser than `dtype`."""
+    return Double() if dtype == torch.float64 else nullcontext()
+
+
+def theirs(name: str, dtype: torch.dtype, seed: int = 0) -> Any:
+    """A model of `transformers` with random weights, none of them small."""
+    kind, own = CONFIGS[name]
+    with warnings.catch_warnings(), fine(dtype):
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **own})
+        config._attn_implementation = config._experts_implementation = "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.4, generator=generator)
+    return model
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(3, SMALL["vocab_size"], (SEQS, POSITIONS), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_equal(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = theirs(name, dtype)
+    model.save_pretrained(tmp_path)
+    ours = load_hf(tmp_path)
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+    with torch.no_grad(), fine(dtype):
+        wanted = model(ids()).logits
+    with torch.no_grad():
+        found = ours.logits(ids())
+    assert found.dtype == wanted.dtype == dtype
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCES[dtype] * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> None:
+    """The same config as far as values go, the same weights to the bit, the same logits."""
+    import transformers
+
+    model = theirs(name, torch.float32)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = load_hf(tmp_path / "theirs")
+    save_hf(ours, tmp_path / "ours", seq_len=64, model_type=CONFIGS[name][0])
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    assert set(before) == set(after)
+    assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
+    assert type(again) is type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
+
+
+def test_every_family_has_a_case() -> None:
+    assert {kind for kind, _ in CONFIGS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_is_found_for_every_model(name: str) -> None:
+    """Perhaps another than it came from, but one that has the same weights and constants."""
+    kind, own = CONFIGS[name]
+    activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
+    rotary = {"rope_theta": 300.0, "rope_local_base_freq": 100.0}
+    architecture, numerics, _ = read_config({"model_type": kind, **rotary, **SMALL, **activation, **own})
+    found, _ = write_config(architecture, numerics, 64)
+    again, constants, _ = read_config(found)
+    assert (dataclasses.replace(again, source=architecture.source), constants) == (architecture, numerics)
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    model = theirs("mixtral", torch.float32)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    ours = load_hf(tmp_path / "theirs")
+    save_hf(ours, tmp_path / "ours", seq_len=64, bytes_per_file=20_000)
+    files = sorted((tmp_path / "ours").glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(sum(tensor.nbytes for tensor in load_file(file).values()) <= 20_000 for file in files)
+    again = load_hf(tmp_path / "ours")
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
+
+
+def test_another_format_may_be_asked_for(tmp_path: Path) -> None:
+    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    ours = load_hf(tmp_path, torch.bfloat16)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    assert ours.logits(ids()).dtype == torch.float32
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "another family": ({"model_type": "gpt_neox"}, "model_type 'gpt_neox' cannot be read"),
+    "other angles": (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}},
+        "rope_type default, linear, llama3",
+    ),
+    "no angles": ({"model_type": "mistral", "rope_parameters": None}, "lack rope_theta"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; silu or swish is required"),
+    "no epsilon": ({"rms_norm_eps": None}, "lacks rms_norm_eps"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
+    "more layers": ({"num_hidden_layers": 4}, r"lacks 9 tensors: .*layers.3"),
+    "fewer layers": ({"num_hidden_layers": 2}, r"has, beside what its config says, 9 tensors"),
+    "another width": ({"intermediate_size": 32}, r"has shape \(24, 16\); its config says \(32, 16\)"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_does_not_go_together_is_refused(change: str, tmp_path: Path) -> None:
+    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **CHANGES[change][0]}))
+    with pytest.raises(InputError, match=CHANGES[change][1]):
+        load_hf(tmp_path)
+
+
+def test_layers_in_another_order_are_refused() -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    config = {"model_type": "gemma2", **SMALL, "num_hidden_layers": 4, "sliding_window": 5, "layer_types": kinds}
+    with pytest.raises(InputError, match="full_attention on every 2-th layer is required"):
+        read_config(config)
+
+
+def test_windows_on_some_layers_of_a_family_with_one_kind_are_refused() -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    config = {"model_type": "mistral", **SMALL, "num_hidden_layers": 2, "sliding_window": 5, "layer_types": kinds}
+    with pytest.raises(InputError, match="this family has one kind of layer"):
+        read_config(config)
+
+
+def test_a_copy_of_a_tied_embedding_is_passed_over(tmp_path: Path) -> None:
+    model = theirs("llama 3", torch.float32)
+    model.save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    save_file({**held, "lm_head.weight": held["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(load_hf(tmp_path).logits(ids()), model(ids()).logits, rtol=1e-4, atol=1e-4)
+
+
+OLDER: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "no base": ("llama", {}, {"rope_parameters": {"rope_theta": 1e4}}),
+    "a base": ("mistral", {"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "scaled": (
+        "llama",
+        {"rope_theta": 500.0, "rope_scaling": {key: value for key, value in LLAMA_3.items() if key != "rope_theta"}},
+        {"rope_parameters": LLAMA_3},
+    ),
+    "linear": (
+        "llama",
+        {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": LINEAR},
+    ),
+    "two bases": (
+        "gemma3_text",
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLDER)
+def test_older_configs_say_the_same_in_other_words(case: str) -> None:
+    kind, older, newer = OLDER[case]
+    config = {"model_type": kind, **SMALL, "sliding_window": 5}
+    assert read_config({**config, **older})[1] == read_config({**config, **newer})[1]
+
+
+def test_files_that_are_not_there_or_broken_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*config.json"):
+        load_hf(tmp_path)
+    theirs("llama", torch.float32).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InputError, match=r"cannot read .*model.safetensors"):
+        load_hf(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"cannot read .*model.safetensors"):
+        load_hf(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"lacks 30 tensors.*\n.*1 tensors: a"):
+        load_hf(tmp_path)
+
+
+def test_models_that_no_family_has_are_not_written(tmp_path: Path) -> None:
+    architecture, numerics, _ = read_config({"model_type": "llama", **SMALL})
+    model = build(dataclasses.replace(architecture, parallel=True), numerics)
+    initialise(model, 0)
+    with pytest.raises(InputError, match="cannot be written as a model of transformers"):
+        save_hf(model, tmp_path, seq_len=64)
+    with pytest.raises(InputError, match="found model_type 'bert'"):
+        save_hf(build(architecture, numerics), tmp_path, seq_len=64, model_type="bert")
+    with pytest.raises(InputError, match="none of mixtral has what it has"):
+        save_hf(build(architecture, numerics), tmp_path, seq_len=64, model_type="mixtral")
