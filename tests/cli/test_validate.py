@@ -111,3 +111,18 @@ def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], argumen
     assert out == ""
     assert err.startswith("error: ")
     assert found in err
+
+
+def test_measured_cells_that_are_no_numbers_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = [f"one,a,{RUN},bf16,16 s,,,A,g,x", f"two,a,{RUN},bf16,0.2,-3,,A,h,x"]
+    code, out, _ = run(capsys, "--rows", own(tmp_path, lines))
+    assert code == 0
+    assert "2 measured cells are no numbers above 0 and count for nothing: one, step_time_s: found '16 s'" in out
+    code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    assert json.loads(out)["unreadable"] == [["one", "step_time_s", "16 s"], ["two", "peak_memory_gb", "-3"]]
+
+
+def test_rows_that_say_the_same_are_one_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = [f"{name},a,{RUN},bf16,0.2,,,A,,x" for name in ("one", "two", "three")]
+    _, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
+    assert json.loads(out)["summary"]["overall"]["all"]["weight"] == pytest.approx(1.0)

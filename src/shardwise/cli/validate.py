@@ -100,6 +100,7 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from shardwise.reconcile.accuracy import memory_summary, refuted_fits, skipped_kinds, summary
+    from shardwise.reconcile.published.rows import unreadable
 
     def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
         return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
@@ -111,6 +112,7 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
         "memory_summary": tables(memory_summary(judged)),
         "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), refuted_fits(judged), strict=True)),
         "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
+        "unreadable": [list(cell) for cell in unreadable(one.row for one in judged)],
     }
 
 
@@ -157,6 +159,7 @@ def validate_text(judged: Sequence[Judged]) -> str:
             f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran, "
             f"{far} by more than a tenth"
         )
+    parts.append("\n".join(_unreadable(judged)))
     parts.append("\n".join(_skipped(judged)))
     return "\n\n".join(filter(None, parts))
 
@@ -183,6 +186,15 @@ def _worst(one: Judged) -> Iterator[str]:
     )
     yield f"      {case.layout}"
     yield f"      {guess(one)}"
+
+
+def _unreadable(judged: Sequence[Judged]) -> Iterator[str]:
+    from shardwise.reconcile.published.rows import unreadable
+
+    found = unreadable(one.row for one in judged)
+    if found:
+        row, column, text = found[0]
+        yield f"{len(found)} measured cells are no numbers above 0 and count for nothing: {row}, {column}: found {text[:40]!r}"
 
 
 def _skipped(judged: Sequence[Judged]) -> Iterator[str]:

@@ -90,7 +90,9 @@ class UnitPricer:
 
         again = ("recompute", "backward")
         saved, logits = self.saved_bytes(parts, values)
-        kept, _ = self.saved_bytes(self.parts(replace(family, recompute="none"), name), values)
+        plain = self.parts(replace(family, recompute="none"), name)
+        kept = self.saved_bytes(plain, values)[0] + self.score_bytes(plain, values)
+        saved = kept if family.recompute == "none" else saved
         return ActivationCost(
             launched["forward"], launched["backward"], launched["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
@@ -198,6 +200,16 @@ class UnitPricer:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
+
+    def score_bytes(self, parts: Parts, values: Values) -> Value:
+        """Bytes of scores that the backward pass reads where attention is not fused; every recompute rebuilds them.
+
+        Source: Korthikanti et al. 2022, 4.1: softmax's result and dropout's (2 bytes each) and dropout's mask (1).
+        """
+        if self.rates.fused_attention:
+            return 0.0
+        scans = (k for k in parts.kernels if k.phase == "forward" and k.kind == "scan")
+        return sum((5.0 * kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
 
     def buffer_bytes(self, parts: Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.

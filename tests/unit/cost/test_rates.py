@@ -129,3 +129,18 @@ def test_frozen_values_evaluate_once() -> None:
     assert square.evaluate(frozen) == square.evaluate(values) == 9.0
     frozen["a"] = 5  # whoever freezes values changes them no more
     assert square.evaluate(frozen) == 9.0
+
+
+def test_scores_that_attention_writes_are_kept_unless_they_are_rebuilt() -> None:
+    """5 bytes for each score of 32 heads and 2 sequences in each of 32 layers."""
+    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**17, seq_len=2048)
+    cluster = calibrated(load_cluster("h100:8"), CALIBRATION)
+    plain = replace(cluster, calibration=replace(CALIBRATION, fused_attention=False))
+    layout = Layout(fsdp=8, zero_stage=3, micro_batch_seqs=2)
+    fused, unfused = (estimate(model, one, job, layout).memory["activations"] for one in (cluster, plain))
+    assert unfused - fused == pytest.approx(5 * 32 * 2 * 32 * 2048**2)
+    again = replace(layout, recompute="selective")
+    assert (
+        estimate(model, plain, job, again).memory["activations"]
+        == estimate(model, cluster, job, again).memory["activations"]
+    )

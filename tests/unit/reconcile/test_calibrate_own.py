@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.load import load_own
+from shardwise.cluster.load import load_cluster, load_own
 from shardwise.cluster.own import Own
 from shardwise.cluster.stacks import calibration_of, constants_of, fitted, stack_named
 from shardwise.errors import InputError
@@ -351,3 +351,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], objec
 def test_no_row_that_was_given_is_among_those_held_back() -> None:
     given, held_back = ({row.id for row in read_rows(str(path))} for path in (GIVEN, HELD_BACK))
     assert (len(given), len(held_back), given & held_back) == (3, 9, set())
+
+
+def test_a_product_faster_than_the_chips_peak_is_refused(tmp_path: Path) -> None:
+    """8192^3 at 989 TFLOP/s takes 1.11 ms."""
+    file = tmp_path / "machine.jsonl"
+    line = {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1.5e-4}
+    file.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    machine = Machine(cluster=load_cluster("h100:8"), stack=stack_named("eager"), clock=1.0)
+    with pytest.raises(InputError, match=r"seconds: found 0.00015; 0.00111 or more, what h100 takes at its peak"):
+        read_benches(str(file), machine)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwise.cluster.calibration import scaled
+from shardwise.cluster.calibration import CONSTANTS, scaled
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.reader import TableReader
 from shardwise.cluster.stacks import Stack
@@ -33,6 +33,10 @@ BENCH_SIGMA = 0.03
 # Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), of which a rate
 # would take the blame.
 SHORTEST_S = 5e-5
+# All constants where nothing is lost: no measurement is faster.
+FASTEST = {name: one.high if name.endswith("fraction") else one.low for name, one in CONSTANTS.items()} | {
+    "attention_fraction": 1.0
+}
 # What the verb `bench` notes beside: the spread of repetitions, their number, where they ran.
 BESIDE = ("low", "high", "repeats", "machine")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -103,6 +107,10 @@ def _bench(where: str, line: str, machine: Machine, problems: list[str]) -> Benc
     seconds = reader.quantity("seconds", "")
     name, price = priced(reader, machine)
     if len(problems) > before:
+        return None
+    least = float(price(FASTEST))
+    if table["bench"] in ("matmul", "memory") and seconds < least:
+        reader.wrong("seconds", f"{least:.3g} or more, what {machine.cluster.chip.name} takes at its peak,")
         return None
     short = seconds < SHORTEST_S and table["bench"] != "collective"
     observation = Observation(

@@ -17,7 +17,7 @@ from shardwise.loss import LOSSES
 SLACK = 0.05
 # A process beside its allocator: 1.6 GB of context and kernels (BigScience, chronicles-prequel.md: 1,573 MiB on an A100), and
 # what NCCL takes for the rings and channels of the groups of a layout with tp, pp and dp, the rest of BigScience's readings.
-PROCESS_BYTES = 8e9
+PROCESS_BYTES = 7e9
 
 
 class Instrument(NamedTuple):

@@ -61,6 +61,16 @@ class Row:
         return stated * (GIB / 1e9 if gib else 1.0) if stated is not None else None
 
 
+def unreadable(rows: Iterable[Row]) -> tuple[tuple[str, str, str], ...]:
+    """Measured cells that are filled but no numbers above 0: the row, the column, what was found."""
+    return tuple(
+        (row.id, column, row.measured[column])
+        for row in rows
+        for column in (*MEASURED, "peak_memory_gb")
+        if row.measured[column] and _positive(row.measured[column]) is None
+    )
+
+
 def _positive(text: str) -> float | None:
     """A number above 0; None for anything else."""
     try:
@@ -108,10 +118,11 @@ def _row(number: int, cells: Mapping[str | None, object]) -> Row:
     """A row; cells that are missing are blank, cells beyond the header are left aside."""
     text = {column: value.strip() for column, value in cells.items() if column is not None and isinstance(value, str)}
     name = text.get("id") or f"row {number}"
+    inputs = tuple((column, text[column]) for column in INPUTS if text.get(column))
     return Row(
         id=name, family=text.get("family", ""),  source=text.get("source", ""),
-        quality=text.get("quality", ""), dup_group=text.get("dup_group") or name,
-        inputs=tuple((column, text[column]) for column in INPUTS if text.get(column)),
+        quality=text.get("quality", ""), dup_group=text.get("dup_group") or repr(inputs),
+        inputs=inputs,
         measured={column: text.get(column, "") for column in (*MEASURED, "peak_memory_gb", "memory_unit", "memory_kind")},
     )  # fmt: skip
 
