@@ -201,7 +201,10 @@ def test_rows_equal_the_scalar_prediction(
         assert min(*scalar.time.values(), *scalar.hidden.values()) >= 0, row.layout
         assert estimate(architecture, cluster, other, row.layout).step_time_s == scalar.step_time_s, row.layout
         bound = estimate(architecture, plain, job, row.layout)
-        assert bound.memory_bytes == scalar.memory_bytes
+        if cluster.calibration and cluster.calibration.fused_attention:
+            assert bound.memory_bytes == scalar.memory_bytes
+        else:  # scores that attention writes may be kept
+            assert bound.memory_bytes <= scalar.memory_bytes
         assert bound.time["forward"] < scalar.time["forward"], row.layout
 
 
