@@ -32,7 +32,9 @@ def exposed_s(
     """
     if share is not None:
         everything = added(traffic_s.values())
-        hidden = hideable if hideable == HIDEABLE_TOGETHER else ()  # what a schedule hides, whatever else a stack shows
+        hidden = [
+            axis for axis in traffic_s if axis in hideable and axis not in HIDEABLE
+        ]  # by the schedule, not the stack
         return maximum(everything - compute_s, share * added(t for axis, t in traffic_s.items() if axis not in hidden))
     if overlap == "sum":
         return maximum(added(traffic_s.values()) - compute_s, 0.0)

@@ -12,7 +12,7 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
 from shardwise.cluster.topology import Cut
 from shardwise.cost.estimate import Pricing, estimate
-from shardwise.cost.overlap import exposed_by_axis, exposed_s
+from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
 from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.job import Job
@@ -86,6 +86,14 @@ def test_a_measured_stack_shows_its_share_of_all_traffic() -> None:
     assert exposed_s("per_axis", 3.0, traffic, share=0.25) == 5.0  # what compute is too short to hide
     assert exposed_by_axis("per_axis", 10.0, traffic, share=0.25) == {"tp": 0.5, "fsdp": 1.5}
     assert exposed_s("per_axis", 10.0, traffic) == 2.0  # by convention tp shows and fsdp hides
+
+
+def test_what_a_schedule_hides_stays_hidden_under_a_stack() -> None:
+    """DualPipe runs a forward and a backward pass at once, for their exchanges of tokens; gathers hide as the stack has it."""
+    traffic = {"ep": 4.0, "fsdp": 2.0, "tp": 2.0}
+    assert exposed_s("per_axis", 10.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 1.0  # a quarter of fsdp and tp
+    assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0
+    assert exposed_s("per_axis", 5.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 3.0
 
 
 def test_a_rows_copies_leave_a_node_once() -> None:
