@@ -146,6 +146,11 @@ class Calibration:
             if kind not in SPREAD_OF or not 0 < low <= 1 <= high:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
+    def interval(self, step_s: float, *, moe: bool) -> tuple[float, float] | None:
+        """Between which nine of ten measured step times lie; None where no spread is known."""
+        found = self.spread.get(SPREAD_OF[moe])
+        return (step_s * found[0], step_s * found[1]) if found else None
+
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
         return self.constants[name]

@@ -15,7 +15,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled, unscaled
+from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration, scaled, unscaled
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
@@ -36,8 +36,8 @@ OTHERS = (
     (r"megatron|nemo|transformer engine|nanotron|primus", "fused"),
     (r"", "eager"),
 )
-# Chips without published runs, and those that they are like: the same architecture with other memory or links.
 KNOWN = 5  # runs of a kind of model by a stack on a chip, from which on its predictions are those of a known stack
+# Chips without published runs, and those that they are like: the same architecture with other memory or links.
 LIKE: Mapping[str, str] = {
     "h800": "h100", "h100-pcie": "h100", "h200": "h100", "a100-40gb": "a100-80gb", "a100-80gb-pcie": "a100-80gb",
     "b300": "b200", "gb300": "gb200", "tpu-v4": "tpu-v5p", "tpu-v3": "tpu-v5p", "tpu-v7x": "tpu-v6e",
@@ -138,7 +138,7 @@ def _chip_prior(chip: str, name: str) -> float:
 
 def num_runs(chip: str, stack: Stack, kind: str) -> int:
     """Published runs of a kind of model ("dense", "moe") by a stack on this very chip."""
-    return int(fitted().get("runs", {}).get(stack.name, {}).get(chip, {}).get(kind, 0))
+    return int(fitted()["runs"].get(stack.name, {}).get(chip, {}).get(kind, 0))
 
 
 def constants_of(chip: str, stack: Stack) -> dict[str, float]:
@@ -153,7 +153,7 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
     """
     spread = {
         kind: fitted()["spread"]["known" if num_runs(chip, stack, kind) >= KNOWN else "unknown"][kind]
-        for kind in ("dense", "moe")
+        for kind in SPREAD_OF
     }
     return Calibration(
         stack=stack.name, fused_attention=not stack.unfused_attention,
@@ -172,7 +172,7 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
     if not is_measured(stack):
         yield f"the stack is no one in particular, with what is usual of the kind {stack.kind}"
         return
-    few = [kind for kind in ("dense", "moe") if like == chip and num_runs(chip, stack, kind) < KNOWN]
+    few = [kind for kind in SPREAD_OF if like == chip and num_runs(chip, stack, kind) < KNOWN]
     if few:
         yield f"fewer than {KNOWN} are of {stack.name} on {chip} ({', '.join(few)}): the interval is that of a new stack"
 

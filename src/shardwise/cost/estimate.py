@@ -65,7 +65,8 @@ class Estimate:
 def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
     """Price one layout. Raises `InputError` with every rule that the layout breaks.
 
-    Assumes: flash attention, elementwise operations fused with their neighbours, causal attention evenly split over cp.
+    Assumes, of a cluster without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at
+    the best measured rate; of any: causal attention evenly split over cp.
     The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation, and
     is measured against the peak of `mfu_format`.
     """
@@ -230,8 +231,7 @@ class Pricing:
     def interval90(self, step_s: float) -> tuple[float, float] | None:
         """Between which nine of ten measured step times lie; None without a calibration, whose estimate is a bound."""
         calibration = self.cluster.calibration
-        found = calibration.spread.get("moe" if self.architecture.num_experts else "dense") if calibration else None
-        return (step_s * found[0], step_s * found[1]) if found else None
+        return calibration.interval(step_s, moe=bool(self.architecture.num_experts)) if calibration else None
 
     def notes(self) -> tuple[str, ...]:
         """Whether the estimate is a bound or a prediction, and what makes it so."""

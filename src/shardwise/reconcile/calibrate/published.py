@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
@@ -19,7 +20,6 @@ from shardwise.reconcile.ranking import Ranking, ranking, timed
 
 # What a fold stands for in the spread of a prediction.
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
-KINDS = ("dense", "moe")
 TAILS = (0.05, 0.95)
 FEWEST = 20  # runs that folds are made of
 
@@ -50,7 +50,7 @@ class Published:
         """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
         ratios = self.measured / self.folds[fold]
         groups = self.num_groups(fold)
-        return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in KINDS}
+        return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in SPREAD_OF}
 
     def num_groups(self, fold: str) -> int:
         """How many stacks with a model, sources or labs a fold's predictions are of."""
@@ -59,7 +59,7 @@ class Published:
 
     @cached_property
     def kinds(self) -> Array:
-        return np.array(["moe" if _is_moe(one) else "dense" for one in self.judged])
+        return np.array([SPREAD_OF[_is_moe(one)] for one in self.judged])
 
     def coverage(self, fold: str) -> float:
         """Share of a fold's runs inside the interval that the rest of the folds gives."""
@@ -70,7 +70,7 @@ class Published:
             for group in fold_groups(self.members, fold, draw):
                 rest = self.weights.copy()
                 rest[group] = 0.0
-                for kind in KINDS:
+                for kind in SPREAD_OF:
                     low, high = widened(between(own, rest * (self.kinds == kind)), self.num_groups(fold))
                     inside[draw, group] += ((own >= low) & (own <= high) & (self.kinds == kind))[group]
         there = ~np.isnan(seconds)
@@ -91,7 +91,7 @@ def between(ratios: Array, weights: Array) -> tuple[float, float]:
 def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
     """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
 
-    Source: Student's t at 5% over the normal's is 1 + 1.5/(n - 1), and of few groups none need be at the 5% ends.
+    The 3 was chosen so that intervals from the other labs and sources cover nine of ten runs of one that is left out.
     """
     low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in pair)
     return low, high
