@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
 from shardwise.bench.clock import REPEATS, WARM_UPS, Timing, timing
@@ -70,7 +69,7 @@ def _worker(rank: int, size: int, device: str, store: str, lines: Lines, queue: 
         torch.cuda.set_device(place)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=FileStore(store, size),
+        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=TIMEOUT,
