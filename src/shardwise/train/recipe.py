@@ -1,0 +1,105 @@
+"""How a plan is trained: what changes the values of a run and neither its layout nor its price. Kept with the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.errors import require
+
+Schedule = Literal["cosine", "wsd", "constant"]
+Reduction = Literal["after", "per_parameter", "bucketed"]
+Balance = Literal["auxiliary", "bias", "none"]
+SCHEDULES: tuple[Schedule, ...] = ("cosine", "wsd", "constant")
+REDUCTIONS: tuple[Reduction, ...] = ("after", "per_parameter", "bucketed")
+BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
+# Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
+BUCKET_BYTES = 25_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The recipe of a run of `steps` optimizer steps.
+
+    The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
+    step, `wsd` stays and falls linearly over the last `decay_steps`. AdamW has `beta1`, `beta2`, `epsilon` and
+    `weight_decay` (of matrices only); `clip_norm` is the largest norm of all gradients together, None: any.
+
+    `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
+    `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
+    last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
+
+    `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
+    `balance_rate`. `respect_documents`: attention and targets keep to their document. `compile` hands each block to
+    torch.compile. A validation loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every`
+    (0: at the end only), of which `keep_checkpoints` are kept.
+    """
+
+    steps: int
+    learning_rate: float = 3e-4
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float | None = 1.0
+    seed: int = 0
+    reduction: Reduction = "bucketed"
+    bucket_bytes: int = BUCKET_BYTES
+    reduce_each_micro_batch: bool = False
+    batch_ramp: tuple[tuple[int, int], ...] = ()
+    balance: Balance = "auxiliary"
+    balance_coefficient: float = 0.01
+    balance_rate: float = 1e-3
+    respect_documents: bool = False
+    compile: bool = False
+    validate_every: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        require([f"recipe: {problem} is required" for problem in self._problems()])
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("steps", "bucket_bytes", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}; at least 1"
+        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; at least 0"
+        for name, allowed in (("schedule", SCHEDULES), ("reduction", REDUCTIONS), ("balance", BALANCES)):
+            if getattr(self, name) not in allowed:
+                yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
+        for name, low, high in (
+            ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0),
+            ("epsilon", 0.0, 1.0), ("weight_decay", 0.0, 1e3), ("balance_coefficient", 0.0, 1e3), ("balance_rate", 0.0, 1e3),
+        ):  # fmt: skip
+            if not low <= getattr(self, name) <= high:
+                yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
+        if self.warmup_steps + self.decay_steps > self.steps:
+            yield f"warmup_steps + decay_steps are {self.warmup_steps + self.decay_steps}; at most the {self.steps} steps"
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0; the first one of a warm-up is not 0.
+
+        Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        return self.learning_rate * self._part(step)
+
+    def _part(self, step: int) -> float:
+        if self.schedule == "cosine":
+            done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
+            return self.final_fraction + (1.0 - self.final_fraction) * 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+        left = self.steps - 1 - step
+        if self.schedule == "constant" or left >= self.decay_steps:
+            return 1.0
+        return self.final_fraction + (1.0 - self.final_fraction) * max(left, 0) / self.decay_steps

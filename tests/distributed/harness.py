@@ -1,0 +1,81 @@
+"""Runs a function on several gloo processes of this machine, started from a server that has PyTorch loaded already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120.0
+PRELOADED = ["preload"]
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """What `function(*arguments)` returns on each rank of a gloo world; it must be importable, and its results picklable.
+
+    When one rank fails the others are ended, and `AssertionError` has its traceback.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks: list[Any] = [
+            context.Process(target=_rank, args=(function, rank, world_size, folder, arguments), daemon=True)
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        _join(ranks)
+        found = [_result(Path(folder), rank) for rank in range(world_size)]
+        codes = [rank.exitcode for rank in ranks]
+    problems = [text for ok, text in found if not ok]
+    assert not problems, "\n".join(problems)
+    assert codes == [0] * world_size, f"exit codes {codes}"
+    return [value for _, value in found]
+
+
+def _join(ranks: list[Any]) -> None:
+    """Until all have ended; one that fails, or takes too long, ends them all."""
+    running = {rank.sentinel: rank for rank in ranks}
+    while running:
+        ended = wait(list(running), timeout=TIMEOUT_S)
+        failed = not ended or any(running[one].exitcode for one in ended)
+        for one in ended:
+            running.pop(one).join()
+        if failed:
+            for rank in running.values():
+                rank.kill()
+
+
+def _result(folder: Path, rank: int) -> tuple[bool, Any]:
+    path = folder / f"result-{rank}"
+    if not path.exists():
+        return True, None  # ended by another one's failure, which its exit code says
+    return pickle.loads(path.read_bytes())
+
+
+def _rank(function: Callable[..., Any], rank: int, world_size: int, folder: str, arguments: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", world_size), rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )  # fmt: skip
+    try:
+        found = (True, function(*arguments))
+    except BaseException:
+        found = (False, f"rank {rank} of {world_size}:\n{traceback.format_exc()}")
+    Path(folder, f"result-{rank}").write_bytes(pickle.dumps(found))
+    if found[0]:
+        dist.barrier()
+        dist.destroy_process_group()
+    os._exit(0 if found[0] else 1)  # at once, whatever threads are left

@@ -1,0 +1,29 @@
+"""The harness of the distributed tests: results by rank, and a failure ends all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+
+
+def summed(start: float) -> float:
+    value = torch.tensor([start + dist.get_rank()])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def failing_on_one() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("the second rank fails")
+    dist.barrier()
+
+
+def test_results_by_rank() -> None:
+    assert run_ranks(summed, 3, 1.0) == [6.0, 6.0, 6.0]
+
+
+def test_a_failure_ends_all_ranks_and_is_shown() -> None:
+    with pytest.raises(AssertionError, match="the second rank fails"):
+        run_ranks(failing_on_one, 2)
