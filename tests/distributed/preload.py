@@ -1,13 +1,19 @@
 """What the server that starts the ranks imports, so that they need not."""
 
-import torch
-import torch.distributed
-import torch.distributed.checkpoint
-import torch.distributed.device_mesh
-import torch.nn
-import torch.utils.checkpoint
+from __future__ import annotations
 
-import shardwise.layout.derivation
-import shardwise.train.model
+import importlib
 
-torch.set_num_threads(1)
+MODULES = (
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh",
+    "torch.utils.checkpoint",
+    "shardwise.layout.derivation",
+    "shardwise.planning.plan",
+    "shardwise.train.model",
+    "shardwise.train.data.batches",
+)
+for name in MODULES:
+    importlib.import_module(name)
+importlib.import_module("torch").set_num_threads(1)
