@@ -62,11 +62,10 @@ def test_the_auxiliary_loss_over_halves_of_a_batch_is_that_of_the_whole() -> Non
     whole = route(logits, K, torch.zeros(E), normalised=True)
     (wanted,) = torch.autograd.grad(auxiliary_loss([whole]), logits)
     halves = [route(half, K, torch.zeros(E), normalised=True) for half in logits.chunk(2)]
-    counts, probabilities = sum(h.counts for h in halves), sum(h.probabilities.detach() for h in halves)
+    total = torch.stack([sum(h.counts for h in halves).to(logits.dtype), sum(h.probabilities.detach() for h in halves)])
 
     def summed(own: torch.Tensor) -> torch.Tensor:
-        total = probabilities if own.requires_grad else counts.to(own.dtype)
-        return own + (total - own.detach())
+        return own + (total[:, None] - own.detach())
 
     losses = [auxiliary_loss([half], summed) for half in halves]
     for loss in losses:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.errors import require
+from shardwise.layout.realisation import BUCKET_BYTES, REDUCTIONS, Reduction
 
 Schedule = Literal["cosine", "wsd", "constant"]
-Reduction = Literal["after", "per_parameter", "bucketed"]
 Balance = Literal["auxiliary", "bias", "none"]
 SCHEDULES: tuple[Schedule, ...] = ("cosine", "wsd", "constant")
-REDUCTIONS: tuple[Reduction, ...] = ("after", "per_parameter", "bucketed")
 BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
-# Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
-BUCKET_BYTES = 25_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

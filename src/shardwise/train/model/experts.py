@@ -42,15 +42,19 @@ def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: 
 def auxiliary_loss(routings: Iterable[Routing], whole: Callable[[Tensor], Tensor] = lambda sums: sums) -> Tensor | None:
     """E · sum over experts of (share of the rows) · (mean probability), added over layers: 1 a layer where all are alike.
 
-    `whole` adds counts and probabilities up over all devices that share a micro-batch. None without layers of experts.
-    Source: Fedus et al. 2021 (Switch Transformer), equation 4; for more than one choice as Megatron-Core has it.
+    `whole` adds the sums [2, layers, E] (counts, then probabilities) up over all devices that share a micro-batch. None
+    without layers of experts. Source: Fedus et al. 2021 (Switch Transformer), equation 4; for more than one choice as
+    Megatron-Core has it.
     """
-    losses = []
-    for routing in routings:
-        counts, probabilities = whole(routing.counts.to(routing.probabilities.dtype)), whole(routing.probabilities)
-        # every token's probabilities add up to one, and every row of a token is counted once
-        losses.append(len(counts) * torch.dot(counts / counts.sum(), probabilities / probabilities.detach().sum()))
-    return torch.stack(losses).sum() if losses else None
+    each = list(routings)
+    if not each:
+        return None
+    probabilities = torch.stack([routing.probabilities for routing in each])
+    counts = torch.stack([routing.counts for routing in each]).to(probabilities.dtype)
+    counts, probabilities = whole(torch.stack((counts, probabilities))).unbind()
+    # every token's probabilities add up to one, and every row of a token is counted once
+    shares, means = (sums / sums.detach().sum(dim=-1, keepdim=True) for sums in (counts, probabilities))
+    return counts.shape[-1] * (shares.detach() * means).sum()
 
 
 @torch.no_grad()

@@ -1,0 +1,103 @@
+"""Parameters that travel together: FSDP units, and buckets of gradients in the order in which they are ready.
+
+A group is one flat array of its parameters. Over the axes that split it, each device has one even part of it, padded.
+Differs from the derivation, which splits every weight along D: bytes are the same but for the padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shardwise.layout.parameters import Parameter, Sync
+from shardwise.model.architecture import Architecture
+from shardwise.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A parameter in a group: its local shape where it is used, and where it starts in the flat array."""
+
+    parameter: Parameter
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that are gathered and reduced as one flat array, which is split over `num_shards` devices."""
+
+    members: tuple[Member, ...]
+    sync: Sync
+    num_shards: int
+
+    @property
+    def trained(self) -> bool:
+        return self.members[0].parameter.trained
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The units whose weights these are."""
+        return frozenset(member.parameter.path for member in self.members)
+
+    @property
+    def shard_size(self) -> int:
+        """Elements of each device's part, padding included."""
+        return -(-self.members[-1].stop // self.num_shards)
+
+    @property
+    def padded_size(self) -> int:
+        return self.shard_size * self.num_shards
+
+
+def unit_groups(parameters: Iterable[Parameter], architecture: Architecture, mesh: Mesh) -> tuple[Group, ...]:
+    """A group for each unit, and for each way of synchronising in it. What the head of a tied model has of its own travels with
+    the embedding."""
+    keyed: dict[Hashable, list[Parameter]] = {}
+    for one in parameters:
+        path = "embedding" if architecture.tied_embeddings and one.path == "head" else one.path
+        keyed.setdefault((path, one.trained, one.sync), []).append(one)
+    return tuple(_group(members, architecture, mesh) for members in keyed.values())
+
+
+def bucket_groups(
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float
+) -> tuple[Group, ...]:
+    """Buckets of at most so many elements, or of one parameter, in the order in which gradients are ready: that of the last use
+    comes first. Source: Li et al. 2020, PyTorch Distributed, section 3.2.3."""
+    found: list[Group] = []
+    for _, run in groupby(reversed(parameters), key=lambda one: (one.trained, one.sync)):
+        bucket: list[Parameter] = []
+        filled = 0
+        for one in run:
+            size = math.prod(_shape(one, architecture, mesh))
+            if bucket and filled + size > most_elements:
+                found.append(_group(bucket, architecture, mesh))
+                bucket, filled = [], 0
+            bucket.append(one)
+            filled += size
+        found.append(_group(bucket, architecture, mesh))
+    return tuple(found)
+
+
+def _group(parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh) -> Group:
+    members: list[Member] = []
+    for one in parameters:
+        start = members[-1].stop if members else 0
+        members.append(Member(one, _shape(one, architecture, mesh), start))
+    sync = parameters[0].sync
+    return Group(tuple(members), sync, mesh.size(sync.shard))
+
+
+def _shape(one: Parameter, architecture: Architecture, mesh: Mesh) -> tuple[int, ...]:
+    return one.use.local_shape(mesh, architecture.dims)

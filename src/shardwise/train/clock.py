@@ -1,0 +1,82 @@
+"""Where the time of a step goes: seconds by term, each second counted once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+Mark = float | torch.cuda.Event
+
+
+@dataclass(slots=True)
+class _Span:
+    term: str
+    start: Mark
+    stop: Mark | None = None
+    inner: list[_Span] = field(default_factory=list)
+
+
+class Clock:
+    """Times spans by term. A span inside another counts for its own term only. On a GPU marks are events on the stream that
+    computes, so that a span is what the device was busy with or waited for, not what the host did."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self._outer: list[_Span] = []
+        self._open: list[_Span] = []
+        self._begun: Mark = self._mark()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._outer.clear()
+        self._open.clear()
+        self._begun = self._mark()
+
+    def end(self) -> dict[str, float]:
+        """Seconds of the step so far by term; "other" is what no span had."""
+        ended = self._mark()
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        found: dict[str, float] = {}
+        for span in self._outer:
+            _add(span, found, self.on_gpu)
+        whole = _seconds(self._begun, ended, self.on_gpu)
+        return {**found, "other": max(whole - sum(found.values()), 0.0)}
+
+    @contextmanager
+    def __call__(self, term: str) -> Iterator[None]:
+        """A span of a term."""
+        span = _Span(term, self._mark())
+        (self._open[-1].inner if self._open else self._outer).append(span)
+        self._open.append(span)
+        try:
+            yield
+        finally:
+            span.stop = self._mark()
+            self._open.pop()
+
+    def _mark(self) -> Mark:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _add(span: _Span, found: dict[str, float], on_gpu: bool) -> float:
+    """Count a span and what is inside; its whole seconds."""
+    assert span.stop is not None
+    whole = _seconds(span.start, span.stop, on_gpu)
+    inner = sum(_add(one, found, on_gpu) for one in span.inner)
+    found[span.term] = found.get(span.term, 0.0) + max(whole - inner, 0.0)
+    return whole
+
+
+def _seconds(start: Mark, stop: Mark, on_gpu: bool) -> float:
+    if on_gpu:
+        return start.elapsed_time(stop) / 1e3  # type: ignore[union-attr, arg-type, no-any-return]
+    return stop - start  # type: ignore[operator]

@@ -1,0 +1,153 @@
+"""A model laid out as a plan says, and one optimizer step of any number of micro-batches. Letters: B sequences, T positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.layout.groups import Member
+from shardwise.layout.parameters import unit_paths
+from shardwise.layout.realisation import Realisation
+from shardwise.model.numerics import DEFAULT, Numerics
+from shardwise.train.clock import Clock
+from shardwise.train.formats import formats_of
+from shardwise.train.model import build, parameter_weights
+from shardwise.train.model.initialise import initial_value
+from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.parallel.flat import FlatGroup
+from shardwise.train.parallel.gradients import GradientReducer
+from shardwise.train.parallel.update import Updater
+from shardwise.train.parallel.weights import WeightGatherer
+from shardwise.train.recipe import Recipe
+from shardwise.train.routing import Balancer
+from shardwise.train.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each, on the device."""
+
+    ids_BT: Tensor
+    targets_BT: Tensor
+    documents_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device."""
+
+    loss: Tensor
+    norm: Tensor
+
+
+class Engine:
+    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
+
+    def __init__(self, realisation: Realisation, recipe: Recipe, world: World, numerics: Numerics = DEFAULT) -> None:
+        self.realisation, self.recipe, self.world = realisation, recipe, world
+        formats = formats_of(realisation.precision)
+        self.clock = Clock(world.device)
+        self.exchange = Exchange(world, self.clock)
+        self.model = build(realisation.architecture, numerics, formats.weights)
+        self._make_buffers()
+        self.groups = [FlatGroup(group, self.model, formats, world) for group in realisation.groups]
+        self.batch_axes = tuple(axis for axis in realisation.batch_axes if world.degree((axis,)) > 1)
+        self._join_groups()
+        trained = [group for group in self.groups if group.group.trained]
+        self.reducer = GradientReducer(
+            trained[::-1] if realisation.layout.zero_stage >= 2 else trained,  # in the order in which they are ready
+            self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch,
+        )  # fmt: skip
+        self.gatherer = self._gatherer()
+        self.updater = Updater(trained, self.exchange, recipe)
+        self.balancer = Balancer(self.model, self.exchange, self.batch_axes, recipe)
+
+    def _make_buffers(self) -> None:
+        for module in self.model.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                module.register_buffer(name, torch.zeros_like(buffer, device=self.world.device))
+
+    def _join_groups(self) -> None:
+        """Make every process group at once, in one order on all processes."""
+        used = {self.batch_axes}
+        for group in self.groups:
+            used |= {group.gather, group.scatter, group.step_scatter, group.reduce, group.step_gather}
+        for axes in sorted(used - {()}):
+            self.world.group(axes)
+
+    def _gatherer(self) -> WeightGatherer:
+        flat = dict(zip(self.realisation.groups, self.groups, strict=True))
+        paths = dict(unit_paths(self.realisation.architecture))
+        units: dict[str, nn.Module] = {path: self.model.get_submodule(path) for path in paths}
+        used = {path: [flat[group] for group in self.realisation.used_groups(path)] for path in paths}
+        backward = frozenset(path for path, unit in paths.items() if "backward" in self.realisation.gathers(unit))
+        return WeightGatherer(units, used, backward, self.exchange)
+
+    def initialise(self, seed: int) -> None:
+        """Give every weight its initial value (`train.model.initialise`): the same in every layout."""
+        weights = parameter_weights(self.model)
+
+        def value(member: Member) -> Tensor:
+            name = member.parameter.name
+            return initial_value(self.model, name, weights[name], member.shape, seed)
+
+        self.fill(value)
+
+    def fill(self, value: Callable[[Member], Tensor]) -> None:
+        """Give every weight a value, each process its part."""
+        for group in self.groups:
+            group.fill(value)
+        self.publish()
+
+    def publish(self) -> None:
+        """Hand the parts that the processes update to all whose weights are whole."""
+        for group in self.groups:
+            group.publish()
+            if group.step_gather:
+                self.exchange.all_gather(group.weights, group.shard.clone(), group.step_gather).wait()
+
+    def step(
+        self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int
+    ) -> StepResult:
+        """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
+        self.reducer.begin_step()
+        self.balancer.begin_step()
+        loss = torch.zeros((), device=self.world.device)
+        for number, batch in enumerate(micro_batches, start=1):
+            own = self._micro_batch(batch, num_targets, num_micro_batches, last=number == num_micro_batches)
+            loss = own + loss
+        self.balancer.end_step()
+        norm = self.updater.norm()
+        with self.clock("optimizer"):
+            pending = self.updater.step(self.recipe.learning_rate_at(step), norm)
+        for one in pending:
+            one.wait()
+        return StepResult(self.exchange.sum_now(loss, self.batch_axes), norm)
+
+    def _micro_batch(self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool) -> Tensor:
+        self.reducer.begin_micro_batch(last=last)
+        with self.clock("forward"):
+            output = self.model(batch.ids_BT, batch.targets_BT, num_targets, batch.documents_BT)
+            penalty = self.balancer.penalty(output, num_micro_batches)
+            total = output.loss if penalty is None else output.loss + penalty
+        with self.clock("backward"):
+            total.backward()
+            self.reducer.end_micro_batch()
+            self.gatherer.end()
+        loss: Tensor = output.loss.detach()
+        return loss
+
+    @torch.no_grad()
+    def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
+        """The loss of a batch, without a step."""
+        parts = [self.model(one.ids_BT, one.targets_BT, num_targets, one.documents_BT).loss for one in micro_batches]
+        self.gatherer.end()
+        return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
+
+    def state_tensors(self) -> Iterable[Tensor]:
+        """All flat arrays that rest on this process."""
+        return chain.from_iterable((group.weights, group.shard, group.state) for group in self.groups)

@@ -1,0 +1,122 @@
+"""A group of parameters as flat arrays: its weights, the part of them that this process updates, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.layout.groups import Group, Member
+from shardwise.layout.parameters import attribute
+from shardwise.sharding.spec import Axes
+from shardwise.train.formats import Formats
+from shardwise.train.world import World
+
+
+class Interval(NamedTuple):
+    """The part of a parameter that is this process's: from `offset` of the flattened parameter, at `start` of its shard."""
+
+    member: Member
+    offset: int
+    start: int
+    size: int
+
+
+class FlatGroup:
+    """The flat arrays of a group on this process.
+
+    `weights` [padded] are what the model's parameters are views of; with `splits_weights` they have memory only while they are
+    gathered. `shard` [shard] is this process's part of them, `state` [shard] what the optimizer updates: the master copy where
+    there is one, otherwise `shard` itself. `gradients` rest whole [padded], or with `scatters` [shard]; `gradient_shard` is this
+    process's part. Frozen groups have no gradients.
+    """
+
+    def __init__(self, group: Group, model: nn.Module, formats: Formats, world: World) -> None:
+        """Puts the group's parameters into `model`, which may be on the meta device, as views of the weights."""
+        self.group, self.formats, self.world = group, formats, world
+        sync = group.sync
+        self.gather, self.scatter = self.several(sync.gather), self.several(sync.scatter)
+        self.step_scatter, self.reduce = self.several(sync.step_scatter), self.several(sync.reduce)
+        self.step_gather = self.several(sync.step_gather)
+        self.splits_weights, self.scatters = bool(self.gather), bool(self.scatter)
+        self.begin = world.position(sync.shard) * group.shard_size
+        self._make_weights()
+        self.parameters = [self._put(model, member) for member in group.members]
+        if self.splits_weights:
+            self.release()
+        if group.trained:
+            self._make_gradients()
+
+    def several(self, axes: Axes) -> Axes:
+        """The axes with more than one process."""
+        return tuple(axis for axis in axes if self.world.degree((axis,)) > 1)
+
+    def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device=self.world.device)
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This process's part of a flat array."""
+        return flat[self.begin : self.begin + self.group.shard_size]
+
+    def view(self, flat: Tensor, member: Member) -> Tensor:
+        """A parameter's part of a flat array, in its shape."""
+        return flat[member.start : member.stop].view(member.shape)
+
+    @property
+    def members(self) -> Iterator[tuple[Member, nn.Parameter]]:
+        return zip(self.group.members, self.parameters, strict=True)
+
+    def _make_weights(self) -> None:
+        formats, size = self.formats, self.group.shard_size
+        self.weights = self.zeros(self.group.padded_size, formats.weights)
+        self.shard = self.zeros(size, formats.weights) if self.splits_weights else self.own(self.weights)
+        self.has_master = formats.has_master and self.group.trained
+        self.state = self.zeros(size, formats.state) if self.has_master else self.shard
+        self.whole = True
+
+    def _put(self, model: nn.Module, member: Member) -> nn.Parameter:
+        """A parameter of the model. It has a count of changes of its own (`.data`), so that weights may be gathered anew between
+        the forward and the backward pass."""
+        one = member.parameter
+        parameter = nn.Parameter(self.view(self.weights, member).data, requires_grad=one.trained)
+        model.get_submodule(one.path).register_parameter(attribute(one.weight), parameter)
+        return parameter
+
+    def _make_gradients(self) -> None:
+        size = self.group.shard_size if self.scatters else self.group.padded_size
+        self.gradients = self.zeros(size, self.formats.held)
+        self.gradient_shard = self.gradients if self.scatters else self.own(self.gradients)
+
+    def allocate(self) -> None:
+        """Give the gathered weights their memory; the parameters are views of it again."""
+        self.weights.untyped_storage().resize_(self.group.padded_size * self.weights.element_size())
+        self.whole = True
+
+    def release(self) -> None:
+        """Take it away. Whatever autograd has kept of the parameters is good again once they are gathered."""
+        self.weights.untyped_storage().resize_(0)
+        self.whole = False
+
+    def intervals(self) -> Iterator[Interval]:
+        """This process's part of each parameter; parameters that it has nothing of are left out."""
+        end = self.begin + self.group.shard_size
+        for member in self.group.members:
+            low, high = max(member.start, self.begin), min(member.stop, end)
+            if low < high:
+                yield Interval(member, low - member.start, low - self.begin, high - low)
+
+    @torch.no_grad()
+    def fill(self, value: Callable[[Member], Tensor]) -> None:
+        """Set this process's part from whole values of the parameters, and hand it to the weights."""
+        for one in self.intervals():
+            part = value(one.member).reshape(-1)[one.offset : one.offset + one.size]
+            self.state[one.start : one.start + one.size] = part.to(self.state)
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Hand what was updated to this process's part of the weights."""
+        if self.has_master:
+            self.shard.copy_(self.state)

@@ -1,0 +1,124 @@
+"""The optimizer's step on this process's part of each group: AdamW, with the gradients clipped to a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwise.sharding.spec import Axes
+from shardwise.train.parallel.exchange import Exchange, Pending
+from shardwise.train.parallel.flat import FlatGroup, Interval
+from shardwise.train.recipe import Recipe
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW calls them
+SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter's part on this process as the optimizer has it."""
+
+    interval: Interval
+    weight: nn.Parameter
+
+
+class Updater:
+    """AdamW for the groups of a model, a fused one for each group, so that weights can leave as soon as they are new.
+
+    Decays matrices only, as GPT-2 and its successors do. Clips as torch.nn.utils.clip_grad_norm_ does.
+    """
+
+    def __init__(self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe) -> None:
+        self.groups, self.exchange, self.recipe = groups, exchange, recipe
+        self.slots = [[self._slot(group, one) for one in group.intervals()] for group in groups]
+        self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
+
+    def _slot(self, group: FlatGroup, one: Interval) -> Slot:
+        return Slot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
+
+    def _optimizer(self, slots: Sequence[Slot]) -> torch.optim.AdamW:
+        recipe = self.recipe
+        kinds = [(recipe.weight_decay, True), (0.0, False)]
+        settings: list[dict[str, Any]] = [
+            {"params": [slot.weight for slot in slots if _is_matrix(slot) is matrix], "weight_decay": decay}
+            for decay, matrix in kinds
+        ]
+        optimizer = torch.optim.AdamW(
+            [one for one in settings if one["params"]], lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2),
+            eps=recipe.epsilon, fused=True,
+        )  # fmt: skip
+        for slot in slots:  # at once and not in the first step, so that memory is the same in every step
+            optimizer.state[slot.weight] = {
+                "step": torch.zeros((), dtype=torch.float32, device=slot.weight.device),
+                **{moment: torch.zeros_like(slot.weight) for moment in MOMENTS},
+            }
+        return optimizer
+
+    @torch.no_grad()
+    def norm(self) -> Tensor:
+        """The norm of all gradients together, each element counted once."""
+        sums: dict[Axes, Tensor] = {}
+        for group in self.groups:
+            part = group.gradient_shard
+            own = torch.linalg.vector_norm(part, dtype=torch.promote_types(part.dtype, torch.float32)).square()
+            axes = group.several(group.group.sync.shard)
+            sums[axes] = sums[axes] + own if axes in sums else own
+        total = sum(self.exchange.sum_now(own, axes) for axes, own in sorted(sums.items()))
+        assert isinstance(total, Tensor)
+        return total.sqrt()
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, norm: Tensor) -> list[Pending]:
+        """Update every group; the new weights are then on their way to the other processes."""
+        limit = self.recipe.clip_norm
+        scale = None if limit is None else (limit / (norm + SMALLEST_NORM)).clamp(max=1.0)
+        pending: list[Pending] = []
+        for group, slots, optimizer in zip(self.groups, self.slots, self.optimizers, strict=True):
+            if optimizer is not None:
+                self._update(group, slots, optimizer, learning_rate, scale)
+            group.publish()
+            if group.step_gather:
+                part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
+                pending.append(self.exchange.all_gather(group.weights, part, group.step_gather))
+        return pending
+
+    def _update(
+        self, group: FlatGroup, slots: Sequence[Slot], optimizer: torch.optim.AdamW, learning_rate: float, scale: Tensor | None
+    ) -> None:  # fmt: skip
+        gradients = group.gradient_shard.to(group.state.dtype)
+        if scale is not None:
+            gradients.mul_(scale)
+        for settings in optimizer.param_groups:
+            settings["lr"] = learning_rate
+        for slot in slots:
+            slot.weight.grad = gradients[slot.interval.start : slot.interval.start + slot.interval.size]
+        optimizer.step()
+        for slot in slots:
+            slot.weight.grad = None
+
+    def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The moments by name and by parameter, this process's part of each."""
+        return {
+            moment: {
+                slot.interval.member.parameter.name: optimizer.state[slot.weight][moment]
+                for slots, optimizer in zip(self.slots, self.optimizers, strict=True)
+                if optimizer is not None
+                for slot in slots
+            }
+            for moment in MOMENTS
+        }
+
+    def set_steps(self, steps: int) -> None:
+        """How many steps the moments have seen."""
+        for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
+            for slot in slots if optimizer is not None else ():
+                assert optimizer is not None
+                optimizer.state[slot.weight]["step"].fill_(float(steps))
+
+
+def _is_matrix(slot: Slot) -> bool:
+    return len(slot.interval.member.shape) > 1

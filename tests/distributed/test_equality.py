@@ -1,0 +1,79 @@
+"""Every mode of data parallelism trains as one process does: loss, norm, every gradient and every weight, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import run_ranks
+from training import Case, Found, plain, trained
+
+from shardwise.layout.layout import Layout
+
+CASES = {
+    "one process": Case(),
+    "one process, accumulating": Case(layout=Layout(micro_batch_seqs=3)),
+    "2 after": Case(layout=Layout(dp=2, micro_batch_seqs=4), recipe={"reduction": "after"}),
+    "2 per parameter": Case(layout=Layout(dp=2, micro_batch_seqs=2), recipe={"reduction": "per_parameter"}),
+    "2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2)),
+    "2 bucketed in each micro-batch": Case(layout=Layout(dp=2), recipe={"reduce_each_micro_batch": True}),
+    "3 uneven": Case(layout=Layout(dp=3)),
+    "3 uneven, a rank without a sequence": Case(layout=Layout(dp=3), num_seqs=7),
+    "2 zero-1": Case(layout=Layout(fsdp=2, zero_stage=1, micro_batch_seqs=2)),
+    "3 zero-1 in each micro-batch": Case(layout=Layout(fsdp=3, zero_stage=1), recipe={"reduce_each_micro_batch": True}),
+    "3 zero-1 after": Case(layout=Layout(fsdp=3, zero_stage=1), recipe={"reduction": "after"}),
+    "2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2)),
+    "3 zero-2": Case(layout=Layout(fsdp=3, zero_stage=2)),
+    "2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2)),
+    "3 zero-3": Case(layout=Layout(fsdp=3, zero_stage=3)),
+    "4 zero-3": Case(layout=Layout(fsdp=4, zero_stage=3)),
+    "4 hybrid zero-1": Case(layout=Layout(dp=2, fsdp=2, zero_stage=1)),
+    "4 hybrid zero-1 in each micro-batch": Case(
+        layout=Layout(dp=2, fsdp=2, zero_stage=1), recipe={"reduce_each_micro_batch": True}
+    ),
+    "4 hybrid zero-2": Case(layout=Layout(dp=2, fsdp=2, zero_stage=2)),
+    "4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3)),
+    "4 hybrid zero-0": Case(layout=Layout(dp=2, fsdp=2)),
+    "tied 2 bucketed": Case("tied", Layout(dp=2)),
+    "tied 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1)),
+    "tied 2 zero-2": Case("tied", Layout(fsdp=2, zero_stage=2)),
+    "tied 3 zero-3": Case("tied", Layout(fsdp=3, zero_stage=3)),
+    "moe 1": Case("moe", Layout(micro_batch_seqs=4)),
+    "moe 2 bucketed": Case("moe", Layout(dp=2, micro_batch_seqs=2)),
+    "moe 3 uneven": Case("moe", Layout(dp=3), num_seqs=7),
+    "moe 2 by bias": Case("moe", Layout(dp=2), recipe={"balance": "bias", "balance_rate": 0.05}),
+    "moe 3 zero-1": Case("moe", Layout(fsdp=3, zero_stage=1)),
+    "moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2)),
+    "moe 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3)),
+    "moe 4 hybrid zero-3": Case("moe", Layout(dp=2, fsdp=2, zero_stage=3)),
+    "adapted 2 bucketed": Case("adapted", Layout(dp=2)),
+    "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process(name: str) -> None:
+    case = CASES[name]
+    wanted = plain(case)
+    size = case.layout.num_devices
+    for found in run_ranks(trained, size, case) if size > 1 else [trained(case)]:
+        compare(found, wanted)
+
+
+def compare(found: Found, wanted: Found) -> None:
+    """The design's limits: loss and norm to 1e-12, each gradient to 1e-10."""
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
+    assert found.norms == pytest.approx(wanted.norms, rel=1e-12)
+    for step, (own, others) in enumerate(zip(found.gradients, wanted.gradients, strict=True)):
+        assert set(own) == set(others)
+        for name, gradient in others.items():
+            assert error(own[name], gradient) <= 1e-10, f"gradient of {name} in step {step}"
+    assert set(found.weights) == set(wanted.weights)
+    for name, weight in wanted.weights.items():
+        assert error(found.weights[name], weight) <= 1e-10, f"weight {name}"
+    for own, other in zip(found.biases, wanted.biases, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """‖found - wanted‖ / ‖wanted‖."""
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-300))

@@ -1,0 +1,198 @@
+"""Small models trained for a few steps: by the engine on many ranks, and by a plain loop in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardwise.layout.layout import Layout
+from shardwise.layout.realisation import Realisation
+from shardwise.model.architecture import Architecture
+from shardwise.precision import Precision
+from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.model import build, initialise
+from shardwise.train.model.experts import balance
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+FP64 = Precision(
+    name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
+)  # fmt: skip
+DENSE = Architecture(
+    name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=23
+)
+TIED = replace(DENSE, name="tied", tied_embeddings=True, qk_norm=True)
+MOE = replace(DENSE, name="moe", d_ff=10, num_experts=5, experts_per_token=2, num_layers=2)
+ADAPTED = replace(DENSE, name="adapted", lora_rank=2, lora_targets=("qkv", "mlp"))
+MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED)}
+STEPS, POSITIONS, SEED = 3, 6, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: the model by name, the layout, the sequences of its global batch, and what of the recipe is not as usual."""
+
+    model: str = "dense"
+    layout: Layout = field(default_factory=Layout)
+    num_seqs: int = 8
+    recipe: dict[str, Any] = field(default_factory=dict)
+    precision: Precision = FP64
+
+    @property
+    def architecture(self) -> Architecture:
+        return MODELS[self.model]
+
+    def recipe_of(self) -> Recipe:
+        usual = {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "clip_norm": 0.5, "seed": SEED, "bucket_bytes": 2_000}
+        return Recipe(**{**usual, **self.recipe})
+
+    def realisation(self) -> Realisation:
+        recipe = self.recipe_of()
+        often = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
+        return Realisation(
+            architecture=self.architecture, layout=self.layout, precision=self.precision, reduction=recipe.reduction,
+            bucket_bytes=recipe.bucket_bytes, reduce_each_micro_batch=recipe.reduce_each_micro_batch,
+            statistics=often[recipe.balance] if self.architecture.num_experts else "never",
+        )  # fmt: skip
+
+    @property
+    def num_micro_batches(self) -> int:
+        return -(-self.num_seqs // (self.layout.num_replicas * self.layout.micro_batch_seqs))
+
+    def tokens(self, step: int) -> torch.Tensor:
+        """[sequences, positions + 1] of a step."""
+        rng = np.random.default_rng(step)
+        return torch.tensor(rng.integers(self.architecture.vocab_size, size=(self.num_seqs, POSITIONS + 1)))
+
+    def micro_batches(self, step: int, replica: int, num_replicas: int) -> list[MicroBatch]:
+        """One replica's part of each global micro-batch, which are as large for any number of replicas."""
+        size = self.layout.num_replicas * self.layout.micro_batch_seqs
+        parts = []
+        for global_part in self.tokens(step).split(size):
+            own = np.array_split(np.arange(len(global_part)), num_replicas)[replica]
+            parts.append(MicroBatch(global_part[own, :-1], global_part[own, 1:]))
+        return parts
+
+
+@dataclass
+class Found:
+    """What each step of a run gave."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    biases: list[torch.Tensor] = field(default_factory=list)
+
+
+def plain(case: Case) -> Found:
+    """The same micro-batches in a loop that knows of no mesh."""
+    recipe, architecture = case.recipe_of(), case.architecture
+    model = build(architecture, dtype=torch.float64)
+    initialise(model, SEED)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    kinds = [[one for one in trained.values() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": kinds[0], "weight_decay": recipe.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
+        betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, lr=1.0,
+    )  # fmt: skip
+    found = Found()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss, batches, counts = 0.0, case.micro_batches(step, 0, 1), []
+        for batch in batches:
+            output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS)
+            total = output.loss
+            if architecture.num_experts:
+                counts.append(torch.stack([routing.counts for routing in output.routings]))
+            if architecture.num_experts and recipe.balance == "auxiliary":
+                total = total + recipe.balance_coefficient / len(batches) * output.auxiliary()
+            total.backward()
+            loss += output.loss.item()
+        found.losses.append(loss)
+        found.gradients.append({name: one.grad.clone().flatten() for name, one in trained.items()})
+        found.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
+        for settings in optimizer.param_groups:
+            settings["lr"] = recipe.learning_rate_at(step)
+        optimizer.step()
+        if architecture.num_experts and recipe.balance == "bias":
+            for block, rows in zip(model.layers.values(), sum(counts), strict=True):
+                balance(block.balance_bias, rows, recipe.balance_rate)
+    found.weights = {name: one.detach().clone().flatten() for name, one in model.named_parameters()}
+    found.biases = [one.clone() for one in model.buffers()]
+    return found
+
+
+def engine_of(case: Case) -> Engine:
+    realisation = case.realisation()
+    engine = Engine(realisation, case.recipe_of(), World(realisation.mesh))
+    engine.initialise(SEED)
+    return engine
+
+
+def replica_of(engine: Engine, case: Case) -> int:
+    return engine.world.position(("dp", "fsdp"))
+
+
+def run_step(engine: Engine, case: Case, step: int) -> Any:
+    batches = case.micro_batches(step, replica_of(engine, case), case.layout.num_replicas)
+    return engine.step(batches, case.num_seqs * POSITIONS, case.num_micro_batches, step)
+
+
+def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
+    """Every parameter's gradient ("gradient_shard") or weight ("state"), put together from all ranks, flat."""
+    parts = [
+        (one.member.parameter.name, one.offset, getattr(group, tensor)[one.start : one.start + one.size].clone())
+        for group in engine.groups
+        if group.group.trained or tensor == "state"
+        for one in group.intervals()
+    ]
+    everyone: list[Any] = [None] * engine.world.size
+    if engine.world.size > 1:
+        dist.all_gather_object(everyone, parts)
+    else:
+        everyone = [parts]
+    sizes = {m.parameter.name: m.size for group in engine.groups for m in group.group.members}
+    found: dict[str, torch.Tensor] = {}
+    for name, offset, values in (part for rank in everyone for part in rank):
+        whole = found.setdefault(name, torch.full((sizes[name],), float("nan"), dtype=torch.float64))
+        whole[offset : offset + len(values)] = values.to(torch.float64)
+    return found
+
+
+def trained(case: Case) -> Found:
+    """What the engine finds, on every rank."""
+    engine = engine_of(case)
+    found = Found()
+    engine.recipe = replace(engine.recipe)
+    for step in range(STEPS):
+        before = _capture_gradients(engine)
+        result = run_step(engine, case, step)
+        found.losses.append(result.loss.item())
+        found.norms.append(result.norm.item())
+        found.gradients.append(before())
+    found.weights = gathered(engine, "state")
+    found.biases = [one.clone() for one in engine.model.buffers()]
+    return found
+
+
+def _capture_gradients(engine: Engine) -> Any:
+    """Takes the gradients when their norm is taken: before they are clipped."""
+    taken: dict[str, torch.Tensor] = {}
+    norm = engine.updater.norm
+
+    def looked() -> torch.Tensor:
+        taken.update(gathered(engine, "gradient_shard"))
+        return norm()
+
+    engine.updater.norm = looked  # type: ignore[method-assign]
+
+    def give() -> dict[str, torch.Tensor]:
+        engine.updater.norm = norm  # type: ignore[method-assign]
+        return taken
+
+    return give
