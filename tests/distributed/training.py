@@ -47,7 +47,14 @@ class Case:
         return MODELS[self.model]
 
     def recipe_of(self) -> Recipe:
-        usual = {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "clip_norm": 0.5, "seed": SEED, "bucket_bytes": 2_000}
+        usual = {
+            "steps": STEPS,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "clip_norm": 0.5,
+            "seed": SEED,
+            "bucket_bytes": 2_000,
+        }
         return Recipe(**{**usual, **self.recipe})
 
     def realisation(self) -> Realisation:

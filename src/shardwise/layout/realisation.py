@@ -113,10 +113,14 @@ class Realisation:
             *self._gradients(num_micro_batches),
             *self._control(num_micro_batches),
         ):
-            axes = tuple(axis for axis in one.axes if self.mesh.size(axis) > 1)
+            axes = self.several(one.axes)
             if axes and times:
                 found[one._replace(axes=axes)] += times
         return found
+
+    def several(self, axes: Axes) -> Axes:
+        """Of some axes those with more than one device."""
+        return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
 
     def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         for path, unit in unit_paths(self.architecture):
@@ -144,7 +148,7 @@ class Realisation:
     def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         dtype = self.control_dtype
         yield Issued(Kind.ALL_REDUCE, self.batch_axes, dtype, _bytes(1, dtype), "loss"), 1
-        for axes in {group.sync.shard for group in self.groups if group.trained}:
+        for axes in {self.several(group.sync.shard) for group in self.groups if group.trained}:
             yield Issued(Kind.ALL_REDUCE, axes, dtype, _bytes(1, dtype), "norm"), 1
         layers = self.architecture.num_layers - self.architecture.num_dense_layers
         sums = {"micro_batch": 2, "step": 1, "never": 0}[self.statistics] * layers * self.architecture.num_experts

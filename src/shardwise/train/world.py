@@ -51,6 +51,10 @@ class World:
                     self._groups[axes] = made
         return self._groups[axes]
 
+    def axes_of(self, group: dist.ProcessGroup) -> Axes:
+        """The axes that a process group is over. Raises `KeyError` for one that was not made here."""
+        return {made: axes for axes, made in self._groups.items()}[group]
+
     def _members(self, axes: Axes) -> list[list[int]]:
         """Ranks of each group over some axes."""
         others = tuple(name for name in self.mesh.names if name not in axes)

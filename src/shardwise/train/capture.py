@@ -1,0 +1,61 @@
+"""The collectives that are really issued, seen below the engine, where PyTorch hands them to the process group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+)  # the documented way to see every operation; it has no other name
+
+from shardwise.layout.realisation import Issued
+from shardwise.sharding.collective import Kind
+from shardwise.train.formats import DTYPES
+from shardwise.train.world import World
+
+# Which operation of c10d is which collective, and which of its arguments has the payload (`Collective.payload_elements`).
+OPERATIONS: dict[str, tuple[Kind, int]] = {
+    "allreduce_": (Kind.ALL_REDUCE, 0),
+    "_allgather_base_": (Kind.ALL_GATHER, 0),
+    "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
+    "alltoall_base_": (Kind.ALL_TO_ALL, 1),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts collectives by kind, axes, format and bytes while it is active. What they carry only the engine knows: it is "".
+
+    Raises `RuntimeError` for an operation of a process group that is none of `OPERATIONS`.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.world = world
+        self.found: Counter[Issued] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._count(func._schema.name.split("::")[1], args)
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, name: str, args: tuple[Any, ...]) -> None:
+        if name not in OPERATIONS:
+            raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
+        kind, place = OPERATIONS[name]
+        group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        for tensor in _tensors(args[place]):
+            num_bytes = tensor.numel() * tensor.element_size()
+            self.found[Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, "")] += 1
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        yield from value

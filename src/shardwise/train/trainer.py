@@ -1,0 +1,99 @@
+"""A run's state from step to step: the engine that a plan and a recipe make, its batches, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.layout.layout import Layout
+from shardwise.layout.realisation import Realisation, Statistics
+from shardwise.measurement.record import StepRecord
+from shardwise.model.numerics import DEFAULT, Numerics
+from shardwise.planning.plan import Plan
+from shardwise.precision import precision_named
+from shardwise.train.data.batches import Batch, Batches
+from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+STATISTICS: dict[str, Statistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
+
+
+def realisation_of(plan: Plan, recipe: Recipe) -> Realisation:
+    """How the engine realises a plan under a recipe."""
+    has_experts = plan.model.num_experts > 0
+    return Realisation(
+        architecture=plan.model, layout=plan.layout, precision=precision_named(plan.job.precision),
+        reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
+        reduce_each_micro_batch=recipe.reduce_each_micro_batch,
+        statistics=STATISTICS[recipe.balance] if has_experts else "never",
+    )  # fmt: skip
+
+
+class Trainer:
+    """Trains the plan's model on batches, a step at a time; weights have their initial values at first."""
+
+    def __init__(
+        self, plan: Plan, recipe: Recipe, batches: Batches, world: World, numerics: Numerics = DEFAULT
+    ) -> None:
+        self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
+        self.engine = Engine(realisation_of(plan, recipe), recipe, world, numerics)
+        self.engine.initialise(recipe.seed)
+        self.step = 0
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.layout
+
+    def train_step(self) -> StepRecord:
+        """One optimizer step, measured."""
+        started = time.perf_counter()
+        engine, step, clock = self.engine, self.step, self.engine.clock
+        clock.begin()
+        num_targets = self.batches.num_targets(step)
+        count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
+        result = engine.step(self._micro_batches(self.batches, step), num_targets, count, step)
+        loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
+        seconds = clock.end()
+        self.step += 1
+        auxiliary = engine.balancer.loss
+        return StepRecord(
+            step=self.step, loss=loss, grad_norm=norm, learning_rate=self.recipe.learning_rate_at(step),
+            num_tokens=self.batches.global_batch_seqs(step) * self.batches.seq_len, num_targets=num_targets,
+            step_time_s=time.perf_counter() - started, seconds=seconds,
+            auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
+        )  # fmt: skip
+
+    def validation_loss(self, batches: Batches) -> float:
+        """Nats per target over all of a split's batches: those of one epoch, each sequence once."""
+        num_steps = -(-batches.num_sequences // batches.global_batch_seqs(0))
+        total, targets = 0.0, 0
+        for step in range(num_steps):
+            num_targets = batches.num_targets(step)
+            total += float(self.engine.loss(self._micro_batches(batches, step), num_targets)) * num_targets
+            targets += num_targets
+        return total / max(targets, 1)
+
+    def _micro_batches(self, batches: Batches, step: int) -> Iterator[MicroBatch]:
+        """This process's micro-batches of a step."""
+        layout = self.layout
+        replica = self.world.position(self.engine.realisation.batch_axes)
+        parts = batches.sequences(step, replica, layout.num_replicas, layout.micro_batch_seqs)
+        while True:
+            with self.engine.clock("data"):
+                part = next(parts, None)
+                batch = None if part is None else self._on_device(part)
+            if batch is None:
+                return
+            yield batch
+
+    def _on_device(self, batch: Batch) -> MicroBatch:
+        documents = self._tensor(batch.documents_BT) if self.recipe.respect_documents else None
+        return MicroBatch(self._tensor(batch.inputs_BT), self._tensor(batch.targets_BT), documents)
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self.world.device, non_blocking=True)
