@@ -101,7 +101,7 @@ def write(
     folder: Path, step: int, pieces: Mapping[str, Piece], values: dict[str, Any], keep: int, ranks: Ranks
 ) -> None:
     """Write the checkpoint of a step from all ranks, and give it its name when all have written."""
-    common = _common(step, ranks.agree(lambda: (step, values)))
+    common = _common(ranks.agree(lambda: (step, values)))
     ranks.on_first(lambda: begin(folder, step))
     part = draft(folder, step)
     ranks.agree(lambda: write_pieces(part, pieces, ranks.group))
@@ -115,12 +115,13 @@ def write(
     ranks.on_first(finish)
 
 
-def _common(step: int, by_rank: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+def _common(by_rank: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
     """The plain values of all ranks. Raises `ValueError` where they differ: one of them could not be given back."""
+    steps = sorted({step for step, _ in by_rank})
+    if len(steps) > 1:
+        raise ValueError(f"the ranks save steps {', '.join(map(str, steps))} together; the same step is required")
     common: dict[str, Any] = {}
-    for theirs, values in by_rank:
-        if theirs != step:
-            raise ValueError(f"step {theirs} is saved on one rank and {step} on another; the same is required")
+    for _, values in by_rank:
         for name, value in values.items():
             if common.setdefault(name, value) != value:
                 raise ValueError(
