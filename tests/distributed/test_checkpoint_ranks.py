@@ -40,10 +40,11 @@ def reference(name: str) -> Tensor:
 
 
 def held(layout: str, filled: bool = True) -> dict[str, Any]:
-    """This rank's state."""
+    """This rank's state; of one process alone, all of it."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     pieces: dict[str, Any] = {}
     for name, (size, _) in SIZES.items():
-        start, stop = LAYOUTS[layout](dist.get_rank(), dist.get_world_size(), size)
+        start, stop = LAYOUTS[layout](rank, ranks, size)
         values = reference(name)[start:stop]
         pieces[name] = Piece(size, start, values if filled else torch.zeros_like(values))
     return pieces | VALUES
@@ -77,7 +78,8 @@ def loaded(folder: Path, layout: str) -> bool:
 )
 def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, layout: str) -> None:
     run_ranks(saved, ranks, tmp_path, layout)
-    for readers, theirs in ((1, "even"), (2, "replicated"), (3, "uneven"), (4, "even")):
+    assert loaded(tmp_path, "even")
+    for readers, theirs in ((2, "replicated"), (3, "uneven"), (4, "even")):
         assert run_ranks(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
     found = whole(tmp_path / "step-00000200")
     assert {name: found[name].view(torch.uint8).tolist() for name in found} == {
@@ -88,7 +90,7 @@ def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, lay
 
 
 def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
-    run_ranks(saved, 1, tmp_path / "one", "replicated")
+    saved(tmp_path / "one", "replicated")
     run_ranks(saved, 3, tmp_path / "three", "replicated")
     one, three = (
         [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.distcp")]
@@ -159,8 +161,10 @@ def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path,
 
 
 def killed(folder: Path, point: str, before: bool, rank: int) -> None:
-    """Save step 100, then die at `point` of the save of step 200."""
-    module: Any = {"rmtree": folders.shutil, "write_data": planners.FileSystemWriter}.get(point, checkpointer)
+    """Save step 100, then die at `point` of the save of step 200; at `sync`, of another one of step 100."""
+    module: Any = {"rmtree": folders.shutil, "sync": folders, "write_data": planners.FileSystemWriter}.get(
+        point, checkpointer
+    )
     function = getattr(module, point)
 
     def dying(*arguments: Any, **more: Any) -> Any:
@@ -172,7 +176,7 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
         writer.save(100, held("even"))
         if dist.get_rank() == rank:
             setattr(module, point, dying)
-        writer.save(200, held("even"))
+        writer.save(100 if point == "sync" else 200, held("even"))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,7 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
         (2, "write_pieces", False, 1, 100),
         (1, "begin", False, 0, 100),
         (1, "write_manifest", False, 0, 100),
+        (1, "sync", True, 0, 100),
         (1, "rmtree", True, 0, 200),  # the older one is being removed
         (2, "publish", False, 0, 200),
     ],
@@ -192,9 +197,11 @@ def test_a_process_that_is_killed_leaves_what_was_complete(
 ) -> None:
     with pytest.raises(AssertionError):
         run_ranks(killed, ranks, tmp_path, point, before, rank)
-    assert latest(tmp_path) == tmp_path / f"step-{step:08d}"
-    assert run_ranks(loaded, 1, tmp_path, "even") == [True]
-    run_ranks(saved, 2, tmp_path, "even", 300, 1)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.name == (".step-00000100.replaced" if point == "sync" else f"step-{step:08d}")
+    assert loaded(tmp_path, "even")
+    saved(tmp_path, "even", 300, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000300"]
 
 

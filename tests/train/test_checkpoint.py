@@ -76,6 +76,16 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     assert whole(tmp_path / "step-00000005")["a"].tolist() == [2.0, 2.0]
 
 
+def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    hidden = path.rename(tmp_path / ".step-00000005.replaced")
+    assert latest(tmp_path) == hidden
+    assert load(hidden, state()) == {"step": 7}
+    save(tmp_path, 6)
+    assert names(tmp_path) == {"step-00000005", "step-00000006"}
+    assert whole(path)["a"].tolist() == [5.0, 2.0]
+
+
 def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=5) as writer:
         writer.start(1, state(1.0))
@@ -86,12 +96,12 @@ def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
 
 def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
-    for name in (".step-00000004.writing", ".step-00000002.removed", "step-00000009", "step-7", "notes"):
+    for name in (".step-00000004.writing", ".step-00000002.removed", "step-00000009", "step-7", ".step-notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".metadata").touch()
     assert latest(tmp_path) == path
     save(tmp_path, 4)
-    assert names(tmp_path) == {"step-00000003", "step-00000004", "step-00000009", "step-7", "notes"}
+    assert names(tmp_path) == {"step-00000003", "step-00000004", "step-00000009", "step-7", ".step-notes"}
 
 
 @pytest.mark.parametrize("place", ["write_manifest", "publish", "sums"])

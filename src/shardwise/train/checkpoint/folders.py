@@ -1,7 +1,8 @@
 """Where the checkpoints of a run lie: `step-00000200` is complete, what begins with a dot is not.
 
 A checkpoint is written into a hidden folder and renamed when every rank has written; one that is removed is hidden first.
-So a process that is killed at any moment leaves what was complete, and litter that the next save removes.
+So a process that is killed at any moment leaves what was complete, and litter that the next save removes. Only one that is
+being replaced by another of its step counts under its hidden name too, as long as there is no other.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from shardwise.train.checkpoint.manifest import MANIFEST
 
-STEP = re.compile(r"step-(\d{8,})")
-HIDDEN = ".step-*"
+STEP = re.compile(r"step-(\d{8,})|\.step-(\d{8,})\.replaced")
+HIDDEN = re.compile(r"\.step-\d{8,}\.(writing|replaced|removed)")
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -27,8 +28,8 @@ def complete(folder: Path) -> dict[int, Path]:
     """The complete checkpoints of a folder by their step."""
     if not folder.is_dir():
         return {}
-    named = [(STEP.fullmatch(path.name), path) for path in folder.iterdir()]
-    return {int(match[1]): path for match, path in named if match and (path / MANIFEST).is_file()}
+    named = [(STEP.fullmatch(path.name), path) for path in sorted(folder.iterdir())]  # hidden ones first: they give way
+    return {int(match[1] or match[2]): path for match, path in named if match and (path / MANIFEST).is_file()}
 
 
 def place(folder: Path, step: int) -> Path:
@@ -43,8 +44,10 @@ def draft(folder: Path, step: int) -> Path:
 def begin(folder: Path, step: int) -> None:
     """Remove the litter of writers that were killed, and make the draft's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for litter in folder.glob(HIDDEN):
-        shutil.rmtree(litter)
+    for number, path in complete(folder).items():
+        if path != place(folder, number):
+            path.rename(place(folder, number))
+    _remove_hidden(folder)
     draft(folder, step).mkdir()
 
 
@@ -60,8 +63,7 @@ def publish(folder: Path, step: int, keep: int) -> None:
     for old in sorted(found)[:-keep]:
         if old != step:  # what was written just now stays, though there may be later ones of a run taken up before them
             found[old].rename(_hidden(found[old], "removed"))
-    for litter in folder.glob(HIDDEN):
-        shutil.rmtree(litter)
+    _remove_hidden(folder)
 
 
 def sync(folder: Path) -> None:
@@ -71,6 +73,12 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _remove_hidden(folder: Path) -> None:
+    for path in list(folder.iterdir()):
+        if HIDDEN.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def _hidden(path: Path, why: str) -> Path:
