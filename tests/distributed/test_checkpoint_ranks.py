@@ -228,6 +228,19 @@ def with_problems(folder: Path) -> list[str]:
     return [*texts, str(problem.value)]
 
 
+def without_a_folder(path: Path) -> str:
+    with Checkpointer(path, keep=2) as writer, pytest.raises(InputError) as error:
+        writer.save(1, held("even"))
+    return str(error.value)
+
+
+def test_what_only_the_first_rank_does_fails_on_all(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    first, second = run_ranks(without_a_folder, 2, tmp_path / "file")
+    assert first == second
+    assert first.startswith(f"checkpoint: [Errno 17] File exists: '{tmp_path / 'file'}'; a folder with room")
+
+
 def test_all_ranks_say_what_is_wrong_with_one(tmp_path: Path) -> None:
     first, second = run_ranks(with_problems, 2, tmp_path)
     assert first == second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,9 @@ def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
     hidden = path.rename(tmp_path / ".step-00000005.replaced")
     assert latest(tmp_path) == hidden
     assert load(hidden, state()) == {"step": 7}
+    shutil.copytree(hidden, path)
+    assert latest(tmp_path) == path  # killed after the other had its name
+    shutil.rmtree(path)
     save(tmp_path, 6)
     assert names(tmp_path) == {"step-00000005", "step-00000006"}
     assert whole(path)["a"].tolist() == [5.0, 2.0]
