@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         Checkpointer(tmp_path, keep=0)
 
 
-@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), torch.zeros(2), {"a": {1, 2}}])
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), float("inf"), torch.zeros(2), {"a": {1, 2}}])
 def test_values_that_would_not_come_back_are_refused(tmp_path: Path, value: Any) -> None:
     with (
         Checkpointer(tmp_path, keep=1) as writer,
