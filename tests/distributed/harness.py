@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
     When one rank fails the others are ended, and `AssertionError` has its traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    _serve()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[Any] = [
             context.Process(target=_rank, args=(function, rank, world_size, folder, arguments), daemon=True)
@@ -38,6 +39,24 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
     assert not problems, "\n".join(problems)
     assert codes == [0] * world_size, f"exit codes {codes}"
     return [value for _, value in found]
+
+
+def _serve() -> None:
+    """Start the server, if it does not run yet.
+
+    Python 3.11's knows nothing of this process's `sys.path`, and says nothing of a module that it cannot preload: it is told
+    by the environment where they are.
+    """
+    forkserver.set_forkserver_preload(PRELOADED)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([before] if before else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _join(ranks: list[Any]) -> None:

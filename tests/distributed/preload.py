@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 MODULES = (
+    "pytest",
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
@@ -12,6 +13,7 @@ MODULES = (
     "shardwise.layout.derivation",
     "shardwise.planning.plan",
     "shardwise.train.model",
+    "shardwise.train.checkpoint",
     "shardwise.train.data.batches",
 )
 for name in MODULES:

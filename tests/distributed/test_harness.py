@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,10 @@ def summed(start: float) -> float:
     return value.item()
 
 
+def preloaded() -> bool:
+    return "preload" in sys.modules
+
+
 def failing_on_one() -> None:
     if dist.get_rank() == 1:
         raise ValueError("the second rank fails")
@@ -22,6 +28,10 @@ def failing_on_one() -> None:
 
 def test_results_by_rank() -> None:
     assert run_ranks(summed, 3, 1.0) == [6.0, 6.0, 6.0]
+
+
+def test_ranks_find_what_the_server_has_loaded() -> None:
+    assert run_ranks(preloaded, 1) == [True]
 
 
 def test_a_failure_ends_all_ranks_and_is_shown() -> None:

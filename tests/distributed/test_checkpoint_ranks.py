@@ -1,0 +1,252 @@
+"""Checkpoints of several ranks: read by others bit for bit, written beside the training, and never half."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import run_ranks
+from torch import Tensor
+
+from shardwise.errors import InputError
+from shardwise.train.checkpoint import Checkpointer, Piece, State, checkpointer, folders, latest, planners, whole
+
+SIZES = {
+    "model.layers.0.wq": (96, torch.bfloat16), "model.head": (7, torch.bfloat16), "master.layers.0.wq": (96, torch.float32),
+    "exp_avg.layers.0.wq": (96, torch.float64), "counts": (5, torch.int64), "scaled": (33, torch.float8_e4m3fn),
+}  # fmt: skip
+VALUES = {"step": 200, "loss": 2.5, "seed": None, "order": {"epoch": 1, "next": [3, 4]}}
+LAYOUTS: dict[str, Callable[[int, int, int], tuple[int, int]]] = {  # rank, ranks, elements: the interval of a rank
+    "even": lambda rank, ranks, size: (min(rank * -(-size // ranks), size), min((rank + 1) * -(-size // ranks), size)),
+    "uneven": lambda rank, ranks, size: (rank**2 * size // ranks**2, (rank + 1) ** 2 * size // ranks**2),
+    "hybrid": lambda rank, ranks, size: (rank // 2 * size // (ranks // 2), (rank // 2 + 1) * size // (ranks // 2)),
+    "replicated": lambda rank, ranks, size: (0, size),
+    "on the last": lambda rank, ranks, size: (0, size) if rank == ranks - 1 else (size, size),
+}
+
+
+def reference(name: str) -> Tensor:
+    """A tensor's bits, different for each name and element."""
+    size, dtype = SIZES[name]
+    start = 1000 * list(SIZES).index(name)
+    return (torch.arange(start, start + size, dtype=torch.float64) / 7).sin().mul(300).to(dtype)
+
+
+def held(layout: str, filled: bool = True) -> dict[str, Any]:
+    """This rank's state; of one process alone, all of it."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    pieces: dict[str, Any] = {}
+    for name, (size, _) in SIZES.items():
+        start, stop = LAYOUTS[layout](rank, ranks, size)
+        values = reference(name)[start:stop]
+        pieces[name] = Piece(size, start, values if filled else torch.zeros_like(values))
+    return pieces | VALUES
+
+
+def bits(state: State) -> dict[str, Tensor]:
+    return {name: piece.values.view(torch.uint8) for name, piece in state.items() if isinstance(piece, Piece)}
+
+
+def same(state: State, other: State) -> bool:
+    theirs = bits(other)
+    return all(torch.equal(values, theirs[name]) for name, values in bits(state).items())
+
+
+def saved(folder: Path, layout: str, step: int = 200, keep: int = 2) -> None:
+    with Checkpointer(folder, keep=keep) as writer:
+        writer.save(step, held(layout))
+
+
+def loaded(folder: Path, layout: str) -> bool:
+    state = held(layout, filled=False)
+    with Checkpointer(folder, keep=2) as reader:
+        path = reader.latest()
+        assert path is not None
+        values = reader.load(path, state)
+    return values == VALUES and same(state, held(layout))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, "even"), (2, "uneven"), (3, "on the last"), (4, "hybrid"), (4, "even"), (3, "replicated")]
+)
+def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, layout: str) -> None:
+    run_ranks(saved, ranks, tmp_path, layout)
+    assert loaded(tmp_path, "even")
+    for readers, theirs in ((2, "replicated"), (3, "uneven"), (4, "even")):
+        assert run_ranks(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
+    found = whole(tmp_path / "step-00000200")
+    assert {name: found[name].view(torch.uint8).tolist() for name in found} == {
+        name.removeprefix("model."): reference(name).view(torch.uint8).tolist()
+        for name in SIZES
+        if name.startswith("model.")
+    }
+
+
+def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
+    saved(tmp_path / "one", "replicated")
+    run_ranks(saved, 3, tmp_path / "three", "replicated")
+    one, three = (
+        [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.distcp")]
+        for name in ("one", "three")
+    )
+    assert sum(three) == sum(one)
+    assert len(three) == 3
+    assert max(three) < 0.6 * sum(one)
+
+
+def overwritten(folder: Path) -> tuple[bool, bool]:
+    """Whether nothing is there before the writer may write, and whether what is then there is what was handed over."""
+    state, may_write, write_pieces = held("uneven"), threading.Event(), planners.write_pieces
+
+    def late(*arguments: Any) -> None:
+        assert may_write.wait(60)
+        write_pieces(*arguments)
+
+    checkpointer.write_pieces = late
+    with Checkpointer(folder, keep=2) as writer:
+        writer.start(200, state)
+        for values in bits(state).values():
+            values.fill_(255)
+        early = latest(folder)
+        may_write.set()
+        for _ in range(20):  # the training's own collectives, beside those of the writer
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == dist.get_world_size()
+        writer.wait()
+    return early is None, loaded(folder, "uneven")
+
+
+def test_tensors_may_change_while_the_background_writes(tmp_path: Path) -> None:
+    assert run_ranks(overwritten, 3, tmp_path) == [(True, True)] * 3
+
+
+def failing(folder: Path, close: bool) -> tuple[str, str]:
+    """What is raised after a background save for which rank 1 had no room, and by what is latest then."""
+    writer = Checkpointer(folder, keep=2)
+    writer.save(100, held("even"))
+    write_data = planners.FileSystemWriter.write_data
+
+    def full(*arguments: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if dist.get_rank() == 1:
+        planners.FileSystemWriter.write_data = full
+    writer.start(200, held("even"))
+    with pytest.raises(InputError, match="a folder with room") as error:
+        writer.close() if close else writer.start(300, held("even"))
+    planners.FileSystemWriter.write_data = write_data
+    last = latest(folder)
+    assert last is not None
+    dist.barrier()
+    if not close:
+        writer.save(400, held("even"))
+        writer.close()
+    return str(error.value), last.name
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path, close: bool) -> None:
+    text = "checkpoint: [Errno 28] No space left on device; a folder with room, and the permission to write in it, are required"
+    assert run_ranks(failing, 2, tmp_path, close) == [(text, "step-00000100")] * 2
+    names = {"step-00000100", ".step-00000200.writing"} if close else {"step-00000100", "step-00000400"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def killed(folder: Path, point: str, before: bool, rank: int) -> None:
+    """Save step 100, then die at `point` of the save of step 200; at `sync`, of another one of step 100."""
+    module: Any = {"rmtree": folders.shutil, "sync": folders, "write_data": planners.FileSystemWriter}.get(
+        point, checkpointer
+    )
+    function = getattr(module, point)
+
+    def dying(*arguments: Any, **more: Any) -> Any:
+        result = None if before else function(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    with Checkpointer(folder, keep=1) as writer:
+        writer.save(100, held("even"))
+        if dist.get_rank() == rank:
+            setattr(module, point, dying)
+        writer.save(100 if point == "sync" else 200, held("even"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "point", "before", "rank", "step"),
+    [
+        (2, "write_data", True, 1, 100),
+        (2, "write_data", False, 0, 100),
+        (2, "write_pieces", False, 1, 100),
+        (1, "begin", False, 0, 100),
+        (1, "write_manifest", False, 0, 100),
+        (1, "sync", True, 0, 100),
+        (1, "rmtree", True, 0, 200),  # the older one is being removed
+        (2, "publish", False, 0, 200),
+    ],
+)
+def test_a_process_that_is_killed_leaves_what_was_complete(
+    tmp_path: Path, ranks: int, point: str, before: bool, rank: int, step: int
+) -> None:
+    with pytest.raises(AssertionError):
+        run_ranks(killed, ranks, tmp_path, point, before, rank)
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.name == (".step-00000100.replaced" if point == "sync" else f"step-{step:08d}")
+    assert loaded(tmp_path, "even")
+    saved(tmp_path, "even", 300, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000300"]
+
+
+def with_problems(folder: Path) -> list[str]:
+    """What is said on this rank of a hole, of pieces that overlap, of plain values and of steps that differ, and of names."""
+    rank, half = dist.get_rank(), torch.zeros(4)
+    states: list[tuple[int, State]] = [
+        (1, {"a": Piece(9, 5 * rank, half)}),
+        (1, {"a": Piece(8, 3 * rank, half)}),
+        (1, {"a": Piece(8, 4 * rank, half), "step": rank}),
+        (rank, {"a": Piece(8, 4 * rank, half)}),
+    ]
+    texts = []
+    with Checkpointer(folder, keep=2) as writer:
+        for step, state in states:
+            with pytest.raises(ValueError, match=r"chunks-volume|overlapping|on another|save steps") as error:
+                writer.save(step, state)
+            texts.append(str(error.value))
+        assert latest(folder) is None
+        writer.save(5, {"a": Piece(8, 4 * rank, half), "step": 5})
+        asked: State = {"a": Piece(8, 0, torch.zeros(8)), "step": 5} if rank else {"b": Piece(8, 0, half)}
+        with pytest.raises(InputError) as problem:
+            writer.load(folder / "step-00000005", asked)
+    return [*texts, str(problem.value)]
+
+
+def without_a_folder(path: Path) -> str:
+    with Checkpointer(path, keep=2) as writer, pytest.raises(InputError) as error:
+        writer.save(1, held("even"))
+    return str(error.value)
+
+
+def test_what_only_the_first_rank_does_fails_on_all(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    first, second = run_ranks(without_a_folder, 2, tmp_path / "file")
+    assert first == second
+    assert first.startswith(f"checkpoint: [Errno 17] File exists: '{tmp_path / 'file'}'; a folder with room")
+
+
+def test_all_ranks_say_what_is_wrong_with_one(tmp_path: Path) -> None:
+    first, second = run_ranks(with_problems, 2, tmp_path)
+    assert first == second
+    hole, overlap, values, steps, names = first
+    assert "key:a invalid fill tensor-volume: 9 chunks-volume: 8" in hole
+    assert "overlapping chunks" in overlap
+    assert values == "step is 0 on one rank and 1 on another; the same is required"
+    assert steps == "the ranks save steps 0, 1 together; the same step is required"
+    assert "lacks 1 tensors: b;" in names

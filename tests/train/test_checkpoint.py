@@ -1,0 +1,293 @@
+"""Checkpoints of one process: what is kept, what is refused and how that is said, and the way to Hugging Face."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, planners, whole
+from shardwise.train.huggingface import load_hf, save_hf
+from shardwise.train.model import build, initialise
+
+DAMAGED = "what was written is required: take another checkpoint of the run"
+FIX = "load it with the plan and the optimizer that it was saved with"
+
+
+def piece(*values: float, dtype: torch.dtype = torch.float32) -> Piece:
+    return Piece(len(values), 0, torch.tensor(values, dtype=dtype))
+
+
+def state(start: float = 1.0) -> dict[str, Any]:
+    return {"model.a": piece(start, 2.0), "exp_avg.a": piece(3.0, 4.0, dtype=torch.bfloat16), "step": 7}
+
+
+def save(folder: Path, *steps: int, keep: int = 2) -> Path:
+    """The path of the last of `steps`; each has its step as the first element of its weights."""
+    with Checkpointer(folder, keep=keep) as writer:
+        for step in steps:
+            writer.save(step, state(float(step)))
+    return folder / f"step-{steps[-1]:08d}"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def refusal(path: Path, wanted: dict[str, Any]) -> list[str]:
+    """What `load` says against it; nothing that was to be filled has changed."""
+    before = {name: value.values.clone() for name, value in wanted.items() if isinstance(value, Piece)}
+    with pytest.raises(InputError) as error:
+        load(path, wanted)
+    assert all(torch.equal(wanted[name].values, values) for name, values in before.items())
+    return str(error.value).split("\n")
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 30, 4, keep=2)
+    assert names(tmp_path) == {"step-00000004", "step-00000030"}
+    assert latest(tmp_path) == tmp_path / "step-00000030"
+
+
+def test_what_was_written_last_stays_though_it_is_no_newest(tmp_path: Path) -> None:
+    save(tmp_path, 8, 9, 5, keep=2)
+    assert names(tmp_path) == {"step-00000005", "step-00000008", "step-00000009"}
+
+
+def test_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+    assert latest(tmp_path / "none") is None
+    save(tmp_path, 99_999_999, 100_000_000)
+    assert latest(tmp_path) == tmp_path / "step-100000000"
+
+
+def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=3) as writer:
+        writer.save(5, state(1.0))
+        writer.save(5, state(2.0))
+    assert names(tmp_path) == {"step-00000005"}
+    assert whole(tmp_path / "step-00000005")["a"].tolist() == [2.0, 2.0]
+
+
+def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    hidden = path.rename(tmp_path / ".step-00000005.replaced")
+    assert latest(tmp_path) == hidden
+    assert load(hidden, state()) == {"step": 7}
+    shutil.copytree(hidden, path)
+    assert latest(tmp_path) == path  # killed after the other had its name
+    shutil.rmtree(path)
+    save(tmp_path, 6)
+    assert names(tmp_path) == {"step-00000005", "step-00000006"}
+    assert whole(path)["a"].tolist() == [5.0, 2.0]
+
+
+def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=5) as writer:
+        writer.start(1, state(1.0))
+        writer.start(2, state(2.0))
+        assert (tmp_path / "step-00000001").exists()
+    assert [whole(tmp_path / f"step-0000000{step}")["a"].tolist() for step in (1, 2)] == [[1.0, 2.0], [2.0, 2.0]]
+
+
+def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    for name in (".step-00000004.writing", ".step-00000002.removed", "step-00000009", "step-7", ".step-notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").touch()
+    assert latest(tmp_path) == path
+    save(tmp_path, 4)
+    assert names(tmp_path) == {"step-00000003", "step-00000004", "step-00000009", "step-7", ".step-notes"}
+
+
+@pytest.mark.parametrize("place", ["write_manifest", "publish", "sums"])
+def test_a_writer_that_fails_leaves_latest_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = save(tmp_path, 3)
+
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer, place, failing)
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            save(tmp_path, 4)
+    assert latest(tmp_path) == path
+    save(tmp_path, 4)
+    assert names(tmp_path) == {"step-00000003", "step-00000004"}
+
+
+def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[tuple[Path, set[str]]] = []
+    monkeypatch.setattr(folders, "sync", lambda folder: held.append((folder, names(folder))))
+    save(tmp_path, 3)
+    draft = (tmp_path / ".step-00000003.writing", {".metadata", "__0_0.distcp", "checkpoint.json"})
+    assert held == [draft, (tmp_path, {"step-00000003"})]
+
+
+def test_names_sizes_and_formats_must_agree(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    assert refusal(path, state() | {"model.b": piece(1.0), "rate": 0.5}) == [
+        f"checkpoint: {path} lacks 1 tensors: model.b; the same names are required: {FIX}",
+    ]
+    assert refusal(path, {"model.a": piece(0.0, 0.0), "step": 0}) == [
+        f"checkpoint: {path} has, beside those of this run, 1 tensors: exp_avg.a; the same names are required: {FIX}",
+    ]
+    assert refusal(path, state() | {"model.a": piece(0.0), "exp_avg.a": piece(0.0, 0.0)}) == [
+        f"checkpoint: {path} has 2 elements of float32 as model.a; 1 elements of float32 are required: {FIX}",
+        f"checkpoint: {path} has 2 elements of bfloat16 as exp_avg.a; 2 elements of float32 are required: {FIX}",
+    ]
+    assert refusal(path, state() | {"rate": 0.5}) == [
+        f"checkpoint: {path} lacks 1 values: rate; the same names are required: {FIX}",
+    ]
+
+
+def test_of_many_differences_the_first_few_are_named(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=1) as writer:
+        writer.save(1, {f"model.{number}": piece(1.0) for number in range(9)})
+    path = tmp_path / "step-00000001"
+    other = refusal(path, {f"model.{number}": piece(1.0, 2.0) for number in range(9)})
+    assert other[-1] == f"checkpoint: {path} differs in 5 more tensors"
+    assert len(other) == 5
+    (lacks, more) = refusal(path, {f"master.{number}": piece(1.0) for number in range(9)})
+    assert "lacks 9 tensors: master.0, master.1, master.2, master.3, ...;" in lacks
+    assert "has, beside those of this run, 9 tensors: model.0, model.1, model.2, model.3, ...;" in more
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (flip, r"is damaged \(another CRC-32\)"),
+        (truncate, r"has [\d,]+ bytes of [\d,]+"),
+        (Path.unlink, "is missing"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, damage: Callable[[Path], None], fault: str) -> None:
+    path = save(tmp_path, 3)
+    damage(path / name)
+    (text,) = refusal(path, state())
+    assert re.fullmatch(f"checkpoint: {re.escape(str(path / name))} {fault}; {DAMAGED}", text)
+    with pytest.raises(InputError, match=fault):
+        whole(path)
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    manifest = tmp_path / "checkpoint.json"
+    unread = f"checkpoint: cannot read {manifest}: %s; a folder step-... that a run has written is required"
+    assert refusal(tmp_path, state()) == [unread % "No such file or directory"]
+    manifest.write_text("{")
+    (text,) = refusal(tmp_path, state())
+    assert text.startswith(f"checkpoint: {manifest} is no JSON: ")
+    assert text.endswith(DAMAGED)
+    for content, schema in (({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/1'"), ([1], "'list'"), ({}, "None")):
+        manifest.write_text(json.dumps(content))
+        (text,) = refusal(tmp_path, state())
+        assert text.startswith(
+            f"checkpoint: {manifest}: found schema {schema}; 'shardwise.checkpoint/1' is required: take another"
+        )
+    manifest.write_text(json.dumps({"schema": "shardwise.checkpoint/1", "step": 3, "values": {}, "files": {"a": 5}}))
+    assert "files.a: found 5; " in refusal(tmp_path, state())[0]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InputError, match=r"File exists.*; a folder with room, and the permission to write in it, are required"
+    ):
+        save(tmp_path / "file", 1)
+    with pytest.raises(InputError, match="keep is 0; at least 1 is required"):
+        Checkpointer(tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), float("inf"), torch.zeros(2), {"a": {1, 2}}])
+def test_values_that_would_not_come_back_are_refused(tmp_path: Path, value: Any) -> None:
+    with (
+        Checkpointer(tmp_path, keep=1) as writer,
+        pytest.raises(ValueError, match=r"rate is .* that JSON keeps as it is"),
+    ):
+        writer.start(1, {"model.a": piece(1.0), "rate": value})
+
+
+@pytest.mark.parametrize(("size", "offset", "shape"), [(4, 2, 3), (4, -1, 2), (0, 0, 0), (4, 0, (2, 2))])
+def test_pieces_lie_inside_their_tensor(size: int, offset: int, shape: Any) -> None:
+    with pytest.raises(ValueError, match="required"):
+        Piece(size, offset, torch.zeros(shape))
+
+
+def test_a_hole_is_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=1) as writer, pytest.raises(ValueError, match=r"a has 4 elements; .* hold 3"):
+        writer.save(1, {"a": Piece(4, 0, torch.zeros(3))})
+    assert latest(tmp_path) is None
+
+
+def test_views_of_a_flat_buffer_are_written_alone_and_filled_in_place(tmp_path: Path) -> None:
+    flat = torch.arange(1e6)
+    with Checkpointer(tmp_path, keep=1) as writer:
+        writer.save(1, {"model.a": Piece(3, 0, flat[7:10])})
+        assert (tmp_path / "step-00000001" / "__0_0.distcp").stat().st_size < 10_000
+        flat.zero_()
+        assert writer.load(tmp_path / "step-00000001", {"model.a": Piece(3, 0, flat[2:5])}) == {}
+    assert flat[:6].tolist() == [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]
+
+
+def test_warnings_of_others_still_count(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.warns(UserWarning, match="of another kind"):
+        warnings.warn("of another kind", UserWarning, stacklevel=1)
+
+
+def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> None:
+    architecture = Architecture(
+        name="small", d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=12, vocab_size=11
+    )  # fmt: skip
+    model = build(architecture, dtype=torch.float32)
+    initialise(model, seed=1)
+    pieces = {
+        f"{kind}.{name}": Piece(parameter.numel(), 0, parameter.detach().flatten() + shift)
+        for kind, shift in (("model", 0.0), ("exp_avg", 1.0))
+        for name, parameter in model.named_parameters()
+    }
+    with Checkpointer(tmp_path, keep=1) as writer:
+        writer.save(1, pieces)
+    found = build(architecture, dtype=torch.float32).to_empty(device="cpu")
+    weights = whole(tmp_path / "step-00000001")
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            parameter.copy_(weights.pop(name).view_as(parameter))
+    assert not weights
+    save_hf(found, tmp_path / "hf", seq_len=16)
+    again = dict(load_hf(tmp_path / "hf").named_parameters())
+    assert all(torch.equal(again[name], parameter) for name, parameter in model.named_parameters())
+    with pytest.raises(InputError, match=r"no tensor of .* begins with 'master\.'; found exp_avg"):
+        whole(tmp_path / "step-00000001", "master.")
+
+
+def test_what_fails_while_reading_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 1)
+
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(planners.PieceLoader, "lookup_tensor", failing)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        load(path, state())
