@@ -1,0 +1,135 @@
+"""Functions that keep for their backward pass what the derivation says it reads (`model/functions.py`), where PyTorch's own
+operations keep more: each of them keeps its operands, those of a gated activation, of a norm on a CPU and of the loss between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100  # a target that is not one: PyTorch's own default for its losses
+Gated = Callable[[Tensor, Tensor], Tensor]
+# The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and the float32
+# copy of a part is 1/16 byte for each logit, ...
+MOST_PARTS = 64
+# ... and of at least so many logits, 256 KiB in float32: the second-level cache of a core has four times as much or more.
+LEAST_LOGITS = 2**16
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """The format of statistics: float32, or float64 where the model is in it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def applied(function: type[Function], *operands: Any) -> Tensor:
+    """The result of one of these on its operands."""
+    out: Tensor = function.apply(*operands)  # type: ignore[no-untyped-call]
+    return out
+
+
+class GatedActivation(Function):
+    """A function of gate and up; keeps these two."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Gated, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(gate, up)
+        return function(gate, up)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, Tensor]:
+        with torch.enable_grad():
+            gate, up = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+            dgate, dup = torch.autograd.grad(ctx.function(gate, up), (gate, up), dy)
+        return None, dgate, dup
+
+
+class SwiGLU(Function):
+    """silu(gate) · up; keeps these two."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        dgate = torch.ops.aten.silu_backward(dy * up, gate)
+        return dgate, F.silu(gate).mul_(dy)
+
+
+class RMSNorm(Function):
+    """x / sqrt(mean of x² + epsilon) · weight over the last dims of x [..., *weight.shape]; keeps x and a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        width, fine = weight.numel(), at_least_fp32(x.dtype)
+        rows = x.reshape(-1, width)
+        squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=fine).square_()
+        scale = squares.div_(width).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (rows * scale).mul_(weight.flatten()).to(x.dtype).view(x.shape)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        width, fine = weight.numel(), scale.dtype
+        rows, given, factors = x.reshape(-1, width).to(fine), dy.reshape(-1, width).to(fine), weight.flatten().to(fine)
+        products = given * rows
+        dweight = (scale.t() @ products).to(weight.dtype).view(weight.shape)
+        shared = (products @ factors)[:, None] * scale.square().div_(width)
+        dx = torch.mul(given, factors, out=products).addcmul_(rows, shared, value=-1.0).mul_(scale)
+        return dx.to(x.dtype).view(x.shape), dweight, None
+
+
+class HeadLoss(Function):
+    """Cross-entropy added up over targets [N], of logits x [N, D] by weight [V, D].
+
+    The logits are there once: in the forward pass their gradient is written over them, so that one value in the format of x
+    is kept for each. Targets of `IGNORED` do not count; `limit` caps the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, limit: float | None) -> Tensor:
+        logits = F.linear(x, weight)
+        rows = max(-(-len(logits) // MOST_PARTS), LEAST_LOGITS // logits.shape[-1], 1)
+        loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
+        for part, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
+            loss += _loss_of(part, wanted, limit, replace=any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, weight)
+        ctx.gradient = logits
+        return loss
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        gradient: Tensor = ctx.gradient
+        dx = (gradient @ weight).mul_(dloss) if ctx.needs_input_grad[0] else None
+        dweight = gradient.t() @ (x * dloss.to(x.dtype)) if ctx.needs_input_grad[1] else None
+        return dx, dweight, None, None
+
+
+def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, *, replace: bool) -> Tensor:
+    """The loss of some rows; with `replace` their logits become their gradient."""
+    counted = (targets != IGNORED)[:, None]
+    places = torch.where(counted, targets[:, None], 0)
+    values = logits.to(at_least_fp32(logits.dtype))
+    if limit is not None:
+        values = torch.tanh(values / limit).mul_(limit)
+    slope = None if limit is None else 1.0 - (values / limit).square_()
+    lse = values.logsumexp(dim=-1, keepdim=True)
+    loss = torch.where(counted, lse - values.gather(-1, places), 0.0).sum()
+    if replace:
+        shares = values.sub_(lse).exp_().scatter_add_(-1, places, values.new_full(places.shape, -1.0)).mul_(counted)
+        logits.copy_(shares if slope is None else shares.mul_(slope))
+    return loss
