@@ -49,7 +49,7 @@ class _Storage:
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
-class MemoryTracker(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all storages while it is entered; one step is to run within.
 
     Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its
@@ -57,7 +57,7 @@ class MemoryTracker(TorchDispatchMode):
     """
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self._alive: dict[int, _Storage] = {}
         self._changes: list[tuple[_Storage, int]] = []  # every storage as it comes, is resized and goes, with the bytes

@@ -15,7 +15,7 @@ from shardwise.model.numerics import DEFAULT, Numerics, Rotary
 from shardwise.train.model.block import Block, NormedUnit
 from shardwise.train.model.experts import Routing, auxiliary_loss
 from shardwise.train.model.functions import cap
-from shardwise.train.model.gradients import IGNORED, HeadLoss, applied, at_least_fp32
+from shardwise.train.model.gradients import HeadLoss, applied, at_least_fp32
 from shardwise.train.model.places import Rotation, mask_of, positions_of, rotation
 
 LACKING: dict[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out

@@ -42,7 +42,7 @@ class GatedActivation(Function):
         return function(gate, up)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, Tensor]:
         with torch.enable_grad():
             gate, up = (x.detach().requires_grad_() for x in ctx.saved_tensors)
@@ -59,10 +59,10 @@ class SwiGLU(Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        dgate = torch.ops.aten.silu_backward(dy * up, gate)
+        dgate: Tensor = torch.ops.aten.silu_backward(dy * up, gate)
         return dgate, F.silu(gate).mul_(dy)
 
 
@@ -76,10 +76,11 @@ class RMSNorm(Function):
         squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=fine).square_()
         scale = squares.div_(width).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (rows * scale).mul_(weight.flatten()).to(x.dtype).view(x.shape)
+        y: Tensor = (rows * scale).mul_(weight.flatten())
+        return y.to(x.dtype).view(x.shape)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         width, fine = weight.numel(), scale.dtype
@@ -103,14 +104,14 @@ class HeadLoss(Function):
         logits = F.linear(x, weight)
         rows = max(-(-len(logits) // MOST_PARTS), LEAST_LOGITS // logits.shape[-1], 1)
         loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
-        for part, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
+        for part, wanted in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
             loss += _loss_of(part, wanted, limit, replace=any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight)
         ctx.gradient = logits
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         gradient: Tensor = ctx.gradient
@@ -122,14 +123,11 @@ class HeadLoss(Function):
 def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, *, replace: bool) -> Tensor:
     """The loss of some rows; with `replace` their logits become their gradient."""
     counted = (targets != IGNORED)[:, None]
-    places = torch.where(counted, targets[:, None], 0)
-    values = logits.to(at_least_fp32(logits.dtype))
-    if limit is not None:
-        values = torch.tanh(values / limit).mul_(limit)
-    slope = None if limit is None else 1.0 - (values / limit).square_()
-    lse = values.logsumexp(dim=-1, keepdim=True)
-    loss = torch.where(counted, lse - values.gather(-1, places), 0.0).sum()
+    places, fine = torch.where(counted, targets[:, None], 0), at_least_fp32(logits.dtype)
+    values = logits if limit is None else torch.tanh(logits.to(fine) / limit)
+    logs = torch.log_softmax(values if limit is None else values * limit, dim=-1, dtype=fine)
+    loss = -torch.where(counted, logs.gather(-1, places), 0.0).sum()
     if replace:
-        shares = values.sub_(lse).exp_().scatter_add_(-1, places, values.new_full(places.shape, -1.0)).mul_(counted)
-        logits.copy_(shares if slope is None else shares.mul_(slope))
+        shares = logs.exp_().scatter_add_(-1, places, logs.new_full(places.shape, -1.0)).mul_(counted)
+        logits.copy_(shares if limit is None else shares.mul_(1.0 - values.square()))
     return loss
