@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # a target that is not one: PyTorch's own default for its losses
 Gated = Callable[[Tensor, Tensor], Tensor]
-# The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and the float32
-# copy of a part is 1/16 byte for each logit, ...
-MOST_PARTS = 64
+# The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in
+# float32 is 1/16 byte for each logit, ...
+MOST_PARTS = 128
 # ... and of at least so many logits, 256 KiB in float32: the second-level cache of a core has four times as much or more.
 LEAST_LOGITS = 2**16
 
@@ -92,6 +92,40 @@ class RMSNorm(Function):
         return dx.to(x.dtype).view(x.shape), dweight, None
 
 
+class Dispatch(Function):
+    """Each of N tokens y [N, D] as often as it is sent, k times: rows [N·k, D] in an `order` of (token, choice) pairs.
+
+    `places` is the inverse of `order`, so that a token's gradients are added up in one order on any device.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, order: Tensor, places: Tensor, chosen: int) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.chosen = chosen
+        return y.index_select(0, order // chosen)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        return torch.unflatten(drows[places], 0, (-1, ctx.chosen)).sum(dim=1), None, None, None
+
+
+class Reorder(Function):
+    """Rows in another order; `back` is the inverse of it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows[order]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return drows[back], None, None
+
+
 class HeadLoss(Function):
     """Cross-entropy added up over targets [N], of logits x [N, D] by weight [V, D].
 
@@ -106,15 +140,13 @@ class HeadLoss(Function):
         loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
         for part, wanted in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
             loss += _loss_of(part, wanted, limit, replace=any(ctx.needs_input_grad))
-        ctx.save_for_backward(x, weight)
-        ctx.gradient = logits
+        ctx.save_for_backward(x, weight, logits)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        gradient: Tensor = ctx.gradient
+        x, weight, gradient = ctx.saved_tensors
         dx = (gradient @ weight).mul_(dloss) if ctx.needs_input_grad[0] else None
         dweight = gradient.t() @ (x * dloss.to(x.dtype)) if ctx.needs_input_grad[1] else None
         return dx, dweight, None, None
