@@ -17,8 +17,8 @@ Gated = Callable[[Tensor, Tensor], Tensor]
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in
 # float32 is 1/16 byte for each logit, ...
 MOST_PARTS = 128
-# ... and of at least so many logits, 256 KiB in float32: the second-level cache of a core has four times as much or more.
-LEAST_LOGITS = 2**16
+# ... and of at least so many logits: 128 KiB in float32 stay in the second-level cache of a core.
+LEAST_LOGITS = 2**15
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -147,8 +147,9 @@ class HeadLoss(Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight, gradient = ctx.saved_tensors
-        dx = (gradient @ weight).mul_(dloss) if ctx.needs_input_grad[0] else None
+        # the weight's first: the scaled copy of x is gone when the gradient of x comes
         dweight = gradient.t() @ (x * dloss.to(x.dtype)) if ctx.needs_input_grad[1] else None
+        dx = (gradient @ weight).mul_(dloss) if ctx.needs_input_grad[0] else None
         return dx, dweight, None, None
 
 
