@@ -44,9 +44,7 @@ def planned(name: str, policy: str, precision: str) -> Mapping[str, float]:
     cluster = load_cluster("cpu:1")
     peak = cluster.chip.peak_flops_per_s["fp32"]
     cluster = replace(cluster, chip=replace(cluster.chip, peak_flops_per_s={"fp32": peak, "bf16": peak}))
-    job = Job(
-        global_batch_tokens=num_positions * num_seqs, seq_len=num_positions, precision=precision, loss="in_place"
-    )
+    job = Job(global_batch_tokens=num_positions * num_seqs, seq_len=num_positions, precision=precision, loss="in_place")
     layout = Layout(micro_batch_seqs=num_seqs, recompute=policy)
     return plan_layout(architecture, cluster, job, layout).estimate.memory
 
