@@ -16,7 +16,6 @@ from shardwise.train.model.latent import latent_heads
 from shardwise.train.model.places import Rotation, rotate
 from shardwise.train.model.weights import UnitModule
 
-
 Result = tuple[Tensor, Routing | None]
 
 
