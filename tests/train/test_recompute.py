@@ -96,10 +96,11 @@ def test_products_and_attention_are_run_again_as_derived(structure: str, policy:
         assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
 
 
+@pytest.mark.parametrize("bias", [(), ("router", "experts")])
 @pytest.mark.parametrize(("policy", "products"), [("selective", 0), ("full", 5 + 2 * 5)])
-def test_the_products_of_experts_are_kept(policy: str, products: int) -> None:
+def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tuple[str, ...]) -> None:
     """Run again by `full`: queries, keys, values, attention's output, the router, and up and gate of five experts."""
-    model, found = build(Architecture(**{**SMALL, **EXPERTS}), dtype=torch.float64), Operations()
+    model, found = build(Architecture(**{**SMALL, **EXPERTS}, bias=bias), dtype=torch.float64), Operations()
     initialise(model, 0)
     recompute(model, policy, clock=found.clock)
     gradients(model)

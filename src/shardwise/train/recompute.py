@@ -36,6 +36,7 @@ ATTENTION = frozenset(
     }
 )  # fmt: skip
 SENT = aten.index_select  # in a block only tokens on their way to their experts are chosen so
+PASSED = ("handover", "add_vector")  # what is kept behind one of these is kept in front of it, where it is as large
 
 
 def recompute(model: Decoder, policy: str, num_layers: int | None = None, clock: Clock = nullcontext) -> None:
@@ -63,8 +64,9 @@ class Kept:
     @classmethod
     def of(cls, unit: Unit) -> Kept:
         program, saved = unit.forward.program, set(unit.saved)
-        # results that are handed over are kept before, where it is the same bytes
-        saved |= {o.inputs[0] for o in program.operations if saved & set(o.outputs) and _hands_over(o)}
+        for operation in reversed(program.operations):
+            if saved & set(operation.outputs) and getattr(operation, "function", "") in PASSED:
+                saved.add(operation.inputs[0])
         products = [o for o in program.operations if o.kind == "contract" and saved & set(o.outputs)]
         read = {attribute(name) for product in products for name in product.inputs if name in program.weights}
         scans = [o for o in program.operations if o.kind == "scan"]
@@ -72,10 +74,6 @@ class Kept:
 
     def __bool__(self) -> bool:
         return bool(self.weights) or self.attention or self.sent
-
-
-def _hands_over(operation: object) -> bool:
-    return getattr(operation, "function", "") == "handover"
 
 
 @dataclass(frozen=True, slots=True)

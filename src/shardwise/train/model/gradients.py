@@ -140,7 +140,7 @@ class HeadLoss(Function):
         loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
         for part, wanted in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
             loss += _loss_of(part, wanted, limit, replace=any(ctx.needs_input_grad))
-        ctx.save_for_backward(x, weight, logits)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, logits)
         return loss
 
     @staticmethod
