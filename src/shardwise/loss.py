@@ -6,10 +6,18 @@ from typing import NamedTuple
 
 
 class Loss(NamedTuple):
-    """A kind of cross-entropy: bytes of each logit while its gradient is made."""
+    """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
+
+    `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32.
+    """
 
     bytes_per_logit: float
     source: str
+    in_one_format: bool = False
+
+    def bytes_at(self, width: float) -> float:
+        """The same for logits of `width` bytes."""
+        return self.bytes_per_logit * (width / 2.0 if self.in_one_format else 1.0)
 
 
 LOSSES: dict[str, Loss] = {
@@ -32,6 +40,12 @@ LOSSES: dict[str, Loss] = {
         4.0,
         "bf16 logits (2) and their bf16 gradient (2), with fp32 in registers only: flash-attn's losses/cross_entropy.py; so XLA "
         "fuses the loss, by the peaks that its compilers give (tests/crosscheck/golden)",
+    ),
+    "in_place": Loss(
+        2.0,
+        "the gradient written over the logits as soon as there is a loss, with fp32 for a part of the tokens at a time: "
+        "train/model/gradients.py (HeadLoss), which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
+        in_one_format=True,
     ),
     "chunked": Loss(
         1.0,

@@ -34,7 +34,7 @@ def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
         ({"precision": "fp7"}, f"job: precision is 'fp7'; one of {', '.join(PRECISIONS)} is required"),
         (
             {"loss": "lost"},
-            "job: loss is 'lost'; one of unfused, unfused_parallel, fused, streamed, chunked is required",
+            "job: loss is 'lost'; one of unfused, unfused_parallel, fused, streamed, in_place, chunked is required",
         ),
         ({"overlap": "none"}, "job: overlap is 'none'; one of per_axis, sum, max is required"),
     ],

@@ -59,7 +59,7 @@ class UnitPricer:
         self.rates = rates
         self.precision = precision
         self.formats = Formats(precision)
-        self.bytes_per_logit = LOSSES[loss].bytes_per_logit
+        self.bytes_per_logit = LOSSES[loss].bytes_at(bytes_per_element(precision.activations))
 
     def at(self, rates: Rates) -> UnitPricer:
         """The same at other rates."""

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.model.numerics import Numerics
-from shardwise.train.model.functions import at_least_fp32, cap
+from shardwise.train.model.functions import cap
+from shardwise.train.model.gradients import at_least_fp32
 
 
 def attend(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,13 @@ from shardwise.train.model.functions import activate, collect, layer_norm, proje
 from shardwise.train.model.latent import latent_heads
 from shardwise.train.model.places import Rotation, rotate
 from shardwise.train.model.weights import UnitModule
+
+Result = tuple[Tensor, Routing | None]
+
+
+def at_once(steps: Callable[..., Result], *operands: Tensor | Rotation | None) -> Result:
+    """Run a block's steps as they are."""
+    return steps(*operands)
 
 
 class NormedUnit(UnitModule):
@@ -34,7 +43,10 @@ class NormedUnit(UnitModule):
 
 
 class Block(NormedUnit):
-    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts."""
+    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts.
+
+    `around` runs its steps: `at_once`, or so that what they make is made again for the backward pass (`train/recompute.py`).
+    """
 
     def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
         dense = layer < architecture.num_dense_layers
@@ -42,8 +54,12 @@ class Block(NormedUnit):
         super().__init__("dense_block" if dense else "block", shape, numerics)
         if shape.num_experts:
             self.register_buffer("balance_bias", torch.zeros(shape.num_experts, dtype=torch.float32))
+        self.around: Callable[..., Result] = at_once
 
-    def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> tuple[Tensor, Routing | None]:
+    def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
+        return self.around(self.steps, x, angles, mask)
+
+    def steps(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
         y = self.before(x, "attention_norm")
         attended = self.after(self.attention(y, angles, mask), "attention_post_norm")
         if self.architecture.parallel:

@@ -14,10 +14,10 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import DEFAULT, Numerics, Rotary
 from shardwise.train.model.block import Block, NormedUnit
 from shardwise.train.model.experts import Routing, auxiliary_loss
-from shardwise.train.model.functions import at_least_fp32, cap
+from shardwise.train.model.functions import cap
+from shardwise.train.model.gradients import HeadLoss, applied, at_least_fp32
 from shardwise.train.model.places import Rotation, mask_of, positions_of, rotation
 
-IGNORED = -100  # a target that is not one: PyTorch's own default for its losses
 LACKING: dict[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out
     "multi-token prediction (--set model.num_predict_layers=0 trains without)": lambda architecture: (
         architecture.num_predict_layers
@@ -62,13 +62,16 @@ class Head(NormedUnit):
 
     def logits(self, x: Tensor, lent: Tensor | None) -> Tensor:
         """[B, T, V], in float32 at least."""
-        logits = F.linear(self.norm(x, "final_norm"), self.own("head") if lent is None else lent)
+        logits = F.linear(self.norm(x, "final_norm"), self.weight(lent))
         return cap(logits.to(at_least_fp32(logits.dtype)), self.numerics.logit_cap)
 
     def forward(self, x: Tensor, targets: Tensor, num_targets: int | Tensor, lent: Tensor | None) -> Tensor:
         """Cross-entropy added up over the targets and divided by those of the whole step."""
-        logits = self.logits(x, lent).flatten(0, 1)
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum") / num_targets
+        y, limit = self.norm(x, "final_norm").flatten(0, 1), self.numerics.logit_cap
+        return applied(HeadLoss, y, self.weight(lent), targets.flatten(), limit) / num_targets
+
+    def weight(self, lent: Tensor | None) -> Tensor:
+        return self.own("head") if lent is None else lent
 
 
 class Decoder(nn.Module):

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.train.model.functions import activate, at_least_fp32
+from shardwise.train.model.functions import activate
+from shardwise.train.model.gradients import Dispatch, Reorder, applied, at_least_fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ class Experts:
         """y [N, D] through each token's experts, weighted by its gates."""
         chosen = routing.choices.shape[-1]
         order = routing.choices.flatten().argsort(stable=True)
-        sent = y[:, None].expand(-1, chosen, -1).flatten(0, 1)[order]
+        places = order.argsort()
+        sent = applied(Dispatch, y, order, places, chosen)
         back = (self.grouped if self.can_group(sent) else self.in_turn)(sent, routing.counts)
-        rows = torch.unflatten(back[order.argsort()], 0, (-1, chosen))
+        rows = torch.unflatten(applied(Reorder, back, places, order), 0, (-1, chosen))
         return (routing.gates[..., None] * rows).sum(dim=1).to(y.dtype)
 
     def can_group(self, x: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+from shardwise.train.model.gradients import GatedActivation, RMSNorm, SwiGLU, applied
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -21,7 +22,6 @@ def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 GATED_ACTIVATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "swiglu": lambda gate, up: F.silu(gate) * up,
     "geglu": lambda gate, up: _gelu(gate) * up,
     "clamped_swiglu": _clamped_swiglu,
 }
@@ -30,12 +30,17 @@ PLAIN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "r
 
 def activate(kind: str, gate: Tensor | None, up: Tensor) -> Tensor:
     """The MLP's activation of what came up, and of its gate where the kind has one."""
-    return PLAIN_ACTIVATIONS[kind](up) if gate is None else GATED_ACTIVATIONS[kind](gate, up)
+    if gate is None:
+        return PLAIN_ACTIVATIONS[kind](up)
+    return (
+        applied(SwiGLU, gate, up) if kind == "swiglu" else applied(GatedActivation, GATED_ACTIVATIONS[kind], gate, up)
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, offset: float) -> Tensor:
-    """RMSNorm over the dims that `weight` has, the last ones of `x`."""
-    return F.rms_norm(x, weight.shape, weight + offset if offset else weight, epsilon)
+    """RMSNorm over the dims that `weight` has, the last ones of `x`. PyTorch has one kernel for it on a GPU alone."""
+    scale = weight + offset if offset else weight
+    return F.rms_norm(x, weight.shape, scale, epsilon) if x.is_cuda else applied(RMSNorm, x, scale, epsilon)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, offset: float) -> Tensor:
@@ -46,11 +51,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, o
 def cap(x: Tensor, limit: float | None) -> Tensor:
     """c·tanh(x/c), or x where there is no cap."""
     return x if limit is None else limit * torch.tanh(x / limit)
-
-
-def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The format of statistics: float32, or float64 where the model is in it."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

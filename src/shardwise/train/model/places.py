@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwise.model.numerics import Rotary
-from shardwise.train.model.functions import at_least_fp32
+from shardwise.train.model.gradients import at_least_fp32
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, H/2] or [B, T, H/2]
 

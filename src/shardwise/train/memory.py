@@ -1,0 +1,156 @@
+"""Bytes that a step holds, by what they are for: measured, to lie beside a plan's memory by term.
+
+Every operation is seen as it is dispatched, in the forward and in the backward pass, and every storage that it makes is
+followed until it is freed. So what counts is what tensors hold, on any device and however many views share a storage. What an
+allocator rounds up or keeps, and what a kernel takes for itself while it runs, is not seen; `process_memory` has it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# The terms of a plan's memory that storages have here; `inputs` are tensors that were there before and that nobody named.
+PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED = "parameters", "gradients", "optimizer", "gathered"
+ACTIVATIONS, LOGITS, WORKSPACE, INPUTS = "activations", "logits", "workspace", "inputs"
+TERMS = (PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one step on one device.
+
+    `at_peak` adds up to `peak_bytes`, by term: what was saved for the backward pass, and is there at the peak, is among its
+    activations, what else is there without a name is workspace. `largest` has the most that each term ever had; of activations
+    it is what was alive between a forward pass and its backward pass.
+    """
+
+    peak_bytes: int
+    at_peak: Mapping[str, int]
+    largest: Mapping[str, int]
+
+
+class _Storage:
+    """One storage while it lives: `term` is what it is for, None as long as nobody knows."""
+
+    __slots__ = ("num_bytes", "reference", "term")
+
+    def __init__(self, num_bytes: int, term: str | None) -> None:
+        self.num_bytes, self.term = num_bytes, term
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows all storages while it is entered; one step is to run within.
+
+    Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its
+    backward pass. A tensor whose last dim is `vocab_size` and that nobody names is of the logits.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.vocab_size = vocab_size
+        self._alive: dict[int, _Storage] = {}
+        self._changes: list[tuple[_Storage, int]] = []  # every storage as it comes, is resized and goes, with the bytes
+        self._forwards: list[int] = []  # how many changes there were when each forward pass ended
+
+    def name(self, term: str, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are for."""
+        for tensor in tensors:
+            found = self._seen(tensor, term)
+            if found is not None:
+                found.term = term
+
+    def forward_ended(self) -> None:
+        """All that is alive and has no name was saved for the backward pass."""
+        for storage in list(self._alive.values()):
+            storage.term = storage.term or ACTIVATIONS
+        self._forwards.append(len(self._changes))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            self._seen(tensor, INPUTS)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            self._seen(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
+        return out
+
+    def _seen(self, tensor: Tensor, term: str | None) -> _Storage | None:
+        """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
+        if tensor.is_meta:
+            return None
+        storage = tensor.untyped_storage()
+        key, num_bytes = id(storage), storage.nbytes()
+        found = self._alive.get(key)
+        if found is None:
+            found = self._alive[key] = _Storage(0, term)
+            found.reference = weakref.ref(storage, partial(_gone, weakref.ref(self), key))
+        if num_bytes != found.num_bytes:
+            self._changes.append((found, num_bytes - found.num_bytes))
+            found.num_bytes = num_bytes
+        return found
+
+    def _freed(self, key: int) -> None:
+        storage = self._alive.pop(key)
+        self._changes.append((storage, -storage.num_bytes))
+
+    def memory(self) -> Memory:
+        """What the step held, by the names that storages have by now."""
+        now, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
+        total, peak, at_peak = 0, 0, dict(now)
+        ends = set(self._forwards)
+        for place, (storage, change) in enumerate(self._changes, start=1):
+            term = storage.term or WORKSPACE
+            now[term] += change
+            total += change
+            if total > peak:
+                peak, at_peak = total, dict(now)
+            if term != ACTIVATIONS or place in ends:
+                largest[term] = max(largest[term], now[term])
+            if place in ends:
+                largest[ACTIVATIONS] = max(largest[ACTIVATIONS], now[ACTIVATIONS])
+        return Memory(peak_bytes=peak, at_peak=at_peak, largest=largest)
+
+
+def _gone(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+    found = tracker()
+    if found is not None:
+        found._freed(key)
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    """The tensors of an operation's arguments or results."""
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for one in found:
+            yield from _tensors(one)
+    elif isinstance(found, dict):
+        yield from _tensors(tuple(found.values()))
+
+
+class ProcessMemory(NamedTuple):
+    """What the operating system and the device's allocator say, in bytes. Each is the most since the process began, or since
+    `torch.cuda.reset_peak_memory_stats`; `allocated_bytes` is None on a device that has no allocator of its own."""
+
+    resident_bytes: int
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+def process_memory(device: torch.device) -> ProcessMemory:
+    """The peaks so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes on Linux, bytes on macOS
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if device.type != "cuda":
+        return ProcessMemory(resident, None, None)
+    return ProcessMemory(resident, torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))

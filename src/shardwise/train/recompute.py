@@ -1,0 +1,155 @@
+"""Recompute policies on the trained model: what a block does not keep for its backward pass is made again in front of it.
+
+Which results are kept is read off the derivation (`Unit.saved`): the products with certain weights, attention, and the rows that
+experts were sent. A product is known by the weight that it reads, wherever that lies in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from shardwise.layout.derivation import Unit, derived_unit
+from shardwise.layout.shardings import Family
+from shardwise.model.block import RECEIVED
+from shardwise.train.model.block import Block
+from shardwise.train.model.decoder import Decoder
+from shardwise.train.model.weights import attribute
+
+Clock = Callable[[], AbstractContextManager[None]]
+
+aten = torch.ops.aten
+PRODUCTS = frozenset({aten.mm, aten.addmm, aten.mv, aten.addmv, aten._grouped_mm})
+# Attention that no kernel has (caps, sinks) is made of other operations and always made again.
+ATTENTION = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention,
+    }
+)  # fmt: skip
+SENT = aten.index_select  # in a block only tokens on their way to their experts are chosen so
+PASSED = ("handover", "add_vector")  # what is kept behind one of these is kept in front of it, where it is as large
+
+
+def recompute(model: Decoder, policy: str, num_layers: int | None = None, clock: Clock = nullcontext) -> None:
+    """Run the first `num_layers` blocks (None: all) under a policy of `model/recompute.py`.
+
+    `clock` is entered around each slice that is run again, on the thread of the backward pass.
+    """
+    if policy == "none":
+        return
+    family = Family(0, False, policy)
+    for block in islice(model.layers.values(), num_layers):
+        assert isinstance(block, Block)
+        (unit,) = {weight.unit for weight in block.weights.values()}
+        block.around = Again(block, Kept.of(derived_unit(model.architecture.structure, family, unit)), clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a block keeps beside its input: the products with some weights, by the names of their parameters."""
+
+    weights: frozenset[str]
+    attention: bool
+    sent: bool
+
+    @classmethod
+    def of(cls, unit: Unit) -> Kept:
+        program, saved = unit.forward.program, set(unit.saved)
+        for operation in reversed(program.operations):
+            if saved & set(operation.outputs) and getattr(operation, "function", "") in PASSED:
+                saved.add(operation.inputs[0])
+        products = [o for o in program.operations if o.kind == "contract" and saved & set(o.outputs)]
+        read = {attribute(name) for product in products for name in product.inputs if name in program.weights}
+        scans = [o for o in program.operations if o.kind == "scan"]
+        return cls(frozenset(read), any(saved & set(o.outputs) for o in scans), RECEIVED in saved)
+
+    def __bool__(self) -> bool:
+        return bool(self.weights) or self.attention or self.sent
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Runs the steps of a block so that they are run again for the backward pass, but for what is kept."""
+
+    block: Block
+    kept: Kept
+    clock: Clock
+
+    def __call__(self, steps: Callable[..., Any], *operands: Any) -> Any:
+        # nothing in a block is random
+        return checkpoint(
+            steps, *operands, use_reentrant=False, preserve_rng_state=False, context_fn=self.contexts
+        )  # fmt: skip
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Those of the forward pass and of the slice that is run again."""
+        if not self.kept:
+            return nullcontext(), self.clock()
+        forward, again = create_selective_checkpoint_contexts(self.keeps())  # type: ignore[no-untyped-call]
+        return forward, _both(self.clock(), again)
+
+    def keeps(self) -> Callable[..., bool]:
+        """Whether the result of an operation is kept; weights are where they are in this pass."""
+        held = [getattr(self.block, name) for name in self.kept.weights]
+        ranges = [(weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in held]
+
+        def reads_one(operands: tuple[Any, ...]) -> bool:
+            places = [one.data_ptr() for one in operands if isinstance(one, Tensor)]
+            return any(low <= place < high for place in places for low, high in ranges)
+
+        def keeps(_: Any, operation: Any, *operands: Any, **__: Any) -> bool:
+            packet = operation.overloadpacket
+            if packet in PRODUCTS:
+                return reads_one(operands)
+            return (self.kept.attention and packet in ATTENTION) or (self.kept.sent and packet is SENT)
+
+        return keeps
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+class Stopwatch:
+    """A clock that adds up the seconds of what was run again, on a GPU those that the device took."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self.device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            try:
+                yield
+            finally:
+                end.record()
+                self._events.append((begin, end))
+            return
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - begun
+
+    def seconds(self) -> float:
+        """Seconds since the last call; on a GPU it waits for them to be over."""
+        for _, end in self._events:
+            end.synchronize()
+        found = self._seconds + sum(float(begin.elapsed_time(end)) for begin, end in self._events) / 1e3
+        self._seconds, self._events = 0.0, []
+        return found

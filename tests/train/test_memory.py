@@ -1,0 +1,147 @@
+"""A step of the trained model holds what a plan says, by term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.plan import plan_layout
+from shardwise.train import memory
+from shardwise.train.memory import Memory, MemoryTracker, process_memory
+from shardwise.train.model import build, initialise
+from shardwise.train.recompute import recompute
+
+TOLERANCE = 0.05
+SMALL: dict[str, Any] = {
+    "name": "small", "num_layers": 4, "d_model": 256, "d_ff": 688, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32,
+    "vocab_size": 4096,
+}  # fmt: skip
+SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {  # with positions and sequences of a micro-batch
+    "small": ({}, 256, 4),
+    "deep": ({"num_layers": 8, "d_model": 128, "d_ff": 344, "num_heads": 4, "vocab_size": 2048}, 512, 1),
+    "wide": ({"d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192}, 128, 4),
+    "experts": ({"num_experts": 4, "experts_per_token": 2}, 256, 2),
+}
+POLICIES = ("none", "selective", "full")
+
+
+def shape(name: str) -> tuple[Architecture, int, int]:
+    changed, num_positions, num_seqs = SHAPES[name]
+    return Architecture(**{**SMALL, **changed}), num_positions, num_seqs
+
+
+def planned(name: str, policy: str, precision: str) -> Mapping[str, float]:
+    """Memory by term of a plan for one device."""
+    architecture, num_positions, num_seqs = shape(name)
+    cluster = load_cluster("cpu:1")
+    peak = cluster.chip.peak_flops_per_s["fp32"]
+    cluster = replace(cluster, chip=replace(cluster.chip, peak_flops_per_s={"fp32": peak, "bf16": peak}))
+    job = Job(global_batch_tokens=num_positions * num_seqs, seq_len=num_positions, precision=precision, loss="in_place")
+    layout = Layout(micro_batch_seqs=num_seqs, recompute=policy)
+    return plan_layout(architecture, cluster, job, layout).estimate.memory
+
+
+def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Memory:
+    """A step's, with gradients and optimizer state that are there before; with `updated` it ends in an update."""
+    architecture, num_positions, num_seqs = shape(name)
+    model = build(architecture, dtype=dtype)
+    initialise(model, 0)
+    recompute(model, policy)
+    ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if updated:
+        optimizer.step()
+    with MemoryTracker(architecture.vocab_size) as tracker:
+        tracker.name(memory.PARAMETERS, model.parameters())
+        tracker.name(memory.GRADIENTS, (p.grad for p in model.parameters() if p.grad is not None))
+        tracker.name(memory.OPTIMIZER, (moment for state in optimizer.state.values() for moment in state.values()))
+        loss = model(ids, ids, ids.numel()).loss
+        tracker.forward_ended()
+        loss.backward()
+        if updated:
+            optimizer.step()
+    return tracker.memory()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
+    plan, found = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
+    for term in ("parameters", "gradients", "optimizer", "activations"):
+        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+    if plan["logits"]:  # the peak is at the loss
+        assert found.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
+    assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=TOLERANCE)
+    assert found.peak_bytes == sum(found.at_peak.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_in_bf16_a_step_holds_what_is_planned(policy: str) -> None:
+    plan, found = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)
+    for term in ("parameters", "gradients", "activations"):
+        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+    if plan["logits"]:
+        assert found.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
+
+
+def test_storages_count_once_and_while_they_live() -> None:
+    with MemoryTracker(vocab_size=7) as tracker:
+        flat = torch.zeros(100)
+        views = [flat[:40].view(4, 10), flat[40:]]
+        tracker.name(memory.GRADIENTS, views)
+        passing = torch.ones(50)
+        logits = torch.ones(3, 7)
+        del passing, flat
+        tracker.forward_ended()
+        del logits, views
+        half = torch.zeros(10, dtype=torch.bfloat16)
+        tracker.forward_ended()
+        assert half.nbytes == 20
+    found = tracker.memory()
+    assert found.peak_bytes == 400 + 200 + 84
+    assert found.at_peak == {**dict.fromkeys(memory.TERMS, 0), "gradients": 400, "workspace": 200, "logits": 84}
+    assert found.largest["activations"] == 20
+
+
+def test_storages_that_shrink_hold_less() -> None:
+    with MemoryTracker(vocab_size=7) as tracker:
+        flat = torch.zeros(100)
+        tracker.name(memory.GATHERED, [flat])
+        flat.untyped_storage().resize_(0)
+        tracker.name(memory.GATHERED, [flat])
+        other = torch.zeros(60)
+        flat.untyped_storage().resize_(400)
+        flat.zero_()
+        assert other.nbytes == 240
+    found = tracker.memory()
+    assert (found.peak_bytes, found.largest["gathered"]) == (640, 400)
+
+
+def test_what_was_there_before_is_named_or_an_input() -> None:
+    weight, ids = torch.ones(5, 5), torch.zeros(3, dtype=torch.long)
+    with MemoryTracker(vocab_size=7) as tracker:
+        tracker.name(memory.PARAMETERS, [weight])
+        kept = weight[ids]
+        tracker.forward_ended()
+        assert kept.shape == (3, 5)
+    found = tracker.memory().largest
+    assert (found["parameters"], found["inputs"], found["activations"]) == (100, 24, 60)
+
+
+def test_the_process_holds_at_least_what_it_touches() -> None:
+    device = torch.device("cpu")
+    before = process_memory(device)
+    held = torch.ones(before.resident_bytes // 4 + 2**20)
+    after = process_memory(device)
+    assert after.resident_bytes >= held.nbytes
+    assert after.allocated_bytes is after.reserved_bytes is None
