@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,16 @@ from shardwise.layout.realisation import Realisation
 from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
+from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from shardwise.train.model import build, parameter_weights
 from shardwise.train.model.initialise import initial_value
 from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.parallel.flat import FlatGroup
+from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.parallel.gradients import GradientReducer
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.recipe import Recipe
+from shardwise.train.recompute import recompute
 from shardwise.train.routing import Balancer
 from shardwise.train.world import World
 
@@ -65,6 +66,14 @@ class Engine:
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe)
         self.balancer = Balancer(self.model, self.exchange, self.batch_axes, recipe)
+        self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
+        self._run_blocks_as_planned()
+
+    def _run_blocks_as_planned(self) -> None:
+        layout = self.realisation.layout
+        recompute(self.model, layout.recompute, layout.recompute_layers, lambda: self.clock("recompute"))
+        for block in self.model.layers.values() if self.recipe.compile else ():
+            block.compile()
 
     def _make_buffers(self) -> None:
         for module in self.model.modules():
@@ -134,6 +143,7 @@ class Engine:
             output = self.model(batch.ids_BT, batch.targets_BT, num_targets, batch.documents_BT)
             penalty = self.balancer.penalty(output, num_micro_batches)
             total = output.loss if penalty is None else output.loss + penalty
+        self.forward_ended()
         with self.clock("backward"):
             total.backward()
             self.reducer.end_micro_batch()
@@ -148,6 +158,20 @@ class Engine:
         self.gatherer.end()
         return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
 
-    def state_tensors(self) -> Iterable[Tensor]:
-        """All flat arrays that rest on this process."""
-        return chain.from_iterable((group.weights, group.shard, group.state) for group in self.groups)
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
+        for group in self.groups:
+            yield GATHERED if group.splits_weights else PARAMETERS, group.weights
+            yield PARAMETERS, group.shard
+            if group.has_master:
+                yield MASTER, group.state
+        for gradients in self.reducer.groups:
+            yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, gradients.low) if one is not None)
+        yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.pieces())
+
+    def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
+        """What a checkpoint keeps of every parameter: this process's part of its weight and of its moments."""
+        for group in self.groups:
+            for one in group.intervals():
+                yield "model", one, group.state[one.start : one.start + one.size]
+        yield from self.updater.pieces()

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # The terms of a plan's memory that storages have here; `inputs` are tensors that were there before and that nobody named.
-PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED = "parameters", "gradients", "optimizer", "gathered"
+PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
 ACTIVATIONS, LOGITS, WORKSPACE, INPUTS = "activations", "logits", "workspace", "inputs"
-TERMS = (PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
+TERMS = (PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

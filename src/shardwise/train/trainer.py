@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Realisation, Statistics
+from shardwise.layout.realisation import Issued, Realisation, Statistics
 from shardwise.measurement.record import StepRecord
 from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.planning.plan import Plan
 from shardwise.precision import precision_named
+from shardwise.train.capture import Capture
+from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.data.batches import Batch, Batches
 from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.memory import Memory, MemoryTracker
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
@@ -32,6 +36,13 @@ def realisation_of(plan: Plan, recipe: Recipe) -> Realisation:
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=STATISTICS[recipe.balance] if has_experts else "never",
     )  # fmt: skip
+
+
+class Inspection(NamedTuple):
+    """What was seen of a step on this process: bytes by term, and how often each collective was issued."""
+
+    memory: Memory
+    collectives: Counter[Issued]
 
 
 class Trainer:
@@ -67,6 +78,37 @@ class Trainer:
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
         )  # fmt: skip
+
+    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+        """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
+        engine, tracker = self.engine, MemoryTracker(self.plan.model.vocab_size)
+        capture = Capture(self.world)
+        held = list(engine.held())
+        for term, tensor in held:
+            tracker.name(term, [tensor])
+        engine.forward_ended = tracker.forward_ended
+        try:
+            with tracker, capture:
+                record = self.train_step()
+        finally:
+            engine.forward_ended = lambda: None
+        return record, Inspection(tracker.memory(), capture.found)
+
+    def state(self) -> dict[str, Piece | Json]:
+        """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
+        found: dict[str, Piece | Json] = {
+            f"{kind}.{one.member.parameter.name}": Piece(one.member.size, one.offset, values.detach())
+            for kind, one, values in self.engine.pieces()
+        }
+        for name, buffer in self.engine.model.named_buffers():
+            found[f"buffer.{name}"] = Piece(buffer.numel(), 0, buffer.view(-1))
+        return {**found, "step": self.step}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a state whose pieces have been filled, and these plain values."""
+        self.step = int(values["step"])
+        self.engine.updater.set_steps(self.step)
+        self.engine.publish()
 
     def validation_loss(self, batches: Batches) -> float:
         """Nats per target over all of a split's batches: those of one epoch, each sequence once."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -100,17 +101,12 @@ class Updater:
         for slot in slots:
             slot.weight.grad = None
 
-    def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The moments by name and by parameter, this process's part of each."""
-        return {
-            moment: {
-                slot.interval.member.parameter.name: optimizer.state[slot.weight][moment]
-                for slots, optimizer in zip(self.slots, self.optimizers, strict=True)
-                if optimizer is not None
-                for slot in slots
-            }
-            for moment in MOMENTS
-        }
+    def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
+        """The moments by name, this process's part of each parameter's."""
+        for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
+            if optimizer is not None:
+                for slot, moment in product(slots, MOMENTS):
+                    yield moment, slot.interval, optimizer.state[slot.weight][moment]
 
     def set_steps(self, steps: int) -> None:
         """How many steps the moments have seen."""
