@@ -1,0 +1,44 @@
+"""What is measured of one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwise.errors import require
+from shardwise.terms import TIME_TERMS
+
+# The terms of an estimate, and what a step spends that no estimate has: waiting for its data, and the rest.
+MEASURED_TERMS = (*TIME_TERMS, "data", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step, counted from 1: `step` is the number of steps done with it.
+
+    `loss` is the mean over the `num_targets` of the global batch, in nats; `grad_norm` that of all gradients together, before it
+    is clipped. `num_tokens` are those of the global batch. `seconds` by name of `MEASURED_TERMS`, of `step_time_s` wall-clock
+    seconds. `auxiliary_loss` and `expert_imbalance` (rows of the fullest expert over the mean) are of a model with experts.
+    Raises `InputError` for another term and for a time that no step takes.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_tokens: int
+    num_targets: int
+    step_time_s: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    auxiliary_loss: float | None = None
+    expert_imbalance: float | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.seconds if name not in MEASURED_TERMS]
+        problems = [f"seconds of {name!r}; one of {', '.join(MEASURED_TERMS)}" for name in unknown]
+        if self.step < 1:
+            problems.append(f"step {self.step}; at least 1")
+        if not 0 < self.step_time_s < math.inf:
+            problems.append(f"step_time_s {self.step_time_s}; a time above 0")
+        require([f"step record: found {problem} is required" for problem in problems])
