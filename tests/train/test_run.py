@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from shardwise.errors import InputError
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.log import read_log
 from shardwise.planning.codec import dump_plan
-from shardwise.train import rank, run
 from shardwise.train.rank import main
 
 
@@ -27,9 +27,8 @@ def inputs(tmp_path: Path) -> list[str]:
     return [*write_inputs(tmp_path), "--learning-rate", "5", "--schedule", "constant"]
 
 
-def train(flags: Sequence[str], **replaced: Any) -> int:
-    made = stand_in.parts()
-    return main(flags, made)
+def train(flags: Sequence[str]) -> int:
+    return main(flags, stand_in.parts())
 
 
 def log_of(flags: Sequence[str]) -> Any:
@@ -152,9 +151,7 @@ def test_a_run_in_the_folder_is_kept_unless_asked_otherwise(
     assert [path.stem for path in (Path(inputs[4]) / "checkpoints").iterdir()] == ["3"]
 
 
-def test_another_run_is_not_gone_on_with(
-    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train([*inputs, "--steps", "4"])
     (tmp_path / "other").mkdir()
     write_inputs(tmp_path / "other", seed=1)
@@ -198,7 +195,8 @@ def test_wrong_flags_are_refused_before_anything_is_written(
 
 def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> None:
     flags = ["--steps", "6", "--clip", "none", "--reduce", "after", "--seed", "5", "--schedule", "wsd", "--decay", "2",
-             "--set", "recipe.beta2=0.99", "--set", "recipe.batch_ramp=0:2,3:4", "--set", "recipe.respect_documents=true"]  # fmt: skip
+             "--set", "recipe.beta2=0.99", "--set", "recipe.batch_ramp=0:2,3:4",
+             "--set", "recipe.respect_documents=true"]  # fmt: skip
     assert train([*inputs, *flags]) == 0
     recipe = RunFolder(Path(inputs[4])).read().recipe
     assert (recipe["clip_norm"], recipe["reduction"], recipe["seed"], recipe["beta2"]) == (None, "after", 5, 0.99)
@@ -206,9 +204,7 @@ def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> 
     assert any(record.num_targets < record.num_tokens for record in log_of(inputs).steps)
 
 
-def test_places_that_cannot_be_written(
-    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_places_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
@@ -218,9 +214,7 @@ def test_places_that_cannot_be_written(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
-def test_without_held_out_text_there_is_no_validation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_held_out_text_there_is_no_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = write_inputs(tmp_path, held_out=False)
     assert train([*flags, "--steps", "2", "--validate-every", "1"]) == 2
     assert "no document is held out" in capsys.readouterr().err
@@ -231,7 +225,10 @@ def test_without_held_out_text_there_is_no_validation(
 def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = write_inputs(tmp_path, small_plan(2))
     assert train([*flags, "--steps", "2"]) == 2
-    assert "found 1 processes; the plan (dp=2 micro_batch_seqs=1 recompute=none) is of 2 devices" in capsys.readouterr().err
+    assert (
+        "found 1 processes; the plan (dp=2 micro_batch_seqs=1 recompute=none) is of 2 devices"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_format_that_does_not_run_is_refused(
@@ -240,7 +237,7 @@ def test_a_format_that_does_not_run_is_refused(
     def refuse(precision: Any) -> None:
         raise InputError(f"precision {precision.name}: does not run")
 
-    made = stand_in.parts()
-    monkeypatch.setattr(stand_in, "parts", lambda: type(made)(**{**{n: getattr(made, n) for n in made.__slots__}, "require_format": refuse}))
+    made = replace(stand_in.parts(), require_format=refuse)
+    monkeypatch.setattr(stand_in, "parts", lambda: made)
     assert train([*inputs, "--steps", "2"]) == 2
     assert "error: precision fp32: does not run" in capsys.readouterr().err

@@ -70,8 +70,9 @@ class Watch:
                 "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(),
             }
         )  # fmt: skip
+        ranks = counted(plan.layout.num_devices, "rank")
         self.say(
-            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, on {plan.layout.num_devices} of {device}: "
+            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
             f"{plan.layout}\n{formula}\n"
             + (f"after {counted(first_step, 'step')}: " if first_step else "")
             + f"{counted(self.steps - first_step, 'step')} to {settings.out.log}"
