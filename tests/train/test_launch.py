@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from train.stand_in import small_plan, write_inputs
+from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.measurement.log import read_log
 from shardwise.train.launch import set_threads
+from shardwise.train.rank import main
 
 TESTS = Path(__file__).parents[1]
 LAUNCH = """
@@ -29,7 +30,8 @@ def started(flags: Sequence[str], ranks: int = 2, **environment: str) -> subproc
     path = os.pathsep.join([str(TESTS), *sys.path])
     return subprocess.Popen(
         [sys.executable, "-c", LAUNCH, str(ranks), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
     )  # fmt: skip
 
 
@@ -50,11 +52,11 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in err
     (tmp_path / "one").mkdir()
     one = [*write_inputs(tmp_path / "one"), *inputs[5:]]
-    assert launched(one, 1)[0] == 0
+    assert main(one, parts()) == 0
     losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     # a run goes on with another number of ranks
-    assert launched([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], 1)[0] == 0
+    assert main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
     log = read_log(Path(inputs[4]) / "log.jsonl")
     assert [header["num_devices"] for header in log.headers] == [2, 1]
     assert [record.step for record in log.steps] == list(range(1, 9))
@@ -72,6 +74,9 @@ def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
     assert code == 2
     assert err.count("error:") == 1
     assert re.fullmatch(r"error: world size: found 3 processes; the plan .* is of 2 devices: .*\n", err)
+    code, _, err = launched([*inputs, "--seed", "x"])
+    assert (code, err.count("error:"), err.count("\n")) == (2, 1, 1)
+    assert err.startswith("error: --seed: found 'x'")
 
 
 @pytest.mark.parametrize(

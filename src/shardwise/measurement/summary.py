@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.measurement.log import Log
 from shardwise.measurement.throughput import Throughput
-from shardwise.units import counted, format_seconds
+from shardwise.units import counted, format_percent, format_seconds
 
 SCHEMA = "shardwise.run_summary/1"
 
@@ -54,7 +54,11 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"  held out   {_nats(summary['held_out_loss'])}; how often each token comes alone gives "
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
-    used = f", MFU {summary['mfu']:.1%}, HFU {summary['hfu']:.1%}" if summary["mfu"] is not None else ""
+    used = (
+        f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
+        if summary["mfu"] is not None
+        else ""
+    )
     lines.append(
         f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
     )

@@ -22,7 +22,8 @@ SAID = (2, 3, *(exit_code(one) for one in SIGNALS))
 
 def set_threads(processes: int) -> None:
     """Give each of the processes of this host its share of the cores, unless OMP_NUM_THREADS is set; before PyTorch is loaded."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // processes, 1)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
 
 
 def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:

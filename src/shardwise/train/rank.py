@@ -11,6 +11,7 @@ from shardwise.errors import ShardwiseError
 from shardwise.parser import Parser
 from shardwise.train.flags import DESCRIPTION, add_train_arguments, settings_of
 from shardwise.train.launch import set_threads
+from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def main(argv: Sequence[str] | None = None, parts: Parts | None = None) -> int:
         from shardwise.train.parts import own_parts
         from shardwise.train.run import run
 
-        return run(settings_of(arguments), parts or own_parts()).code
+        with first_of_host_speaks():
+            settings = settings_of(arguments)
+        return run(settings, parts or own_parts()).code
     except ShardwiseError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.errors import InputError, ShardwiseError
+from shardwise.errors import InputError
 from shardwise.measurement.folder import write_json
 from shardwise.measurement.log import cut_log, read_log
 from shardwise.measurement.summary import summarised
@@ -21,8 +21,9 @@ from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
 from shardwise.train.memory import device_bytes, used
 from shardwise.train.parts import Checkpoints, Parts, Trainer, World
+from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import StopRequest, exit_code
-from shardwise.train.together import agreed, end_quietly, largest
+from shardwise.train.together import agreed, largest
 from shardwise.train.watch import Watch, throughput_of
 
 
@@ -56,16 +57,12 @@ def run(settings: Settings, parts: Parts) -> Ended:
 
 
 def _joined(settings: Settings, parts: Parts) -> tuple[Plan, World]:
-    """What has to hold before the ranks can meet; what is wrong, all of them find, and the first of a host says it."""
-    try:
+    """What has to hold before the ranks can meet."""
+    with first_of_host_speaks():
         plan = load_plan(settings.plan)
         require_runnable(plan)
         require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
         return plan, parts.join(plan, settings.device)
-    except ShardwiseError as error:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            end_quietly(error.exit_code)
-        raise
 
 
 def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World) -> Data:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from shardwise.errors import ShardwiseError
 from shardwise.train.parts import World
+from shardwise.train.speak import end_quietly
 
 Value = TypeVar("Value")
-# A rank that ends has the launcher end all others at once: those that do not speak wait for the one that does.
-SPEAK_S = 2.0
 
 
 def agreed(world: World, check: Callable[[], Value]) -> Value:
@@ -35,12 +33,6 @@ def agreed(world: World, check: Callable[[], Value]) -> Value:
     if problem is not None and failing == world.rank:
         raise problem
     end_quietly(codes[failing])
-
-
-def end_quietly(code: int) -> NoReturn:
-    """End with a code, as another rank says why."""
-    time.sleep(SPEAK_S)
-    raise SystemExit(code)
 
 
 def _all(world: World, code: int) -> list[int]:

@@ -18,7 +18,7 @@ from shardwise.measurement.throughput import Throughput
 from shardwise.model.counts import model_flops_per_token, num_params
 from shardwise.planning.plan import Plan, versions
 from shardwise.train.flags import Settings
-from shardwise.units import counted, format_count, format_seconds
+from shardwise.units import counted, format_count, format_percent, format_seconds
 
 SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
 RECENT = 20  # steps that the time left is reckoned from
@@ -117,7 +117,7 @@ class Watch:
         left_s = (self.steps - record.step) * sum(self._recent) / len(self._recent)
         return (
             f"step {record.step}/{self.steps}  loss {record.loss:.4f}  {self.throughput.tokens_per_s(record):,.0f} tokens/s  "
-            f"MFU {'n/a' if mfu is None else f'{mfu:.1%}'}  {format_seconds(left_s)} left"
+            f"MFU {'n/a' if mfu is None else format_percent(mfu)}  {format_seconds(left_s)} left"
         )
 
     def __enter__(self) -> Watch:
