@@ -104,8 +104,8 @@ class Bigram:
         )  # fmt: skip
 
     def validation_loss(self, held_out: Batches) -> float:
-        tokens = held_out.shards.tokens(0, held_out.num_sequences * SEQ_LEN + 1)[None]
-        return float(summed_loss(self.logits, tokens[:, :-1], tokens[:, 1:])) / (tokens.size - 1)
+        batch = held_out.batch(0)
+        return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
 
     def state(self) -> dict[str, Any]:
         return {"logits": self.logits, "step": self.step}

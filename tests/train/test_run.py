@@ -18,8 +18,10 @@ from train.stand_in import Bigram, small_plan, write_inputs
 from shardwise.errors import InputError
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.log import read_log
-from shardwise.planning.codec import dump_plan
-from shardwise.train.rank import main
+from shardwise.planning.codec import dump_plan, load_plan
+from shardwise.train.admission import open_data
+from shardwise.train.flags import settings_of
+from shardwise.train.rank import build_parser, main
 
 
 @pytest.fixture
@@ -45,7 +47,8 @@ def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.Captur
     assert sorted(int(path.stem) for path in folder.checkpoints.iterdir()) == [4, 8, 12]
     summary = read_json(folder.summary)
     assert summary["first_loss"] == log.steps[0].loss
-    assert summary["held_out_loss"] == log.validation[12]
+    assert summary["held_out_loss"] == log.validation[12] < math.log(stand_in.VOCAB)
+    assert held_out_sequences(inputs) == sorted(held_out_sequences(inputs)) == list(range(100 // stand_in.SEQ_LEN))
     assert summary["num_tokens"] == 12 * 8 * stand_in.SEQ_LEN
     of = folder.read()
     assert (of.recipe["steps"], of.recipe["validate_every"]) == (12, 5)
@@ -76,6 +79,14 @@ def test_without_a_terminal_a_tenth_of_the_steps_is_shown(
     shown = [line.split()[1] for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
     assert shown[:-1] == [f"{step}/40" for step in (1, *range(4, 41, 4))]
     assert shown[-1] == "40:"  # the held-out loss
+
+
+def held_out_sequences(flags: Sequence[str]) -> list[int]:
+    """The sequences of a validation loss: all of the held-out text."""
+    settings = settings_of(build_parser().parse_args([*flags, "--steps", "1"]))
+    held_out = open_data(load_plan(flags[0]), settings).held_out
+    assert held_out is not None
+    return [int(number) for number in held_out.batch(0).sequences_B]
 
 
 def stopping(after: int, number: int) -> type[Bigram]:

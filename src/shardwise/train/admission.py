@@ -67,23 +67,24 @@ def require_world(plan: Plan, world_size: int) -> None:
 
 def open_data(plan: Plan, settings: Settings) -> Data:
     """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
-    recipe, batch = settings.recipe, plan.job.num_seqs
+    recipe, seq_len = settings.recipe, plan.job.seq_len
     shards = TokenShards(settings.data)
     shards.require_vocabulary(plan.model.vocab_size)
-    train = Batches(
-        shards, seq_len=plan.job.seq_len, batch=BatchRamp(recipe.batch_ramp) if recipe.batch_ramp else batch,
-        seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
-    )  # fmt: skip
+    batch = BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
+    train = Batches(shards, seq_len=seq_len, batch=batch, seed=recipe.seed, ignore_boundaries=recipe.respect_documents)
     try:
-        held_out = Batches(
-            TokenShards(settings.data, "held_out"), seq_len=plan.job.seq_len, batch=batch, seed=None,
-            ignore_boundaries=recipe.respect_documents,
-        )  # fmt: skip
+        return Data(train, _held_out(plan, settings))
     except InputError:
         if recipe.validate_every:
             raise
         return Data(train, None)
-    return Data(train, held_out)
+
+
+def _held_out(plan: Plan, settings: Settings) -> Batches:
+    """The held-out text as one step, of every sequence in the text's order."""
+    shards, seq_len = TokenShards(settings.data, "held_out"), plan.job.seq_len
+    every = max((shards.num_tokens - 1) // seq_len, 1)
+    return Batches(shards, seq_len=seq_len, batch=every, seed=None, ignore_boundaries=settings.recipe.respect_documents)
 
 
 def admit(plan: Plan, settings: Settings) -> Data:

@@ -41,7 +41,7 @@ class Trainer(Protocol):
         """Run the next step."""
 
     def validation_loss(self, held_out: Batches, /) -> float:
-        """Mean loss of every sequence of the held-out text, in nats per target."""
+        """Mean loss of the first step of `held_out`, which is every sequence of the held-out text, in nats per target."""
 
     def state(self) -> State:
         """All that a checkpoint keeps: this rank's pieces, and plain values."""
