@@ -126,6 +126,12 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
     assert losses["stopped"] == losses["whole"]
 
 
+def test_a_signal_in_the_last_step_stops_nothing(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "Bigram", stopping(5, signal.SIGTERM))
+    assert train([*inputs, "--steps", "5"]) == 0
+    assert read_json(Path(inputs[4]) / "summary.json")["held_out_loss"] is not None
+
+
 def test_steps_after_the_checkpoint_are_run_again_and_logged_once(inputs: list[str]) -> None:
     train([*inputs, "--steps", "10", "--checkpoint-every", "4"])
     whole = [record.loss for record in log_of(inputs).steps]
@@ -144,7 +150,9 @@ def test_a_run_can_be_made_longer_and_not_go_on_beyond_its_end(
     inputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train([*inputs, "--steps", "4"])
-    assert train([*inputs, "--resume"]) == 2
+    before = {path.name: path.read_bytes() for path in Path(inputs[4]).iterdir() if path.is_file()}
+    assert train([*inputs, "--resume", "--validate-every", "1"]) == 2
+    assert before == {path.name: path.read_bytes() for path in Path(inputs[4]).iterdir() if path.is_file()}
     assert "has done 4 of 4; a larger --steps is required" in capsys.readouterr().err
     assert train([*inputs, "--resume", "--steps", "6"]) == 0
     assert len(log_of(inputs).steps) == 6

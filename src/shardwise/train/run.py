@@ -44,7 +44,8 @@ def run(settings: Settings, parts: Parts) -> Ended:
     try:
         data = agreed(world, lambda: _admitted(plan, settings, parts, world))
         trainer = agreed(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
-        agreed(world, lambda: _open_folder(plan, settings, data, world))
+        if not settings.resume:
+            agreed(world, lambda: settings.out.create(run_of(plan, settings.recipe, data)) if world.rank == 0 else None)
         checkpoints = agreed(
             world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe.keep_checkpoints)
         )
@@ -77,16 +78,6 @@ def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World) -> Dat
     return data
 
 
-def _open_folder(plan: Plan, settings: Settings, data: Data, world: World) -> None:
-    """On the first rank: make the folder of the run, or say in it how it goes on."""
-    if world.rank == 0:
-        of = run_of(plan, settings.recipe, data)
-        if settings.resume:
-            settings.out.write(of)
-        else:
-            settings.out.create(of)
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run that may start."""
@@ -102,7 +93,6 @@ class Run:
         """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
         if self.settings.resume:
             self._resume()
-        agreed(self.world, self._require_steps)
         with StopRequest() as stop, self._watch() if self.world.rank == 0 else nullcontext() as watch:
             stopped = self._steps(watch, stop)
             agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
@@ -116,8 +106,16 @@ class Run:
         latest = agreed(self.world, self.checkpoints.latest)
         if latest is not None:
             self.trainer.restore(agreed(self.world, lambda: self.checkpoints.load(latest, self.trainer.state())))
-        if self.world.rank == 0 and self.settings.out.log.exists():
-            cut_log(self.settings.out.log, self.trainer.step)
+        agreed(self.world, self._require_steps)
+        agreed(self.world, self._write_how_it_goes_on)
+
+    def _write_how_it_goes_on(self) -> None:
+        """On the first rank: say in the folder what is run from now on, and take out of its log what will be run again."""
+        out = self.settings.out
+        if self.world.rank == 0:
+            out.write(run_of(self.plan, self.settings.recipe, self.data))
+            if out.log.exists():
+                cut_log(out.log, self.trainer.step)
 
     def _require_steps(self) -> None:
         if self.trainer.step >= self.settings.recipe.steps:
@@ -137,9 +135,9 @@ class Run:
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device))})
-            if stopped := largest(self.world, stop.signal):
-                return stopped
             if trainer.step < recipe.steps:
+                if stopped := largest(self.world, stop.signal):
+                    return stopped
                 self._between(watch)
         return 0
 
