@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,30 @@ def test_the_module_has_the_verbs_flags_and_does_the_same(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["steps"] == 3
     assert module_main(flags) == 2
     assert "holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_under_torchrun_the_first_rank_prints_the_summary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, as_json: bool
+) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+    }
+    for name, value in {**environment, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    flags = [*write_inputs(tmp_path), "--steps", "2"]
+    assert module_main([*flags, *(["--json"] if as_json else [])]) == 0
+    out = capsys.readouterr().out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert json.loads(out) == summary if as_json else out.startswith("2 steps, 256 tokens in ")
+    assert module_main(flags) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_the_module_is_found_and_says_what_is_wrong() -> None:
