@@ -58,7 +58,7 @@ class World:
     device: torch.device
 
 
-def join(plan: Plan, device: str) -> World:
+def join(plan: Plan, recipe: Recipe, device: str) -> World:
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("gloo")
     known = dist.is_initialized()

@@ -75,7 +75,7 @@ class Parts:
     other ranks, on the devices that are asked for, and `leave` parts with them."""
 
     require_format: Callable[[Precision], object]
-    join: Callable[[Plan, Device], World]
+    join: Callable[[Plan, Recipe, Device], World]
     leave: Callable[[], None]
     trainer: Callable[[Plan, Recipe, Batches, Any], Trainer]
     checkpoints: Callable[[Path, int], Checkpoints]
@@ -83,17 +83,15 @@ class Parts:
 
 def own_parts() -> Parts:
     """Those of Shardwise's engine."""
-    from shardwise.train.checkpoint import Checkpointer  # type: ignore[import-not-found]
+    from shardwise.train import trainer, world
+    from shardwise.train.checkpoint import Checkpointer
     from shardwise.train.formats import formats_of
-    from shardwise.train.trainer import Trainer as OwnTrainer  # type: ignore[import-not-found]
-    from shardwise.train.world import World as OwnWorld
-    from shardwise.train.world import start, stop
 
-    def join(plan: Plan, device: Device) -> World:
-        return OwnWorld.of(plan.layout, start(device_kind(device)))  # type: ignore[attr-defined, no-any-return]
+    def join(plan: Plan, recipe: Recipe, device: Device) -> World:
+        return world.World(trainer.realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
 
     return Parts(
-        require_format=formats_of, join=join, leave=stop, trainer=OwnTrainer,
+        require_format=formats_of, join=join, leave=world.stop, trainer=trainer.Trainer,
         checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
     )  # fmt: skip
 

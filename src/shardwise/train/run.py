@@ -63,7 +63,7 @@ def _joined(settings: Settings, parts: Parts) -> tuple[Plan, World]:
         plan = load_plan(settings.plan)
         require_runnable(plan)
         require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
-        return plan, parts.join(plan, settings.device)
+        return plan, parts.join(plan, settings.recipe, settings.device)
 
 
 def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World) -> Data:
