@@ -92,7 +92,7 @@ def test_a_plan_that_needs_more_memory_than_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = small_plan(batch_seqs=64, micro_batch_seqs=64)
-    monkeypatch.setattr("shardwise.train.memory.host_bytes", lambda: int(0.9 * plan.estimate.memory_bytes))
+    monkeypatch.setattr("shardwise.train.device_memory.host_bytes", lambda: int(0.9 * plan.estimate.memory_bytes))
     code, _, err = run(capsys, *write_inputs(tmp_path, plan), "--steps", "2")
     assert code == 3
     assert "error: the plan takes " in err

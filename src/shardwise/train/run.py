@@ -19,7 +19,7 @@ from shardwise.precision import precision_named
 from shardwise.train.admission import Data, admit, require_runnable, require_world, run_of
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
-from shardwise.train.memory import device_bytes, used
+from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.parts import Checkpoints, Parts, Trainer, World
 from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import StopRequest, exit_code
