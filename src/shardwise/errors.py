@@ -11,7 +11,8 @@ ShardwiseError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class ShardwiseError(Exception):
@@ -61,3 +62,17 @@ def require(violations: Sequence[str]) -> None:
     """Raise one `InputError` that carries all violations, if there are any."""
     if violations:
         raise InputError(*violations)
+
+
+def collect(*makers: Callable[[], Any]) -> list[Any]:
+    """Run all makers and raise all their problems at once."""
+    made: list[Any] = []
+    problems: list[str] = []
+    for make in makers:
+        try:
+            made.append(make())
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return made

@@ -142,6 +142,11 @@ def format_bytes(value: float) -> str:
     return format_quantity(value, "B")
 
 
+def format_percent(part: float) -> str:
+    """A part of a whole, however small: 0.42 gives "42%", 0.000123 gives "0.0123%"."""
+    return f"{100 * part:.3g}%"
+
+
 def format_usd(value: float) -> str:
     """Dollars: 5.1e6 gives "$5.1M", 930 gives "$930"."""
     return f"${format_count(value)}" if value >= 1e3 else f"${value:.3g}"

@@ -28,7 +28,9 @@ def test_importing_the_package_loads_no_numpy() -> None:
     assert not loaded_modules("import shardwise") & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"], ["tokenize", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"], ["tokenize", "--help"], ["train", "--help"]]
+)
 def test_help_loads_no_numpy(arguments: list[str]) -> None:
     assert not loaded_modules(run_verb(*arguments)) & HEAVY
 

@@ -13,6 +13,7 @@ from shardwise.errors import InputError
 from shardwise.units import (
     format_bytes,
     format_energy,
+    format_percent,
     format_quantity,
     format_seconds,
     format_usd,
@@ -180,3 +181,7 @@ def test_what_are_no_dollars_is_refused(text: str) -> None:
 def test_dollars_and_energy_are_shown() -> None:
     assert [format_usd(value) for value in (930.0, 5.11e6, 1.2e9)] == ["$930", "$5.11M", "$1.2B"]
     assert format_energy(2789.0) == "2.79 GWh"
+
+
+def test_a_small_part_of_a_whole_is_not_none_of_it() -> None:
+    assert [format_percent(part) for part in (0.42, 1.234, 0.000123, 0.0)] == ["42%", "123%", "0.0123%", "0%"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from shardwise.cli import (
     bench,
@@ -21,9 +20,11 @@ from shardwise.cli import (
     roofline,
     show,
     tokenize,
+    train,
     validate,
 )
 from shardwise.errors import ShardwiseError
+from shardwise.parser import Parser
 
 VERBS = (
     plan,
@@ -40,24 +41,10 @@ VERBS = (
     bench,
     calibrate,
     tokenize,
+    train,
 )
 
-
-class Parser(argparse.ArgumentParser):
-    """A parser to which an empty text is no value: it is not taken for an argument that was left out."""
-
-    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
-        """As argparse has it; what takes a value takes one that is not empty, but for a layout: it has every default."""
-        if settings.get("action", "store") in ("store", "append"):
-            settings.setdefault("type", not_empty)
-        return super().add_argument(*names, **settings)
-
-
-def not_empty(text: str) -> str:
-    """The text. Raises `ArgumentTypeError`, to which argparse adds the argument's name, for one of blanks alone."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"found {text!r}; a value is required")
-    return text
+STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,13 +60,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits or a limit is missed."""
+    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits or a limit is missed, 130 stopped by Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     try:
         print(arguments.run(arguments))
     except ShardwiseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
     except BrokenPipeError:
         sys.stderr.close()
     return 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import InputError
-from shardwise.units import parse_count, parse_quantity, unit_of
+from shardwise.changes import convert, parse_changes, replaced
+from shardwise.errors import InputError, collect
+from shardwise.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
@@ -155,20 +156,6 @@ def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
     return replace(changed, price_date=date, sources={**chip.sources, **own})
 
 
-def collect(*makers: Callable[[], Any]) -> list[Any]:
-    """Run all makers and raise all their problems at once."""
-    made: list[Any] = []
-    problems: list[str] = []
-    for make in makers:
-        try:
-            made.append(make())
-        except InputError as error:
-            problems += error.problems
-    if problems:
-        raise InputError(*problems)
-    return made
-
-
 def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     from shardwise.job import Job
 
@@ -186,53 +173,6 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
     job: Job = replaced(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
     return job
-
-
-def parse_changes(
-    settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip", "run")
-) -> dict[str, dict[str, str]]:
-    """The values that `--set` gives, as text, by what they are of. Raises `InputError` for what is no setting."""
-    changes: dict[str, dict[str, str]] = {room: {} for room in rooms}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        room, dot, name = key.strip().partition(".")
-        if not (equals and dot and room in changes and name):
-            forms = [f"{one}.NAME=VALUE" for one in rooms]
-            listed = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
-            raise InputError(f"--set: found {setting!r}; {listed} is required")
-        changes[room][name] = value.strip()
-    return changes
-
-
-def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
-    """The value with some of its fields replaced by what their texts say, all at once: they may need each other."""
-    given = {}
-    for name, text in changes.items():
-        known = {f.name: str(f.type) for f in fields(value)}
-        if name not in known:
-            raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
-        like = getattr(value, name)
-        if like is None and known[name].startswith("str"):
-            like = ""
-        given[name] = convert(text, like, f"--set {what}.{name}")
-    return replace(value, **given) if given else value
-
-
-def convert(text: str, like: Any, what: str) -> Any:
-    """The value that a text stands for where `like` shows the kind of value."""
-    if isinstance(like, bool):
-        if text.lower() not in ("true", "false"):
-            raise InputError(f"{what}: found {text!r}; true or false is required")
-        return text.lower() == "true"
-    if isinstance(like, int):
-        return parse_count(text, what=what) if text != "0" else 0
-    if isinstance(like, float) or like is None:
-        return parse_quantity(text, what=what, unit=unit_of(what))
-    if isinstance(like, str):
-        return text
-    if isinstance(like, tuple) and all(isinstance(part, str) for part in like):
-        return tuple(word.strip() for word in text.split(",") if word.strip())
-    raise InputError(f"{what}: this value has parts and cannot be set in one word")
 
 
 def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:

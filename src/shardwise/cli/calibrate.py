@@ -67,11 +67,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the file is written first."""
-    from shardwise.cli.arguments import collect
     from shardwise.cli.calibrate_report import calibrate_payload, calibrate_text
     from shardwise.cluster.load import load_own
     from shardwise.cluster.stacks import stack_named
-    from shardwise.errors import InputError
+    from shardwise.errors import InputError, collect
     from shardwise.reconcile.calibrate.own import fit_own
     from shardwise.reconcile.published.rows import read_rows
 

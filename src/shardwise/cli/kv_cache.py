@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_set_argument, parse_changes, replaced
+from shardwise.changes import parse_changes, replaced
+from shardwise.cli.arguments import add_set_argument
 
 if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster

@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, collect, convert, policies, resolve_operations, resolve_several
-from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError
+from shardwise.changes import convert
+from shardwise.cli.arguments import add_job_arguments, policies, resolve_operations, resolve_several
+from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_set_argument, parse_changes, replaced, svg_name
+from shardwise.changes import parse_changes, replaced
+from shardwise.cli.arguments import add_set_argument, svg_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

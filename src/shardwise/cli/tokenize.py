@@ -58,7 +58,7 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the shards are written first."""
-    from shardwise.cli.arguments import collect
+    from shardwise.errors import collect
     from shardwise.train.data.corpus import DEFAULT_VOCAB, write_corpus
     from shardwise.units import parse_count, parse_quantity
 

@@ -1,0 +1,128 @@
+"""The log of a run: a JSON line for each step, with torchtitan's names where it has one.
+
+A line with a "schema" is a header, written at each start of the run; one with "validation_metrics/loss" is a validation; any
+other is a step. Every line is flushed as it is written; a torn last line, as a run that was killed leaves it, is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.measurement.record import MEASURED_TERMS, StepRecord
+from shardwise.measurement.throughput import Throughput
+
+SCHEMA = "shardwise.log/1"
+# Source of the names with a unit in brackets, a slash or a capital: torchtitan, torchtitan/components/metrics.py
+# (MetricsProcessor.log, log_validation; n_tokens_seen: torchtitan/trainer.py), where tps is that of one device.
+LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_metrics/loss", "time_metrics/end_to_end(s)"
+DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
+TERM = "seconds/"  # ours, before the name of a term
+OWN = ("learning_rate", "num_tokens", "num_targets")
+
+
+def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of a step. `more` is what neither the record nor its rates say, such as the memory of the device."""
+    tokens_per_s, data_s = throughput.tokens_per_s(record), record.seconds.get("data", 0.0)
+    line = {
+        "step": record.step, LOSS: record.loss, "grad_norm": record.grad_norm,
+        "throughput(tps)": tokens_per_s / throughput.num_devices, "tflops": throughput.flops_per_s(record) / 1e12,
+        "mfu(%)": _percent(throughput.mfu(record)), "hfu(%)": _percent(throughput.hfu(record)),
+        SECONDS: record.step_time_s, DATA_SECONDS: data_s, DATA_PART: 100.0 * data_s / record.step_time_s,
+        **{name: getattr(record, name) for name in OWN}, "tokens_per_s": tokens_per_s,
+        **{TERM + name: seconds for name, seconds in record.seconds.items()},
+    }  # fmt: skip
+    experts = {name: getattr(record, name) for name in ("auxiliary_loss", "expert_imbalance")}
+    line |= {name: value for name, value in experts.items() if value is not None}
+    return {name: _plain(value) for name, value in (line | dict(more)).items() if value is not None}
+
+
+def _percent(part: float | None) -> float | None:
+    return None if part is None else 100.0 * part
+
+
+def _plain(value: Any) -> Any:
+    """A number as JSON has it: text for those that are none, which `float` reads back."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse_step(line: Mapping[str, Any]) -> StepRecord:
+    """The record of a step's line."""
+    return StepRecord(
+        step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
+        seconds={name: line[TERM + name] for name in MEASURED_TERMS if TERM + name in line},
+        auxiliary_loss=line.get("auxiliary_loss"), expert_imbalance=line.get("expert_imbalance"),
+        **{name: line[name] for name in OWN},
+    )  # fmt: skip
+
+
+class LogWriter:
+    """Adds lines to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line, at once."""
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a log says: the header of each start, the steps, and the validation losses (nats) by step."""
+
+    headers: tuple[Mapping[str, Any], ...]
+    steps: tuple[StepRecord, ...]
+    validation: Mapping[int, float]
+
+
+def read_log(path: Path) -> Log:
+    """A log, read. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
+    headers, steps, validation = [], [], {}
+    for line in _lines(path):
+        if "schema" in line:
+            headers.append(line)
+        elif VALIDATION_LOSS in line:
+            validation[line["step"]] = float(line[VALIDATION_LOSS])
+        else:
+            steps.append(parse_step(line))
+    return Log(tuple(headers), tuple(steps), validation)
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Take the steps after `step` out of a log, which will be run again, and a last line that is torn."""
+    kept = [line for line in _lines(path) if line.get("step", 0) <= step]
+    whole = path.with_suffix(".new")
+    whole.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    os.replace(whole, path)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; the log of a run is required") from None
+    for number, text in enumerate(lines[:-1], start=1):  # what ends with no line break is torn
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or not ("schema" in line or "step" in line):
+                raise ValueError("no line of a log")
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}; a log that a run wrote is required") from None
+        yield line

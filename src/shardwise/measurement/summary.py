@@ -1,0 +1,69 @@
+"""What came out of a run, from its log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.measurement.log import Log
+from shardwise.measurement.throughput import Throughput
+from shardwise.units import counted, format_percent, format_seconds
+
+SCHEMA = "shardwise.run_summary/1"
+
+
+def summarised(
+    log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None
+) -> dict[str, Any]:
+    """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest."""
+    if not log.steps:
+        raise InputError(f"{log_path}: found no step; a run of at least one is required")
+    first, last = log.steps[0], log.steps[-1]
+    middle = sorted(log.steps, key=lambda record: record.step_time_s)[(len(log.steps) - 1) // 2]
+    return {
+        "schema": SCHEMA, "steps": last.step, "first_loss": _plain(first.loss), "last_loss": _plain(last.loss),
+        "held_out_loss": _plain(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
+        "step_time_s": median(record.step_time_s for record in log.steps),
+        "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
+        "num_tokens": sum(record.num_tokens for record in log.steps),
+        "seconds": sum(record.step_time_s for record in log.steps), "log": log_path,
+    }  # fmt: skip
+
+
+def _plain(loss: float | None) -> float | str | None:
+    return str(loss) if loss is not None and not math.isfinite(loss) else loss
+
+
+def shown(summary: Mapping[str, Any], *, as_json: bool) -> str:
+    """The summary as JSON, or for people."""
+    return json.dumps(summary, indent=2) if as_json else summary_text(summary)
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """The summary, for people."""
+    lines = [
+        f"{counted(summary['steps'], 'step')}, {summary['num_tokens']:,} tokens in {format_seconds(summary['seconds'])}",
+        f"  loss       {_nats(summary['first_loss'])} at first, {_nats(summary['last_loss'])} at last",
+    ]
+    if summary["held_out_loss"] is not None:
+        lines.append(
+            f"  held out   {_nats(summary['held_out_loss'])}; how often each token comes alone gives "
+            f"{_nats(summary['unigram_entropy_nats'])}"
+        )
+    used = (
+        f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
+        if summary["mfu"] is not None
+        else ""
+    )
+    lines.append(
+        f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
+    )
+    return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _nats(loss: float | str) -> str:
+    return f"{float(loss):.4f} nats per token"

@@ -1,0 +1,143 @@
+"""What is checked before a run starts: that this plan, these data and this machine go together. Nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from shardwise.errors import InputError, collect, require
+from shardwise.layout.layout import AXES
+from shardwise.measurement.folder import RunFolder, RunOf
+from shardwise.planning.codec import plan_payload
+from shardwise.planning.plan import Plan, versions
+from shardwise.train.data.batches import Batches
+from shardwise.train.data.order import BatchRamp
+from shardwise.train.data.shards import TokenShards
+from shardwise.train.flags import Settings
+from shardwise.train.recipe import Recipe
+
+RUNNABLE_AXES = ("dp", "fsdp")
+WITHOUT = {"async_tp": "false", "offload": "none"}  # the value that needs nothing of the engine; of a degree it is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The sequences of both splits; None where no document, or less than a sequence, is held out."""
+
+    train: Batches
+    held_out: Batches | None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.train.shards.index.fingerprint
+
+
+def require_runnable(plan: Plan) -> None:
+    """Raise `InputError` that names all of a plan that the engine does not have."""
+    layout = plan.layout
+    missing = [
+        f"{axis}={getattr(layout, axis)}" for axis in AXES if axis not in RUNNABLE_AXES and getattr(layout, axis) > 1
+    ]
+    missing += ["async_tp=true"] if layout.async_tp else []
+    missing += [f"offload={layout.offload}"] if layout.offload != "none" else []
+    if missing:
+        is_or_are = "is" if len(missing) == 1 else "are"
+        raise InputError(
+            f"plan: {', '.join(missing)} {is_or_are} planned, not yet runnable; plan again with "
+            f"{pins_text({name.partition('=')[0]: WITHOUT.get(name.partition('=')[0], 1) for name in missing})}"
+        )
+
+
+def pins_text(changes: Mapping[str, object]) -> str:
+    """Flags of `shardwise plan` for values of a layout."""
+    return " ".join(f"--pin {name}={'all' if value is None else value}" for name, value in changes.items())
+
+
+def require_world(plan: Plan, world_size: int) -> None:
+    """Raise `InputError` for another number of processes than the plan has devices."""
+    if world_size != plan.layout.num_devices:
+        raise InputError(
+            f"world size: found {world_size} processes; the plan ({plan.layout}) is of {plan.layout.num_devices} devices: start "
+            "one process for each, or plan for the devices that there are"
+        )
+
+
+def open_data(plan: Plan, settings: Settings) -> Data:
+    """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
+    recipe, seq_len = settings.recipe, plan.job.seq_len
+    shards = TokenShards(settings.data)
+    shards.require_vocabulary(plan.model.vocab_size)
+    batch = BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
+    train = Batches(shards, seq_len=seq_len, batch=batch, seed=recipe.seed, ignore_boundaries=recipe.respect_documents)
+    try:
+        return Data(train, _held_out(plan, settings))
+    except InputError:
+        if recipe.validate_every:
+            raise
+        return Data(train, None)
+
+
+def _held_out(plan: Plan, settings: Settings) -> Batches:
+    """The held-out text as one step, of every sequence in the text's order."""
+    shards, seq_len = TokenShards(settings.data, "held_out"), plan.job.seq_len
+    every = max((shards.num_tokens - 1) // seq_len, 1)
+    return Batches(shards, seq_len=seq_len, batch=every, seed=None, ignore_boundaries=settings.recipe.respect_documents)
+
+
+def admit(plan: Plan, settings: Settings) -> Data:
+    """All checks of what was given, at once. Raises `InputError`."""
+    _, data = collect(lambda: require_runnable(plan), lambda: open_data(plan, settings))
+    assert isinstance(data, Data)
+    require_tensorboard(settings)
+    if settings.resume:
+        require_same_run(settings.out, run_of(plan, settings.recipe, data))
+    return data
+
+
+def require_tensorboard(settings: Settings) -> None:
+    """Raise `InputError` where metrics for TensorBoard are asked for and it is not installed."""
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise InputError("--tensorboard: the tensorboard package is not installed; pip install tensorboard")
+
+
+def run_of(plan: Plan, recipe: Recipe, data: Data) -> RunOf:
+    """What the run's folder keeps of what is run."""
+    return RunOf(plan=plan_payload(plan), recipe=asdict(recipe), data_fingerprint=data.fingerprint, versions=versions())
+
+
+def require_same_run(out: RunFolder, of: RunOf) -> None:
+    """Raise `InputError` that names all in which a run that is to go on differs from what it was: model, data, order of samples.
+
+    Other degrees, micro-batches and schedules of the learning rate are fine.
+    """
+    before = out.read()
+    mine, found = _identity(of), _identity(before)
+    require(
+        [
+            f"--resume: found {what} {_short(mine[what])}; the run in {out.path} has {_short(found[what])}, which is required: "
+            f"give the same, or start another run with another --out"
+            for what in mine
+            if mine[what] != found[what]
+        ]
+    )
+
+
+def _identity(of: RunOf) -> dict[str, Any]:
+    model, job, recipe = (_plain(payload) for payload in (of.plan.get("model", {}), of.plan.get("job", {}), of.recipe))
+    own = {f"model.{name}": value for name, value in model.items() if name != "name"}
+    own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
+    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "batch_ramp", "respect_documents")}
+    return own | {"data of fingerprint": of.data_fingerprint}
+
+
+def _plain(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As JSON gives it back: lists for tuples."""
+    plain: Mapping[str, Any] = json.loads(json.dumps(payload))
+    return plain
+
+
+def _short(value: object) -> str:
+    return value[:12] if isinstance(value, str) else str(value)

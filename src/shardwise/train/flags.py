@@ -1,0 +1,161 @@
+"""The flags of a run, shared by `shardwise train` and `python -m shardwise.train`, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwise.changes import parse_changes, replaced
+from shardwise.errors import InputError, collect
+from shardwise.measurement.folder import RunFolder
+from shardwise.train.recipe import REDUCTIONS, SCHEDULES, Recipe
+from shardwise.units import parse_count, parse_quantity
+
+Device = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
+DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
+
+With --resume what is left out is as the run has it."""
+EPILOG = """examples:
+  shardwise train plan.json --data data --steps 200 --out runs/a
+  shardwise train plan.json --data data --out runs/a --resume
+  torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+    -m shardwise.train plan.json --data data --steps 200 --out runs/a"""
+
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "--data": {"required": True, "metavar": "DIR", "help": "token shards that `shardwise tokenize` wrote"},
+    "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
+    "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
+    "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
+    "--force": {"action": "store_true", "help": "replace the run that is in --out"},
+    "--learning-rate": {"metavar": "X", "help": "the highest one (default: 3e-4)"},
+    "--schedule": {"choices": SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
+    "--warmup": {"metavar": "N", "help": "steps in which the learning rate rises (default: none)"},
+    "--decay": {"metavar": "N", "help": "of wsd, the last steps, in which it falls (default: none)"},
+    "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
+    "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
+    "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
+    "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
+    "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
+    "--tensorboard": {"action": "store_true", "help": "write the metrics for TensorBoard too, which must be installed"},
+    "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
+    "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
+    "--set": {
+        "action": "append", "default": [], "metavar": "KEY=VALUE",
+        "help": "another value of the recipe, such as recipe.beta2=0.99 or recipe.batch_ramp=0:64,1000:128; may be repeated",
+    },
+    "--json": {"action": "store_true", "help": "print the run's summary as JSON"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A run as it was asked for."""
+
+    plan: Path
+    data: Path
+    out: RunFolder
+    recipe: Recipe
+    resume: bool = False
+    force: bool = False
+    tensorboard: bool = False
+    device: Device = "auto"
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with this run."""
+        words = ["shardwise", "train", self.plan, "--data", self.data, "--out", self.out.path, "--resume"]
+        return shlex.join(map(str, words))
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the plan and the flags."""
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    for flag, settings in FLAGS.items():
+        parser.add_argument(flag, **settings)
+
+
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """The command line that says the same."""
+    words = []
+    for flag, settings in FLAGS.items():
+        value = getattr(arguments, flag[2:].replace("-", "_"))
+        if settings.get("action") == "store_true":
+            words += [flag] if value else []
+        else:
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            words += [f"{flag}={one}" for one in values]
+    return [*words, "--", arguments.plan]
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """What the flags stand for. Raises `InputError` with all that is wrong with them."""
+    out = RunFolder(Path(arguments.out))
+    if arguments.resume and arguments.force:
+        raise InputError("--force: found with --resume; one goes on with a run, the other replaces it: leave one out")
+    if arguments.resume:
+        out.require_run()
+    return Settings(
+        plan=Path(arguments.plan), data=Path(arguments.data), out=out, recipe=_recipe(arguments, out),
+        resume=arguments.resume, force=arguments.force, tensorboard=arguments.tensorboard, device=arguments.device,
+    )  # fmt: skip
+
+
+def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
+    given, changes = collect(
+        lambda: _given(arguments), lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"]
+    )
+    given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
+    if arguments.resume:
+        changed: Recipe = replaced(_recorded(out), changes, "recipe")
+        return replace(changed, **given)
+    if "steps" not in given:
+        raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
+    recipe: Recipe = replaced(Recipe(**given), changes, "recipe")
+    return recipe
+
+
+def _recorded(out: RunFolder) -> Recipe:
+    from shardwise.planning.codec import parse
+
+    return parse(Recipe, out.read().recipe, str(out.recipe))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the recipe that flags of their own give."""
+    parsers = {
+        "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
+        "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
+        "schedule": (arguments.schedule, str),
+        "warmup_steps": (arguments.warmup, lambda text: _whole(text, "--warmup")),
+        "decay_steps": (arguments.decay, lambda text: _whole(text, "--decay")),
+        "seed": (arguments.seed, lambda text: _whole(text, "--seed")),
+        "clip_norm": (
+            arguments.clip,
+            lambda text: None if text.strip() == "none" else parse_quantity(text, what="--clip", unit=""),
+        ),
+        "reduction": (arguments.reduce, str),
+        "validate_every": (arguments.validate_every, lambda text: _whole(text, "--validate-every")),
+        "checkpoint_every": (arguments.checkpoint_every, lambda text: _whole(text, "--checkpoint-every")),
+        "compile": (arguments.compile or None, bool),
+    }
+    given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
+    made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
+    return dict(zip(given, made, strict=True))
+
+
+def _whole(text: str, what: str) -> int:
+    return 0 if text.strip() == "0" else parse_count(text, what=what)
+
+
+def _ramp(text: str) -> tuple[tuple[int, int], ...]:
+    """Steps and the sequences of the batch from each on: "0:64,1000:128"."""
+    what = "--set recipe.batch_ramp"
+    pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]
+    if not all(colon for _, colon, _ in pairs):
+        raise InputError(f"{what}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
+    return tuple((_whole(step, what), parse_count(sequences, what=what)) for step, _, sequences in pairs)

@@ -1,0 +1,109 @@
+"""What a run is made of, as the loop sees it: the ranks' world, the trainer, and where its checkpoints are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from shardwise.errors import InputError
+from shardwise.measurement.record import StepRecord
+from shardwise.planning.plan import Plan
+from shardwise.precision import Precision
+from shardwise.train.data.batches import Batches
+from shardwise.train.flags import Device
+from shardwise.train.recipe import Recipe
+
+State = Mapping[str, Any]
+
+
+class World(Protocol):
+    """The ranks of a run: this one's number, how many there are, and this one's device."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+class Trainer(Protocol):
+    """What runs the steps of a plan on a rank. `step` is the number of steps done."""
+
+    @property
+    def step(self) -> int: ...
+    def train_step(self) -> StepRecord:
+        """Run the next step."""
+
+    def validation_loss(self, held_out: Batches, /) -> float:
+        """Mean loss of the first step of `held_out`, which is every sequence of the held-out text, in nats per target."""
+
+    def state(self) -> State:
+        """All that a checkpoint keeps: this rank's pieces, and plain values."""
+
+    def restore(self, values: State, /) -> None:
+        """Go on where the plain values of a checkpoint say; the pieces are loaded already."""
+
+
+class Checkpoints(Protocol):
+    """The checkpoints of a run; every rank calls each of these in the same order."""
+
+    def latest(self) -> Path | None:
+        """The newest one that is whole; None where there is none."""
+
+    def load(self, path: Path, state: State, /) -> State:
+        """Fill the pieces of a state, and give the plain values."""
+
+    def save(self, step: int, state: State, /) -> None:
+        """Write one; it is there when this returns."""
+
+    def start(self, step: int, state: State, /) -> None:
+        """Begin to write one, beside the steps that follow."""
+
+    def close(self) -> None:
+        """Wait until what was begun is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """How each of them is made. `require_format` raises `InputError` for a precision recipe that does not run; `join` meets the
+    other ranks, on the devices that are asked for, and `leave` parts with them."""
+
+    require_format: Callable[[Precision], object]
+    join: Callable[[Plan, Recipe, Device], World]
+    leave: Callable[[], None]
+    trainer: Callable[[Plan, Recipe, Batches, Any], Trainer]
+    checkpoints: Callable[[Path, int], Checkpoints]
+
+
+def own_parts() -> Parts:
+    """Those of Shardwise's engine."""
+    from shardwise.train import trainer, world
+    from shardwise.train.checkpoint import Checkpointer
+    from shardwise.train.formats import formats_of
+
+    def join(plan: Plan, recipe: Recipe, device: Device) -> World:
+        return world.World(trainer.realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
+
+    return Parts(
+        require_format=formats_of, join=join, leave=world.stop, trainer=trainer.Trainer,
+        checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
+    )  # fmt: skip
+
+
+def device_kind(asked: Device) -> str:
+    """ "cpu" or "cuda". Raises `InputError` where this host has fewer GPUs than ranks and GPUs are asked for."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
+    if gpus >= ranks:
+        return "cuda"
+    if asked == "cuda":
+        raise InputError(
+            f"--device: found {gpus} GPUs and {ranks} ranks on this host; a GPU for each rank is required, or --device cpu"
+        )
+    return "cpu"

@@ -1,0 +1,177 @@
+"""A run on one rank: from the checks before it starts to its summary."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.measurement.folder import write_json
+from shardwise.measurement.log import cut_log, read_log
+from shardwise.measurement.summary import summarised
+from shardwise.planning.codec import load_plan
+from shardwise.planning.plan import Plan
+from shardwise.precision import precision_named
+from shardwise.train.admission import Data, admit, require_runnable, require_world, run_of
+from shardwise.train.fit import require_memory
+from shardwise.train.flags import Settings
+from shardwise.train.device_memory import device_bytes, used
+from shardwise.train.parts import Checkpoints, Parts, Trainer, World
+from shardwise.train.speak import first_of_host_speaks
+from shardwise.train.stop import StopRequest, exit_code
+from shardwise.train.together import agreed, largest
+from shardwise.train.watch import Watch, throughput_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: its exit code (0, or 128 and the signal that stopped it), and on the first rank its summary."""
+
+    code: int
+    summary: Mapping[str, Any]
+
+
+def run(settings: Settings, parts: Parts) -> Ended:
+    """Train on this rank, one of as many as the plan has devices; torchrun's environment says which.
+
+    Raises `ShardwiseError` on one rank where something is wrong, and `SystemExit` with its code on the others.
+    """
+    plan, world = _joined(settings, parts)
+    try:
+        data = agreed(world, lambda: _admitted(plan, settings, parts, world))
+        trainer = agreed(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
+        if not settings.resume:
+            agreed(world, lambda: settings.out.create(run_of(plan, settings.recipe, data)) if world.rank == 0 else None)
+        checkpoints = agreed(
+            world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe.keep_checkpoints)
+        )
+        try:
+            return Run(plan, settings, world, data, trainer, checkpoints).to_its_end()
+        finally:
+            checkpoints.close()
+    finally:
+        parts.leave()
+
+
+def _joined(settings: Settings, parts: Parts) -> tuple[Plan, World]:
+    """What has to hold before the ranks can meet."""
+    with first_of_host_speaks():
+        plan = load_plan(settings.plan)
+        require_runnable(plan)
+        require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
+        return plan, parts.join(plan, settings.recipe, settings.device)
+
+
+def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World) -> Data:
+    """What is checked on each rank."""
+    if world.rank == 0:
+        settings.out.require_place(resume=settings.resume, force=settings.force)
+    data = admit(plan, settings)
+    parts.require_format(precision_named(plan.job.precision))
+    device, on_host = str(world.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shared = f" (this host over its {on_host} processes)" if device == "cpu" and on_host > 1 else ""
+    require_memory(plan, device_bytes(device, on_host), device + shared)
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that may start."""
+
+    plan: Plan
+    settings: Settings
+    world: World
+    data: Data
+    trainer: Trainer
+    checkpoints: Checkpoints
+
+    def to_its_end(self) -> Ended:
+        """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
+        if self.settings.resume:
+            self._resume()
+        with StopRequest() as stop, self._watch() if self.world.rank == 0 else nullcontext() as watch:
+            stopped = self._steps(watch, stop)
+            agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
+            if stopped:
+                self._say_how_to_go_on(watch, stopped)
+                return Ended(exit_code(stopped), self._summary(None))
+            return Ended(0, self._summary(self._validate(watch)))
+
+    def _resume(self) -> None:
+        """Go on from the latest checkpoint; from the start where the run ended before its first."""
+        latest = agreed(self.world, self.checkpoints.latest)
+        if latest is not None:
+            self.trainer.restore(agreed(self.world, lambda: self.checkpoints.load(latest, self.trainer.state())))
+        agreed(self.world, self._require_steps)
+        agreed(self.world, self._write_how_it_goes_on)
+
+    def _write_how_it_goes_on(self) -> None:
+        """On the first rank: say in the folder what is run from now on, and take out of its log what will be run again."""
+        out = self.settings.out
+        if self.world.rank == 0:
+            out.write(run_of(self.plan, self.settings.recipe, self.data))
+            if out.log.exists():
+                cut_log(out.log, self.trainer.step)
+
+    def _require_steps(self) -> None:
+        if self.trainer.step >= self.settings.recipe.steps:
+            raise InputError(
+                f"--steps: the run in {self.settings.out.path} has done {self.trainer.step} of {self.settings.recipe.steps}; a "
+                "larger --steps is required to go on"
+            )
+
+    def _watch(self) -> Watch:
+        return Watch(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
+
+    def _steps(self, watch: Watch | None, stop: StopRequest) -> int:
+        """The steps, but for what follows the last one. The signal that stopped them, or 0."""
+        recipe, trainer = self.settings.recipe, self.trainer
+        while trainer.step < recipe.steps:
+            record = trainer.train_step()
+            if watch:
+                seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
+                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device))})
+            if trainer.step < recipe.steps:
+                if stopped := largest(self.world, stop.signal):
+                    return stopped
+                self._between(watch)
+        return 0
+
+    def _between(self, watch: Watch | None) -> None:
+        """What is due between two steps."""
+        recipe, step = self.settings.recipe, self.trainer.step
+        if recipe.validate_every and step % recipe.validate_every == 0:
+            self._validate(watch)
+        if recipe.checkpoint_every and step % recipe.checkpoint_every == 0:
+            agreed(self.world, lambda: self.checkpoints.start(step, self.trainer.state()))
+
+    def _validate(self, watch: Watch | None) -> float | None:
+        if self.data.held_out is None:
+            return None
+        loss = self.trainer.validation_loss(self.data.held_out)
+        if watch:
+            watch.validation(self.trainer.step, loss)
+        return loss
+
+    def _say_how_to_go_on(self, watch: Watch | None, stopped: int) -> None:
+        if watch:
+            watch.say(
+                f"stopped by {signal.Signals(stopped).name} after step {self.trainer.step} of {self.settings.recipe.steps}, with "
+                f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
+            )
+
+    def _summary(self, held_out_loss: float | None) -> Mapping[str, Any]:
+        """What came out, on the first rank, which keeps it in the folder."""
+        if self.world.rank > 0:
+            return {}
+        out = self.settings.out
+        found = summarised(
+            read_log(out.log), throughput_of(self.plan), log_path=str(out.log), held_out_loss=held_out_loss,
+            unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
+        )  # fmt: skip
+        write_json(out.summary, found)
+        return found

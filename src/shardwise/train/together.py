@@ -1,0 +1,53 @@
+"""What ranks decide together: whether a check holds for all, and whether to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shardwise.errors import ShardwiseError
+from shardwise.train.parts import World
+from shardwise.train.speak import end_quietly
+
+Value = TypeVar("Value")
+
+
+def agreed(world: World, check: Callable[[], Value]) -> Value:
+    """What a check gives, if it holds on every rank.
+
+    Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
+    same code: one of them speaks.
+    """
+    problem: ShardwiseError | None = None
+    try:
+        value = check()
+    except ShardwiseError as error:
+        problem = error
+    codes = _all(world, problem.exit_code if problem else 0)
+    failing = next((rank for rank, code in enumerate(codes) if code), None)
+    if failing is None:
+        return value
+    if problem is not None and failing == world.rank:
+        raise problem
+    end_quietly(codes[failing])
+
+
+def _all(world: World, code: int) -> list[int]:
+    if world.size == 1:
+        return [code]
+    mine = torch.tensor([code], device=world.device)
+    codes = [torch.empty_like(mine) for _ in range(world.size)]
+    dist.all_gather(codes, mine)
+    return [int(one) for one in codes]
+
+
+def largest(world: World, number: int) -> int:
+    """The largest of the ranks' numbers, on every rank."""
+    if world.size == 1:
+        return number
+    found = torch.tensor([number], device=world.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)

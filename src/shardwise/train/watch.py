@@ -1,0 +1,131 @@
+"""Watching a run, on its first rank: the log, a line of progress, and TensorBoard where it is asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, TextIO
+
+from shardwise.cost.estimate import Pricing, mfu_format
+from shardwise.errors import MissingValueError
+from shardwise.measurement.log import SCHEMA, VALIDATION_LOSS, LogWriter, step_line
+from shardwise.measurement.record import StepRecord
+from shardwise.measurement.throughput import Throughput
+from shardwise.model.counts import model_flops_per_token, num_params
+from shardwise.planning.plan import Plan, versions
+from shardwise.train.flags import Settings
+from shardwise.units import counted, format_count, format_percent, format_seconds
+
+SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
+RECENT = 20  # steps that the time left is reckoned from
+
+
+def throughput_of(plan: Plan) -> Throughput:
+    """What makes rates of the steps of a plan, as its estimate does."""
+    form = mfu_format(plan.job)
+    try:
+        peak = plan.cluster.chip.peak(form)
+    except MissingValueError:
+        peak = None
+    return Throughput(
+        num_devices=plan.layout.num_devices, chip=plan.cluster.chip.name, peak_format=form, peak_flops_per_s=peak,
+        flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
+        hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
+    )  # fmt: skip
+
+
+class Watch:
+    """Says what happens. `first_step` is the number of steps done before."""
+
+    def __init__(
+        self, plan: Plan, settings: Settings, *, device: str, first_step: int, stream: TextIO | None = None
+    ) -> None:
+        self.throughput, self.steps = throughput_of(plan), settings.recipe.steps
+        self._stream = stream or sys.stderr
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._said_at, self._rewriting = -SECONDS_BETWEEN, self._stream.isatty()
+        self._open = ExitStack()
+        self._log = self._open.enter_context(LogWriter(settings.out.log))
+        self._board = self._open_board(settings) if settings.tensorboard else None
+        self._start(plan, settings, device, first_step)
+
+    def _open_board(self, settings: Settings) -> Any:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        board = SummaryWriter(str(settings.out.tensorboard))
+        self._open.callback(board.close)
+        return board
+
+    def _start(self, plan: Plan, settings: Settings, device: str, first_step: int) -> None:
+        formula = self.throughput.formula()
+        self._log.write(
+            {
+                "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "num_devices": plan.layout.num_devices,
+                "device": device, "first_step": first_step, "steps": self.steps, "formula": formula,
+                "flops_per_token": self.throughput.flops_per_token, "hardware_ratio": self.throughput.hardware_ratio,
+                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(),
+            }
+        )  # fmt: skip
+        ranks = counted(plan.layout.num_devices, "rank")
+        self.say(
+            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
+            f"{plan.layout}\n{formula}\n"
+            + (f"after {counted(first_step, 'step')}: " if first_step else "")
+            + f"{counted(self.steps - first_step, 'step')} to {settings.out.log}"
+        )
+
+    def step(self, record: StepRecord, more: Mapping[str, Any]) -> None:
+        """A step is done."""
+        line = step_line(record, self.throughput, more)
+        self._log.write(line)
+        self._to_board(line, record.step)
+        self._recent.append(record.step_time_s)
+        self._progress(record)
+
+    def validation(self, step: int, loss: float) -> None:
+        """The held-out text has been looked at after so many steps."""
+        line = {"step": step, VALIDATION_LOSS: loss}
+        self._log.write(line)
+        self._to_board(line, step)
+        self.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        print(("\r\x1b[K" if self._rewriting else "") + text, file=self._stream, flush=True)
+
+    def _to_board(self, line: Mapping[str, Any], step: int) -> None:
+        if self._board:
+            for name, value in line.items():
+                self._board.add_scalar(name, float(value), step)
+
+    def _progress(self, record: StepRecord) -> None:
+        text = self._progress_text(record)
+        now = time.monotonic()
+        tenth = record.step % max(self.steps // 10, 1) == 0
+        if self._rewriting:
+            print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+        elif tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
+            self._said_at = now
+            self.say(text)
+
+    def _progress_text(self, record: StepRecord) -> str:
+        mfu = self.throughput.mfu(record)
+        left_s = (self.steps - record.step) * sum(self._recent) / len(self._recent)
+        return (
+            f"step {record.step}/{self.steps}  loss {record.loss:.4f}  {self.throughput.tokens_per_s(record):,.0f} tokens/s  "
+            f"MFU {'n/a' if mfu is None else format_percent(mfu)}  {format_seconds(left_s)} left"
+        )
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._rewriting:
+            print(file=self._stream, flush=True)
+        self._open.close()

@@ -1,0 +1,159 @@
+"""Records of steps, their rates, the log that keeps them, and the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.measurement.folder import RunFolder, RunOf
+from shardwise.measurement.log import LogWriter, cut_log, read_log, step_line
+from shardwise.measurement.record import MEASURED_TERMS, StepRecord
+from shardwise.measurement.summary import summarised, summary_text
+from shardwise.measurement.throughput import Throughput
+
+RATES = Throughput(
+    num_devices=4, chip="chip", flops_per_token=6e9, hardware_ratio=4 / 3, peak_format="bf16", peak_flops_per_s=1e15
+)
+
+
+def record(step: int = 1, **changes: object) -> StepRecord:
+    first = StepRecord(
+        step=step, loss=10.0 / step, grad_norm=1.5, learning_rate=1e-3, num_tokens=2**20, num_targets=2**20 - 7,
+        step_time_s=4.0, seconds={"forward": 1.0, "fsdp": 0.25, "data": 0.5, "other": 0.125},
+    )  # fmt: skip
+    return replace(first, **changes)
+
+
+def test_rates_are_those_of_palm() -> None:
+    one = record()
+    assert RATES.tokens_per_s(one) == 2**18
+    assert RATES.mfu(one) == pytest.approx(6e9 * 2**18 / (4 * 1e15))
+    assert RATES.hfu(one) == pytest.approx(4 / 3 * 6e9 * 2**18 / (4 * 1e15))
+    assert RATES.formula() == (
+        "MFU = 6 GFLOP/token x tokens/s / (4 x 1 PFLOP/s), the dense bf16 peak of chip; HFU = 1.333 x MFU"
+    )
+
+
+def test_without_a_sourced_peak_there_is_no_mfu() -> None:
+    rates = replace(RATES, peak_flops_per_s=None)
+    assert (rates.mfu(record()), rates.hfu(record())) == (None, None)
+    assert rates.formula() == "MFU n/a: chip has no sourced bf16 peak"
+    assert not {"mfu(%)", "hfu(%)"} & step_line(record(), rates, {}).keys()
+    assert "tflops" in step_line(record(), rates, {})
+
+
+def test_a_record_has_terms_of_the_estimate_and_times_that_can_be() -> None:
+    assert {"forward", "fsdp", "bubble", "data", "other"} <= set(MEASURED_TERMS)
+    with pytest.raises(InputError, match=r"seconds of 'sleep'; one of forward, .*, data, other is required"):
+        record(seconds={"sleep": 1.0})
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="a time above 0 is required"):
+            record(step_time_s=wrong)
+    with pytest.raises(InputError, match="step 0; at least 1"):
+        replace(record(), step=0)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        record(),
+        record(auxiliary_loss=0.25, expert_imbalance=1.5),
+        record(loss=math.inf, grad_norm=-math.inf),
+        record(seconds={}),
+    ],
+)
+def test_what_is_logged_is_read_back(tmp_path: Path, one: StepRecord) -> None:
+    path = tmp_path / "log.jsonl"
+    with LogWriter(path) as log:
+        log.write({"schema": "shardwise.log/1"})
+        log.write(step_line(one, RATES, {"memory/max_rss(GiB)": 1.0}))
+        assert len(path.read_text().splitlines()) == 2, "a line is there as soon as it is written"
+        log.write({"step": 1, "validation_metrics/loss": 9.5})
+    found = read_log(path)
+    assert found.steps == (one,)
+    assert found.validation == {1: 9.5}
+    assert len(found.headers) == 1
+
+
+def test_a_loss_that_is_no_number_is_valid_json_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with LogWriter(path) as log:
+        log.write(step_line(record(loss=math.nan), RATES, {}))
+    assert math.isnan(read_log(path).steps[0].loss)
+    json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+
+
+def write(path: Path, steps: int) -> None:
+    with LogWriter(path) as log:
+        log.write({"schema": "shardwise.log/1"})
+        for step in range(1, steps + 1):
+            log.write(step_line(record(step), RATES, {}))
+            log.write({"step": step, "validation_metrics/loss": 1.0})
+
+
+def test_a_torn_last_line_is_not_read_and_steps_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    write(path, 5)
+    whole = path.read_bytes()
+    for torn in range(1, 40):  # wherever the run was killed
+        path.write_bytes(whole[:-torn])
+        assert len(read_log(path).steps) == 5 if torn < len(whole.splitlines()[-1]) else 4
+    path.write_bytes(whole + b'{"step": 6, "lo\xc3')
+    cut_log(path, 3)
+    found = read_log(path)
+    assert [one.step for one in found.steps] == [1, 2, 3]
+    assert list(found.validation) == [1, 2, 3]
+    assert len(found.headers) == 1
+    with LogWriter(path) as log:
+        log.write(step_line(record(4), RATES, {}))
+    assert [one.step for one in read_log(path).steps] == [1, 2, 3, 4]
+
+
+def test_damage_elsewhere_is_said_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    write(path, 2)
+    for damage in ("{", "[1]", '{"loss": 1}'):
+        path.write_text('{"schema": "shardwise.log/1"}\n' + damage + "\n" + '{"schema": "x"}\n')
+        with pytest.raises(InputError, match=r"line 2: .*a log that a run wrote is required"):
+            read_log(path)
+    with pytest.raises(InputError, match="none: cannot read"):
+        read_log(tmp_path / "none")
+
+
+def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with LogWriter(path) as log:
+        for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
+            log.write(step_line(record(step, step_time_s=seconds), RATES, {}))
+    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None)
+    assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
+    assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
+    text = summary_text(found)
+    assert "held out" not in text
+    assert "3 steps, 3,145,728 tokens in 12 s" in text
+    text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
+    assert "nan nats per token; how often each token comes alone gives 5.0000 nats per token" in text
+    assert "MFU" not in text
+
+
+def test_a_folder_is_read_back_and_refused_where_there_is_none(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "a")
+    of = RunOf(plan={"schema": "plan"}, recipe={"steps": 3}, data_fingerprint="ab", versions={"shardwise": "1"})
+    folder.require_place(resume=False, force=False)
+    assert not folder.path.exists(), "a check touches nothing"
+    folder.create(of)
+    assert folder.read() == of
+    folder.require_place(resume=True, force=False)
+    folder.require_place(resume=False, force=True)
+    with pytest.raises(InputError, match="holds a run"):
+        folder.require_place(resume=False, force=False)
+    (folder.path / "recipe.json").write_text("{")
+    with pytest.raises(InputError, match=r"recipe\.json is no JSON"):
+        folder.read()
+    with pytest.raises(InputError, match="holds no run"):
+        RunFolder(tmp_path / "runs").require_place(resume=True, force=False)

@@ -1,0 +1,154 @@
+"""A small trainer and its checkpoints, for what is built around a trainer: a bigram model on as many ranks as there are.
+
+Run as a module it is a rank of a run: `python -m train.stand_in FLAGS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from train.shard_files import write_shards
+
+import shardwise as sw
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.measurement.record import StepRecord
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.data.batches import Batches
+from shardwise.train.parts import Parts
+from shardwise.train.recipe import Recipe
+
+VOCAB, SEQ_LEN = 32, 16
+
+
+def small_plan(devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, **layout: Any) -> Plan:
+    """A plan of a small model for processes of this machine."""
+    model = replace(sw.load_model("gpt-2"), num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16,
+                    vocab_size=vocab_size)  # fmt: skip
+    job = Job(global_batch_tokens=batch_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+    shape = layout or {"dp": devices}
+    return plan_layout(model, sw.load_cluster(f"local:{devices}"), job, Layout(**shape))
+
+
+def write_inputs(place: Path, plan: Plan | None = None, *, held_out: bool = True, seed: int = 0) -> list[str]:
+    """A plan and data in a folder, and the flags that name them and a run."""
+    drawn = np.random.default_rng(seed)
+    documents = [np.minimum(drawn.geometric(0.2, 50), VOCAB - 1).tolist() for _ in range(20)]
+    write_shards(place / "data", documents, documents[:2] if held_out else (), vocab_size=VOCAB)
+    dump_plan(plan or small_plan(), place / "plan.json")
+    return [str(place / "plan.json"), "--data", str(place / "data"), "--out", str(place / "run")]
+
+
+@dataclass
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+
+def join(plan: Plan, recipe: Recipe, device: str) -> World:
+    if "RANK" in os.environ and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    known = dist.is_initialized()
+    return World(dist.get_rank() if known else 0, dist.get_world_size() if known else 1, torch.device("cpu"))
+
+
+def leave() -> None:
+    if "RANK" in os.environ:
+        dist.destroy_process_group()
+
+
+class Bigram:
+    """Logits of the next token by the one before [V, V], trained by SGD; its loss starts at ln V."""
+
+    def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
+        self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
+        self.logits = torch.zeros(plan.model.vocab_size, plan.model.vocab_size, dtype=torch.float64)
+        self.step = 0
+        self.pause_s = float(os.environ.get("STAND_IN_PAUSE_S", "0"))
+        if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
+            raise InputError(f"rank {world.rank} refuses")
+
+    def train_step(self) -> StepRecord:
+        start = time.perf_counter()
+        time.sleep(self.pause_s)
+        step, num_targets = self.step, self.batches.num_targets(self.step)
+        logits = self.logits.clone().requires_grad_()
+        loss = torch.zeros((), dtype=torch.float64)
+        for batch in self.batches.sequences(step, self.world.rank, self.world.size, self.plan.layout.micro_batch_seqs):
+            loss = loss + summed_loss(logits, batch.inputs_BT, batch.targets_BT) / num_targets
+        loss.backward()
+        assert logits.grad is not None
+        whole = torch.cat([loss.detach().reshape(1), logits.grad.flatten()])
+        if self.world.size > 1:
+            dist.all_reduce(whole)
+        rate = self.recipe.learning_rate_at(step)
+        self.logits = self.logits - rate * whole[1:].reshape(self.logits.shape)
+        self.step += 1
+        return StepRecord(
+            step=self.step, loss=float(whole[0]), grad_norm=float(whole[1:].norm()), learning_rate=rate,
+            num_tokens=self.batches.global_batch_seqs(step) * SEQ_LEN, num_targets=num_targets,
+            step_time_s=time.perf_counter() - start, seconds={"forward": 1e-4, "data": 1e-5},
+        )  # fmt: skip
+
+    def validation_loss(self, held_out: Batches) -> float:
+        batch = held_out.batch(0)
+        return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
+
+    def state(self) -> dict[str, Any]:
+        return {"logits": self.logits, "step": self.step}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        self.step = values["step"]
+
+
+def summed_loss(logits: torch.Tensor, inputs_BT: Any, targets_BT: Any) -> torch.Tensor:
+    rows = logits[torch.from_numpy(inputs_BT).flatten()]
+    return torch.nn.functional.cross_entropy(rows, torch.from_numpy(targets_BT).flatten(), reduction="sum")
+
+
+class Checkpoints:
+    """One file for each step, written by the first rank."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def latest(self) -> Path | None:
+        return max(self.folder.glob("*.json"), default=None, key=lambda path: int(path.stem))
+
+    def load(self, path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+        values = json.loads(path.read_text())
+        state["logits"].copy_(torch.tensor(values.pop("logits"), dtype=torch.float64))
+        return dict(values)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / f"{step}.json").write_text(json.dumps({**state, "logits": state["logits"].tolist()}))
+
+    start = save
+
+    def close(self) -> None:
+        pass
+
+
+def parts() -> Parts:
+    return Parts(require_format=lambda precision: None, join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints)
+
+
+if __name__ == "__main__":
+    from shardwise.train import rank
+
+    sys.exit(rank.main(parts=parts()))

@@ -1,0 +1,147 @@
+"""What a plan, its data and the machine must be before a run starts; none of it needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from train.stand_in import VOCAB, small_plan, write_inputs
+
+import shardwise as sw
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.layout.layout import Layout
+from shardwise.planning.codec import load_plan
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.search.plan import plan as searched
+from shardwise.search.space import Choices
+from shardwise.train import memory
+from shardwise.train.admission import require_runnable, require_world
+from shardwise.train.fit import require_memory, smallest_change
+
+
+def big_plan(**layout: object) -> Plan:
+    job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+    return plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, Layout(**layout))
+
+
+def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
+    plan = big_plan(
+        tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="1f1b"
+    )
+    with pytest.raises(InputError) as caught:
+        require_runnable(plan)
+    (problem,) = caught.value.problems
+    assert "tp=2, cp=2, pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
+    assert problem.endswith("--pin tp=1 --pin cp=1 --pin pp=1 --pin async_tp=false --pin offload=none")
+    with pytest.raises(InputError, match="plan: tp=8 is planned, not yet runnable"):
+        require_runnable(big_plan(tp=8))
+    require_runnable(big_plan(dp=2, fsdp=4, zero_stage=3))
+
+
+def test_there_are_as_many_processes_as_devices() -> None:
+    require_world(small_plan(2), 2)
+    with pytest.raises(InputError, match=r"found 1 processes; the plan \(dp=2 .*\) is of 2 devices"):
+        require_world(small_plan(2), 1)
+
+
+def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_choices() -> None:
+    plan = big_plan(dp=8, micro_batch_seqs=4)
+    needed = plan.estimate.memory_bytes
+    found = smallest_change(plan, int(0.9 * needed))
+    assert found is not None
+    one_choice = [
+        {"recompute": "selective"}, {"recompute": "full"}, {"micro_batch_seqs": 2}, {"micro_batch_seqs": 1},
+        *({"dp": 1, "fsdp": 8, "zero_stage": stage} for stage in (1, 2, 3)),
+    ]  # fmt: skip
+    priced = [
+        (sw.estimate(plan.model, plan.cluster, plan.job, replace(plan.layout, **change)), change)
+        for change in one_choice
+    ]
+    fitting = [(one.step_time_s, change) for one, change in priced if one.memory_bytes <= 0.9 * needed]
+    assert found[0] == min(fitting, key=lambda pair: pair[0])[1]
+    # less than any one choice gives takes two
+    least = min(one.memory_bytes for one, _ in priced)
+    two = smallest_change(plan, int(0.8 * least))
+    assert two is not None
+    assert not any(set(two[0]) <= set(change) for change in one_choice)
+    assert two[1].memory_bytes <= 0.8 * least
+    assert smallest_change(plan, 10**9) is None
+
+
+def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
+    plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
+    available = int(0.5 * plan.estimate.memory_bytes)
+    require_memory(plan, int(plan.estimate.memory_bytes) + 1, "cpu")
+    with pytest.raises(NothingFitsError, match="the smallest change that fits takes") as caught:
+        require_memory(plan, available, "cuda:0")
+    assert caught.value.exit_code == 3
+    flags = str(caught.value).split("plan again with ")[1].split()
+    pins = dict(one.split("=") for one in flags if one != "--pin")
+    assert pins
+    numbers = {name: int(value) if value.isdecimal() else value for name, value in pins.items()}
+    choices = Choices().narrowed(numbers, {})
+    again = searched(plan.model, plan.cluster, plan.job, choices=choices)
+    assert all(getattr(again.layout, name) == value for name, value in numbers.items())
+    with pytest.raises(NothingFitsError, match="no change of recomputation, micro-batch or ZeRO stage fits"):
+        require_memory(plan, 10**9, "cuda:0")
+
+
+def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+    whole = memory.host_bytes()
+    assert whole > 2**26
+    limit.write_text("max\n")
+    assert memory.host_bytes() == whole
+    limit.write_text("1048576\n")
+    assert memory.host_bytes() == 2**20
+    assert memory.device_bytes("cpu", 4) == 2**18
+
+
+SCRIPT = """
+import argparse, sys
+from shardwise.train.flags import add_train_arguments, settings_of
+from shardwise.train.admission import admit
+from shardwise.planning.codec import load_plan
+from shardwise.errors import ShardwiseError
+parser = argparse.ArgumentParser()
+add_train_arguments(parser)
+settings = settings_of(parser.parse_args(sys.argv[1:]))
+try:
+    admit(load_plan(settings.plan), settings)
+except ShardwiseError as error:
+    print(error)
+sys.exit("torch" in sys.modules)
+"""
+
+
+def admitted(flags: list[str]) -> str:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *flags, "--steps", "3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_launcher_checks_plan_and_data_without_pytorch(tmp_path: Path) -> None:
+    flags = write_inputs(tmp_path)
+    assert admitted(flags) == ""
+    plan = small_plan(vocab_size=VOCAB - 1)
+    payload = json.loads((tmp_path / "plan.json").read_text())
+    payload["model"]["vocab_size"] = plan.model.vocab_size
+    payload["layout"]["offload"] = "optimizer"
+    (tmp_path / "plan.json").write_text(json.dumps(payload))
+    assert load_plan(tmp_path / "plan.json").model.vocab_size == VOCAB - 1
+    both = admitted(flags).splitlines()
+    assert both[0].startswith("plan: offload=optimizer is planned, not yet runnable")
+    assert f"the tokens have a vocabulary of {VOCAB}, the model one of {VOCAB - 1}" in both[1]
+
+
+def test_data_too_short_for_a_sequence(tmp_path: Path) -> None:
+    flags = write_inputs(tmp_path)
+    payload = json.loads((tmp_path / "plan.json").read_text())
+    payload["job"] |= {"seq_len": 1024, "global_batch_tokens": 8192}
+    (tmp_path / "plan.json").write_text(json.dumps(payload))
+    assert "train has 1,000 tokens; sequences of 1,024 require at least 1,025" in admitted(flags)

@@ -1,0 +1,121 @@
+"""Ranks started as torchrun starts them, around the small trainer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from train.stand_in import parts, small_plan, write_inputs
+
+from shardwise.measurement.log import read_log
+from shardwise.train.launch import set_threads
+from shardwise.train.rank import main
+
+TESTS = Path(__file__).parents[1]
+LAUNCH = """
+import sys
+from shardwise.train.launch import launch
+sys.exit(launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
+"""
+
+
+def started(flags: Sequence[str], ranks: int = 2, **environment: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, str(ranks), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+    )  # fmt: skip
+
+
+def launched(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
+    process = started(flags, ranks, **environment)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[str]:
+    return [*write_inputs(tmp_path, small_plan(2)), "--steps", "6", "--learning-rate", "5"]
+
+
+def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
+    code, out, err = launched(inputs)
+    assert (code, out) == (0, ""), err
+    assert "Traceback" not in err
+    (tmp_path / "one").mkdir()
+    one = [*write_inputs(tmp_path / "one"), *inputs[5:]]
+    assert main(one, parts()) == 0
+    losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, one)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    # a run goes on with another number of ranks
+    assert main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
+    log = read_log(Path(inputs[4]) / "log.jsonl")
+    assert [header["num_devices"] for header in log.headers] == [2, 1]
+    assert [record.step for record in log.steps] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_error_of_one_rank_ends_all(inputs: list[str], rank: str) -> None:
+    code, out, err = launched(inputs, STAND_IN_REFUSES=rank)
+    assert (code, out, err) == (2, "", f"error: rank {rank} refuses\n")
+    assert not Path(inputs[4]).exists()
+
+
+def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
+    code, _, err = launched(inputs, 3)
+    assert code == 2
+    assert err.count("error:") == 1
+    assert re.fullmatch(r"error: world size: found 3 processes; the plan .* is of 2 devices: .*\n", err)
+    code, _, err = launched([*inputs, "--seed", "x"])
+    assert (code, err.count("error:"), err.count("\n")) == (2, 1, 1)
+    assert err.startswith("error: --seed: found 'x'")
+
+
+@pytest.mark.parametrize(
+    ("send", "number", "code"),
+    [
+        (os.kill, signal.SIGTERM, 143),
+        (os.kill, signal.SIGINT, 130),
+        (os.killpg, signal.SIGINT, 130),  # Ctrl-C: a terminal sends it to the launcher and to all ranks
+    ],
+)
+def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
+    inputs: list[str], send: Callable[[int, int], None], number: int, code: int
+) -> None:
+    process = started([*inputs, "--steps", "400"], STAND_IN_PAUSE_S="0.1")
+    log = Path(inputs[4]) / "log.jsonl"
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (log.exists() and read_log(log).steps):
+        time.sleep(0.05)
+    send(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
+    done = read_log(log).steps[-1].step
+    assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in err
+    assert [path.stem for path in (Path(inputs[4]) / "checkpoints").iterdir()] == [str(done)]
+
+
+def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:
+    code, _, err = launched(inputs, STAND_IN_PAUSE_S="no number")
+    assert code == 1
+    assert re.search(r"^error: rank [01] ended with exit code 1$", err, re.MULTILINE)
+
+
+def test_every_process_gets_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for processes, threads in ((3, "2"), (16, "1")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        set_threads(processes)
+        assert os.environ["OMP_NUM_THREADS"] == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    set_threads(2)
+    assert os.environ["OMP_NUM_THREADS"] == "5"

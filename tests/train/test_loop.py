@@ -1,0 +1,262 @@
+"""A run around a small trainer: its loop, its log, going on where it stopped, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train import stand_in
+from train.stand_in import Bigram, small_plan, write_inputs
+
+from shardwise.errors import InputError
+from shardwise.measurement.folder import RunFolder, read_json
+from shardwise.measurement.log import read_log
+from shardwise.planning.codec import dump_plan, load_plan
+from shardwise.train.admission import open_data
+from shardwise.train.flags import settings_of
+from shardwise.train.rank import build_parser, main
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[str]:
+    return [*write_inputs(tmp_path), "--learning-rate", "5", "--schedule", "constant"]
+
+
+def train(flags: Sequence[str]) -> int:
+    return main(flags, stand_in.parts())
+
+
+def log_of(flags: Sequence[str]) -> Any:
+    return read_log(Path(flags[4]) / "log.jsonl")
+
+
+def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train([*inputs, "--steps", "12", "--validate-every", "5", "--checkpoint-every", "4"]) == 0
+    folder, log = RunFolder(Path(inputs[4])), log_of(inputs)
+    assert [record.step for record in log.steps] == list(range(1, 13))
+    assert log.steps[0].loss == pytest.approx(math.log(stand_in.VOCAB))
+    assert log.steps[-1].loss < log.steps[0].loss
+    assert list(log.validation) == [5, 10, 12]
+    assert sorted(int(path.stem) for path in folder.checkpoints.iterdir()) == [4, 8, 12]
+    summary = read_json(folder.summary)
+    assert summary["first_loss"] == log.steps[0].loss
+    assert summary["held_out_loss"] == log.validation[12] < math.log(stand_in.VOCAB)
+    assert held_out_sequences(inputs) == sorted(held_out_sequences(inputs)) == list(range(100 // stand_in.SEQ_LEN))
+    assert summary["num_tokens"] == 12 * 8 * stand_in.SEQ_LEN
+    of = folder.read()
+    assert (of.recipe["steps"], of.recipe["validate_every"]) == (12, 5)
+    assert of.plan["layout"]["dp"] == 1
+    assert len(of.data_fingerprint) == 64
+
+
+def test_the_log_has_torchtitans_names_and_the_formula(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    train([*inputs, "--steps", "3"])
+    header, *lines = [json.loads(line) for line in (Path(inputs[4]) / "log.jsonl").read_text().splitlines()]
+    assert "MFU = " in header["formula"]
+    assert header["formula"] in capsys.readouterr().err
+    first = lines[0]
+    assert {"loss_metrics/global_avg_loss", "grad_norm", "throughput(tps)", "tflops", "mfu(%)", "time_metrics/end_to_end(s)",
+            "time_metrics/data_loading(s)", "n_tokens_seen"} <= first.keys()  # fmt: skip
+    tokens = 8 * stand_in.SEQ_LEN
+    assert first["throughput(tps)"] == pytest.approx(tokens / first["time_metrics/end_to_end(s)"])
+    assert first["tflops"] * 1e12 == pytest.approx(header["flops_per_token"] * first["throughput(tps)"])
+    assert first["mfu(%)"] / 100 == pytest.approx(first["tflops"] * 1e12 / header["peak_flops_per_s"])
+    assert first["hfu(%)"] >= first["mfu(%)"]
+    assert [line["n_tokens_seen"] for line in lines if "n_tokens_seen" in line] == [tokens, 2 * tokens, 3 * tokens]
+
+
+def test_without_a_terminal_a_tenth_of_the_steps_is_shown(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train([*inputs, "--steps", "40"])
+    shown = [line.split()[1] for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert shown[:-1] == [f"{step}/40" for step in (1, *range(4, 41, 4))]
+    assert shown[-1] == "40:"  # the held-out loss
+
+
+def held_out_sequences(flags: Sequence[str]) -> list[int]:
+    """The sequences of a validation loss: all of the held-out text."""
+    settings = settings_of(build_parser().parse_args([*flags, "--steps", "1"]))
+    held_out = open_data(load_plan(flags[0]), settings).held_out
+    assert held_out is not None
+    return [int(number) for number in held_out.batch(0).sequences_B]
+
+
+def stopping(after: int, number: int) -> type[Bigram]:
+    class Stopping(Bigram):
+        def train_step(self) -> Any:
+            record = super().train_step()
+            if self.step == after:
+                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)  # a terminal and a launcher both send theirs
+            return record
+
+    return Stopping
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    losses = {}
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+        flags = [*write_inputs(tmp_path / name), "--learning-rate", "5"]
+        before = signal.getsignal(number)
+        with monkeypatch.context() as patched:
+            if name == "stopped":
+                patched.setattr(stand_in, "Bigram", stopping(7, number))
+            ended = train([*flags, "--steps", "15", "--checkpoint-every", "4"])
+        assert signal.getsignal(number) is before
+        if name == "stopped":
+            assert ended == code
+            err = capsys.readouterr().err
+            assert f"stopped by {signal.Signals(number).name} after step 7 of 15" in err
+            assert f"shardwise train {flags[0]} --data {flags[2]} --out {flags[4]} --resume" in err
+            assert train([*flags, "--resume"]) == 0
+        losses[name] = [record.loss for record in log_of(flags).steps]
+    assert len(losses["whole"]) == 15
+    assert losses["stopped"] == losses["whole"]
+
+
+def test_a_signal_in_the_last_step_stops_nothing(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "Bigram", stopping(5, signal.SIGTERM))
+    assert train([*inputs, "--steps", "5"]) == 0
+    assert read_json(Path(inputs[4]) / "summary.json")["held_out_loss"] is not None
+
+
+def test_steps_after_the_checkpoint_are_run_again_and_logged_once(inputs: list[str]) -> None:
+    train([*inputs, "--steps", "10", "--checkpoint-every", "4"])
+    whole = [record.loss for record in log_of(inputs).steps]
+    out = Path(inputs[4])
+    (out / "checkpoints" / "10.json").unlink()
+    with (out / "log.jsonl").open("a") as file:
+        file.write('{"step": 11, "loss_met')  # killed as it wrote
+    assert train([*inputs, "--resume"]) == 0
+    log = log_of(inputs)
+    assert [record.step for record in log.steps] == list(range(1, 11))
+    assert [record.loss for record in log.steps] == whole
+    assert [header["first_step"] for header in log.headers] == [0, 8]
+
+
+def test_a_run_can_be_made_longer_and_not_go_on_beyond_its_end(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train([*inputs, "--steps", "4"])
+    before = {path.name: path.read_bytes() for path in Path(inputs[4]).iterdir() if path.is_file()}
+    assert train([*inputs, "--resume", "--validate-every", "1"]) == 2
+    assert before == {path.name: path.read_bytes() for path in Path(inputs[4]).iterdir() if path.is_file()}
+    assert "has done 4 of 4; a larger --steps is required" in capsys.readouterr().err
+    assert train([*inputs, "--resume", "--steps", "6"]) == 0
+    assert len(log_of(inputs).steps) == 6
+
+
+def test_a_run_in_the_folder_is_kept_unless_asked_otherwise(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train([*inputs, "--steps", "4"])
+    assert train([*inputs, "--steps", "3"]) == 2
+    assert "holds a run; --resume goes on with it, --force replaces it" in capsys.readouterr().err
+    assert len(log_of(inputs).steps) == 4
+    assert train([*inputs, "--steps", "3", "--force"]) == 0
+    assert len(log_of(inputs).steps) == 3
+    assert [path.stem for path in (Path(inputs[4]) / "checkpoints").iterdir()] == ["3"]
+
+
+def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train([*inputs, "--steps", "4"])
+    (tmp_path / "other").mkdir()
+    write_inputs(tmp_path / "other", seed=1)
+    for flags, plan, part in (
+        (["--seed", "3"], None, "found recipe.seed 3; the run in"),
+        (["--data", str(tmp_path / "other" / "data")], None, "found data of fingerprint"),
+        ([], small_plan(vocab_size=40), "found model.vocab_size 40; the run in"),
+        ([], small_plan(batch_seqs=4), "found job.global_batch_tokens 64; the run in"),
+    ):
+        dump_plan(plan or small_plan(), inputs[0])
+        assert train([*inputs, "--resume", "--steps", "9", *flags]) == 2
+        assert part in capsys.readouterr().err
+    dump_plan(small_plan(micro_batch_seqs=2), inputs[0])
+    assert train([*inputs, "--resume", "--steps", "9"]) == 0
+
+
+REFUSED = [
+    (["--steps", "0"], "--steps: found '0'"),
+    ([], "--steps: found none"),
+    (["--steps", "5", "--clip", "0"], "clip_norm is 0.0"),
+    (["--steps", "5", "--warmup", "6"], "warmup_steps + decay_steps are 6; at most the 5 steps"),
+    (["--steps", "5", "--set", "recipe.colour=2"], "recipe has no 'colour'"),
+    (["--steps", "5", "--set", "recipe.batch_ramp=4"], "STEP:SEQUENCES,... is required"),
+    (["--steps", "5", "--resume"], "holds no run"),
+    (["--steps", "5", "--resume", "--force"], "leave one out"),
+    (["--steps", "5", "--tensorboard"], "the tensorboard package is not installed"),
+]
+
+
+@pytest.mark.parametrize(("flags", "part"), REFUSED, ids=[" ".join(flags) or "nothing" for flags, _ in REFUSED])
+def test_wrong_flags_are_refused_before_anything_is_written(
+    inputs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], part: str
+) -> None:
+    monkeypatch.setattr("shardwise.train.admission.find_spec", lambda name: None)
+    assert train([*inputs, *flags]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert part in err
+    assert not Path(inputs[4]).exists()
+
+
+def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> None:
+    flags = ["--steps", "6", "--clip", "none", "--reduce", "after", "--seed", "5", "--schedule", "wsd", "--decay", "2",
+             "--set", "recipe.beta2=0.99", "--set", "recipe.batch_ramp=0:2,3:4",
+             "--set", "recipe.respect_documents=true"]  # fmt: skip
+    assert train([*inputs, *flags]) == 0
+    recipe = RunFolder(Path(inputs[4])).read().recipe
+    assert (recipe["clip_norm"], recipe["reduction"], recipe["seed"], recipe["beta2"]) == (None, "after", 5, 0.99)
+    assert [record.num_tokens // stand_in.SEQ_LEN for record in log_of(inputs).steps] == [2, 2, 2, 4, 4, 4]
+    assert any(record.num_targets < record.num_tokens for record in log_of(inputs).steps)
+
+
+def test_places_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for out, part in (("file", "is a file"), ("file/run", "is a file"), ("full", "holds other files")):
+        assert train([*inputs, "--steps", "2", "--out", str(tmp_path / out), "--force"]) == 2
+        assert part in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_without_held_out_text_there_is_no_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = write_inputs(tmp_path, held_out=False)
+    assert train([*flags, "--steps", "2", "--validate-every", "1"]) == 2
+    assert "no document is held out" in capsys.readouterr().err
+    assert train([*flags, "--steps", "2"]) == 0
+    assert read_json(tmp_path / "run" / "summary.json")["held_out_loss"] is None
+
+
+def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = write_inputs(tmp_path, small_plan(2))
+    assert train([*flags, "--steps", "2"]) == 2
+    assert (
+        "found 1 processes; the plan (dp=2 micro_batch_seqs=1 recompute=none) is of 2 devices"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_format_that_does_not_run_is_refused(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(precision: Any) -> None:
+        raise InputError(f"precision {precision.name}: does not run")
+
+    made = replace(stand_in.parts(), require_format=refuse)
+    monkeypatch.setattr(stand_in, "parts", lambda: made)
+    assert train([*inputs, "--steps", "2"]) == 2
+    assert "error: precision fp32: does not run" in capsys.readouterr().err
