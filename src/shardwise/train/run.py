@@ -17,9 +17,9 @@ from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
 from shardwise.precision import precision_named
 from shardwise.train.admission import Data, admit, require_runnable, require_world, run_of
+from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
-from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.parts import Checkpoints, Parts, Trainer, World
 from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import StopRequest, exit_code
