@@ -5,8 +5,8 @@
 One process: the engine's step against a plain loop over the same model (forward, backward, clip_grad_norm_, fused AdamW,
 gradients set to None), and, for what the model itself is worth, against the same loop over `transformers`' Llama. Two processes:
 the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in a plain
-loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time, and the pairs'
-80% range: above 1 the engine is faster.
+loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time, and the
+80% range of the pairs: above 1 the engine is faster.
 """
 
 from __future__ import annotations

@@ -94,6 +94,7 @@ FLAGS = {
         "--overlap",
         "--pin",
         "--precision",
+        "--runnable",
         "--seq-len",
         "--set",
         "--stack",

@@ -145,7 +145,7 @@ class Checkpoints:
 
 
 def parts() -> Parts:
-    return Parts(require_format=lambda precision: None, join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints)
+    return Parts(join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints)
 
 
 if __name__ == "__main__":

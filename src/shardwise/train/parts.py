@@ -13,7 +13,6 @@ import torch
 from shardwise.errors import InputError
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
-from shardwise.precision import Precision
 from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
 from shardwise.train.recipe import Recipe
@@ -71,10 +70,8 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """How each of them is made. `require_format` raises `InputError` for a precision recipe that does not run; `join` meets the
-    other ranks, on the devices that are asked for, and `leave` parts with them."""
+    """How each of them is made. `join` meets the other ranks, on the devices that are asked for, and `leave` parts with them."""
 
-    require_format: Callable[[Precision], object]
     join: Callable[[Plan, Recipe, Device], World]
     leave: Callable[[], None]
     trainer: Callable[[Plan, Recipe, Batches, Any], Trainer]
@@ -85,13 +82,12 @@ def own_parts() -> Parts:
     """Those of Shardwise's engine."""
     from shardwise.train import trainer, world
     from shardwise.train.checkpoint import Checkpointer
-    from shardwise.train.formats import formats_of
 
     def join(plan: Plan, recipe: Recipe, device: Device) -> World:
         return world.World(trainer.realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
 
     return Parts(
-        require_format=formats_of, join=join, leave=world.stop, trainer=trainer.Trainer,
+        join=join, leave=world.stop, trainer=trainer.Trainer,
         checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
     )  # fmt: skip
 
