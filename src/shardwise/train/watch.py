@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TextIO
 
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import LOCAL
 from shardwise.cost.estimate import Pricing, mfu_format
 from shardwise.errors import MissingValueError
 from shardwise.measurement.log import SCHEMA, VALIDATION_LOSS, LogWriter, step_line
@@ -27,15 +29,20 @@ RECENT = 20  # steps that the time left is reckoned from
 def throughput_of(plan: Plan) -> Throughput:
     """What makes rates of the steps of a plan, as its estimate does."""
     form = mfu_format(plan.job)
-    try:
-        peak = plan.cluster.chip.peak(form)
-    except MissingValueError:
-        peak = None
     return Throughput(
-        num_devices=plan.layout.num_devices, chip=plan.cluster.chip.name, peak_format=form, peak_flops_per_s=peak,
+        num_devices=plan.layout.num_devices, chip=plan.cluster.chip.name, peak_format=form,
+        peak_flops_per_s=_peak(plan.cluster.chip, form),
         flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
         hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
     )  # fmt: skip
+
+
+def _peak(chip: Chip, form: str) -> float | None:
+    """A device's peak; None without a source, as of processes on whichever host this is."""
+    try:
+        return None if chip.name == LOCAL else chip.peak(form)
+    except MissingValueError:
+        return None
 
 
 class Watch:
