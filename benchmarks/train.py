@@ -1,12 +1,13 @@
 """How fast the trainer's step is beside what one would write by hand, and beside PyTorch's DistributedDataParallel.
 
-    python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one ddp]
+    python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one transformers ddp variants]
 
 One process: the engine's step against a plain loop over the same model (forward, backward, clip_grad_norm_, fused AdamW,
 gradients set to None), and, for what the model itself is worth, against the same loop over `transformers`' Llama. Two processes:
 the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in a plain
 loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time, and the
-80% range of the pairs: above 1 the engine is faster.
+80% range of the pairs: above 1 the engine is faster. Variants: the engine's own ways to reduce gradients against the first of
+them, everything reduced after the backward pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +44,7 @@ MODEL = Architecture(
 )
 SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
 RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
+WHAT = ("one", "transformers", "ddp", "variants")
 Step = Callable[[], float]
 
 
@@ -50,12 +53,21 @@ def micro_batches() -> list[MicroBatch]:
     return [MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in ids]
 
 
-def engine_step(precision: Precision, num_processes: int) -> Step:
-    """The engine, data parallel."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as each parameter is ready": {"reduction": "per_parameter"},
+    "in buckets as they are ready": {},
+    "in buckets, in each micro-batch": {"reduce_each_micro_batch": True},
+}
+
+
+def engine_step(precision: Precision, num_processes: int, **choices: Any) -> Step:
+    """The engine, data parallel; `choices` of its recipe."""
+    recipe = replace(RECIPE, **choices)
     realisation = Realisation(
-        architecture=MODEL, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision
-    )
-    engine = Engine(realisation, RECIPE, World(realisation.mesh))
+        architecture=MODEL, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision,
+        reduction=recipe.reduction, reduce_each_micro_batch=recipe.reduce_each_micro_batch,
+    )  # fmt: skip
+    engine = Engine(realisation, recipe, World(realisation.mesh))
     engine.initialise(0)
     batches, targets = micro_batches(), num_processes * ACCUMULATION * SEQS * SEQ_LEN
 
@@ -156,14 +168,22 @@ def report(name: str, ratios: list[float], required: float | None) -> bool:
 
 
 def on_rank(rank: int, folder: str, arguments: argparse.Namespace, queue: Any) -> None:
+    """Whatever takes two processes; the first one hands over names and ratios, and at the end None."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2, timeout=timedelta(seconds=120)
     )
     dtype, precision = DTYPES[arguments.dtype], precision_of(arguments.dtype)
-    ratios = paired(engine_step(precision, 2), plain_step(dtype, ddp=True), arguments.pairs, arguments.steps)
-    if rank == 0:
-        queue.put(ratios)
+    ours = engine_step(precision, 2)
+    if "ddp" in arguments.what:
+        ratios = paired(ours, plain_step(dtype, ddp=True), arguments.pairs, arguments.steps)
+        queue.put(("two processes, DistributedDataParallel", ratios, REQUIRED)) if rank == 0 else None
+    if "variants" in arguments.what:
+        after = engine_step(precision, 2, reduction="after")
+        for name, choices in VARIANTS.items():
+            ratios = paired(engine_step(precision, 2, **choices), after, arguments.pairs, arguments.steps)
+            queue.put((f"two processes, reduced {name}", ratios, None)) if rank == 0 else None
+    queue.put(None) if rank == 0 else None
     dist.barrier()
     dist.destroy_process_group()
 
@@ -180,9 +200,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument(
-        "--what", nargs="+", choices=("one", "transformers", "ddp"), default=("one", "transformers", "ddp")
-    )
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=WHAT)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -196,11 +214,13 @@ def main() -> int:
     if "transformers" in arguments.what:
         ratios = paired(engine_step(precision, 1), transformers_step(dtype), arguments.pairs, arguments.steps)
         report("one process, a plain loop over transformers' Llama", ratios, None)
-    if "ddp" in arguments.what:
+    if {"ddp", "variants"} & set(arguments.what):
         with tempfile.TemporaryDirectory() as folder:
             queue = mp.get_context("spawn").SimpleQueue()
-            mp.spawn(on_rank, (folder, arguments, queue), nprocs=2)
-            good &= report("two processes, DistributedDataParallel", queue.get(), REQUIRED)
+            ranks = mp.spawn(on_rank, (folder, arguments, queue), nprocs=2, join=False)
+            for name, ratios, required in iter(queue.get, None):
+                good &= report(name, ratios, required)
+            ranks.join()
     return 0 if good else 1
 
 
