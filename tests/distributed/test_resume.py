@@ -6,19 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from harness import run_ranks
-from training import MODELS
+from training import MODELS, gathered
 
 from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.checkpoint import Checkpointer
+from shardwise.train.checkpoint import Checkpointer, latest
 from shardwise.train.data.batches import Batches
 from shardwise.train.data.corpus import write_corpus
 from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
+from shardwise.train.huggingface import checkpoint_to_hf, load_hf
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer, realisation_of
 from shardwise.train.world import World
@@ -94,3 +97,26 @@ def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, d
             assert own.learning_rate == other.learning_rate
             assert own.loss == pytest.approx(other.loss, rel=1e-5)
             assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+
+
+def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor]:
+    """A step and a checkpoint; every weight."""
+    trainer = trainer_of(plan, data)
+    trainer.train_step()
+    with Checkpointer(folder, keep=1) as checkpoints:
+        checkpoints.save(trainer.step, trainer.state())
+    return gathered(trainer.engine, "state")
+
+
+def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-1 of 3"], "dense")
+    wanted = run_ranks(checkpointed, 3, plan, data, tmp_path / "checkpoints")[0]
+    path = latest(tmp_path / "checkpoints")
+    assert path is not None
+    checkpoint_to_hf(path, plan.model, tmp_path / "hf", seq_len=SEQ_LEN)
+    found = dict(load_hf(tmp_path / "hf").named_parameters())
+    assert set(found) == set(wanted)
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name].detach().flatten().double(), weight, rtol=0, atol=0)
+    with pytest.raises(InputError, match=r"the weights of another model than dense: .*; the plan that the run was of"):
+        checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
