@@ -18,7 +18,7 @@ from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.data.batches import Batch, Batches
 from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.memory import MemoryTracker
+from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
@@ -64,12 +64,12 @@ class Trainer:
         held = list(engine.held())
         for term, tensor in held:
             tracker.name(term, [tensor])
-        engine.forward_ended = tracker.forward_ended
+        engine.watch(tracker.forward_ended, lambda whole: tracker.name(GATHERED, [whole]))
         try:
             with tracker, capture:
                 record = self.train_step()
         finally:
-            engine.forward_ended = lambda: None
+            engine.watch(lambda: None, lambda whole: None)
         return record, Inspection(tracker.memory(), capture.found)
 
     def state(self) -> dict[str, Piece | Json]:
