@@ -28,9 +28,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
     parser.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.add_argument(
-        "--svg", type=svg_name, metavar="FILE", help="draw predicted beside measured terms as an SVG"
-    )
+    parser.add_argument("--svg", type=svg_name, metavar="FILE", help="draw predicted beside measured terms as an SVG")
     parser.set_defaults(run=run)
 
 

@@ -172,8 +172,14 @@ def charts(plan: Plan, found: Reconciliation) -> tuple[BarChart, BarChart]:
     """Predicted above measured, of time and of memory."""
     time, memory = found.time, found.memory
     about = f"{plan.model.name}, {plan.layout}, on {found.machine}"
-    seconds = [{one.name: one.predicted_s or 0.0 for one in time.terms}, {one.name: one.measured_s for one in time.terms}]
-    held = [{one.name: one.predicted or 0.0 for one in memory.terms}, {one.name: max(one.measured, 0.0) for one in memory.terms}]
+    seconds = [
+        {one.name: one.predicted_s or 0.0 for one in time.terms},
+        {one.name: one.measured_s for one in time.terms},
+    ]
+    held = [
+        {one.name: one.predicted or 0.0 for one in memory.terms},
+        {one.name: max(one.measured, 0.0) for one in memory.terms},
+    ]
     return (
         _chart("Time of a step", about, seconds, MEASURED_TERMS, "s"),
         _chart("Memory of a device", about, held, MEMORY_TERMS, "B"),

@@ -23,6 +23,7 @@ from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
+
 class Trainer:
     """Trains the plan's model on batches, a step at a time; weights have their initial values at first."""
 
