@@ -17,7 +17,7 @@ import statistics
 import sys
 
 from shardwise.cluster.load import load_cluster
-from shardwise.cost import unit
+from shardwise.cost import unit_parts
 from shardwise.cost.estimate import estimate
 from shardwise.job import Job
 from shardwise.layout import derivation
@@ -36,7 +36,7 @@ LARGEST_MEMORY_BYTES = 500e6
 def run_search() -> SearchResult:
     """One search with cold caches, as a new process would run it."""
     derivation._derived.cache_clear()
-    unit._parts.cache_clear()
+    unit_parts.parts_of.cache_clear()
     job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
     return search(load_model("llama-3-405b"), load_cluster("h100:16384"), job)
 

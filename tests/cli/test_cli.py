@@ -95,6 +95,7 @@ FLAGS = {
         "--overlap",
         "--pin",
         "--precision",
+        "--runnable",
         "--seq-len",
         "--set",
         "--stack",

@@ -45,6 +45,15 @@ CASES = {
     "moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2)),
     "moe 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3)),
     "moe 4 hybrid zero-3": Case("moe", Layout(dp=2, fsdp=2, zero_stage=3)),
+    "full recompute 2 bucketed": Case(layout=Layout(dp=2, recompute="full")),
+    "selective recompute 3 zero-3": Case(layout=Layout(fsdp=3, zero_stage=3, recompute="selective")),
+    "full recompute 2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, recompute="full")),
+    "one layer recomputed 2 zero-3": Case(
+        layout=Layout(fsdp=2, zero_stage=3, recompute="full", recompute_layers=1), recipe={"reduction": "after"}
+    ),
+    "moe full recompute 2 zero-3": Case("moe", Layout(fsdp=2, zero_stage=3, recompute="full")),
+    "moe selective recompute 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2, recompute="selective")),
+    "tied full recompute 4 hybrid zero-2": Case("tied", Layout(dp=2, fsdp=2, zero_stage=2, recompute="full")),
     "adapted 2 bucketed": Case("adapted", Layout(dp=2)),
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
 }

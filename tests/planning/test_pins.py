@@ -141,3 +141,17 @@ def test_pins_under_which_nothing_fits_are_named_as_a_way_out() -> None:
 def test_choices_are_checked_in_python_too() -> None:
     with pytest.raises(InputError, match="tp: found True"):
         Choices().narrowed({"tp": True}, {})
+
+
+def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pins of the user hold beside."""
+    found = planned(capsys, "--runnable", "--pin", "dp=2")
+    assert [found["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
+    assert found["layout"]["offload"] == "none"
+    assert found["job"]["loss"] == "in_place"
+    assert any(other["layout"]["tp"] > 1 for other in planned(capsys)["alternatives"])
+
+
+def test_a_pin_that_does_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--runnable", "--pin", "tp=4"]) == 2
+    assert "--runnable: tp=4 is planned, not yet runnable; tp=1 is required" in capsys.readouterr().err

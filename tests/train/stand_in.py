@@ -153,7 +153,7 @@ class Checkpoints:
 
 def parts() -> Parts:
     return Parts(
-        require_format=lambda precision: None, join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints,
+        join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints,
         probe=lambda plan, world: {"products": 1e-3, "memory": 2e-3},
     )  # fmt: skip
 

@@ -16,11 +16,15 @@ from shardwise.errors import InputError, NothingFitsError
 from shardwise.layout.layout import Layout
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan, plan_layout
+from shardwise.planning.runnable import require_runnable
+from shardwise.precision import precision_named
 from shardwise.search.plan import plan as searched
 from shardwise.search.space import Choices
-from shardwise.train import memory
-from shardwise.train.admission import require_runnable, require_world
+from shardwise.train import device_memory
+from shardwise.train.admission import require_world
 from shardwise.train.fit import require_memory, smallest_change
+
+BF16 = precision_named("bf16")
 
 
 def big_plan(**layout: object) -> Plan:
@@ -33,13 +37,19 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
         tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="1f1b"
     )
     with pytest.raises(InputError) as caught:
-        require_runnable(plan)
+        require_runnable(plan.layout, BF16)
     (problem,) = caught.value.problems
     assert "tp=2, cp=2, pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
     assert problem.endswith("--pin tp=1 --pin cp=1 --pin pp=1 --pin async_tp=false --pin offload=none")
     with pytest.raises(InputError, match="plan: tp=8 is planned, not yet runnable"):
-        require_runnable(big_plan(tp=8))
-    require_runnable(big_plan(dp=2, fsdp=4, zero_stage=3))
+        require_runnable(big_plan(tp=8).layout, BF16)
+    require_runnable(big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)
+
+
+@pytest.mark.parametrize("name", ["fp8_delayed", "mxfp8", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"])
+def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: str) -> None:
+    with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32 runs"):
+        require_runnable(Layout(), precision_named(name))
 
 
 def test_there_are_as_many_processes_as_devices() -> None:
@@ -92,14 +102,14 @@ def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
 
 def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
-    whole = memory.host_bytes()
+    monkeypatch.setattr(device_memory, "CGROUP_LIMIT", limit)
+    whole = device_memory.host_bytes()
     assert whole > 2**26
     limit.write_text("max\n")
-    assert memory.host_bytes() == whole
+    assert device_memory.host_bytes() == whole
     limit.write_text("1048576\n")
-    assert memory.host_bytes() == 2**20
-    assert memory.device_bytes("cpu", 4) == 2**18
+    assert device_memory.host_bytes() == 2**20
+    assert device_memory.device_bytes("cpu", 4) == 2**18
 
 
 SCRIPT = """

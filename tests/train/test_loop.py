@@ -7,7 +7,6 @@ import math
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from train import stand_in
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.errors import InputError
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, Memory, parse_measured
 from shardwise.measurement.log import read_log
@@ -274,15 +272,3 @@ def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest
         "found 1 processes; the plan (dp=2 micro_batch_seqs=1 recompute=none) is of 2 devices"
         in capsys.readouterr().err
     )
-
-
-def test_a_format_that_does_not_run_is_refused(
-    inputs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(precision: Any) -> None:
-        raise InputError(f"precision {precision.name}: does not run")
-
-    made = replace(stand_in.parts(), require_format=refuse)
-    monkeypatch.setattr(stand_in, "parts", lambda: made)
-    assert train([*inputs, "--steps", "2"]) == 2
-    assert "error: precision fp32: does not run" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import torch
 from shardwise.errors import InputError
 from shardwise.execute.step import run_step
 from shardwise.layout.derivation import derive, derive_unit
+from shardwise.layout.parameters import parameters
 from shardwise.layout.shardings import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params, num_trained_params
@@ -19,7 +20,7 @@ from shardwise.model.decoder import unit_counts, whole_program
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
 from shardwise.sharding import Mesh
-from shardwise.train.model import IGNORED, Decoder, build, initialise, parameter_specs, parameter_weights
+from shardwise.train.model import IGNORED, Decoder, build, initialise, parameter_weights
 
 TOLERANCE = 1e-10
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
@@ -129,14 +130,14 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
     architecture = small(structure)
     model, units = build(architecture), derive(architecture, family)
     alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = parameter_specs(model, architecture, family)
-    assert set(found) == {name for name, _ in model.named_parameters()}
+    found = {one.name: one for one in parameters(architecture, family)}
+    assert list(found) == [name for name, _ in model.named_parameters()]
     for name, parameter in model.named_parameters():
         spec = found[name]
-        sizes = architecture.dense().dims if spec.weight.unit == "dense_block" else architecture.dims
+        sizes = architecture.dense().dims if spec.unit == "dense_block" else architecture.dims
         assert (spec.gradient is not None) == (spec.state is not None) == parameter.requires_grad
         for one in filter(None, (spec.rest, spec.use, spec.gradient, spec.state)):
-            assert one.dims == spec.weight.dims == units[spec.weight.unit].weights[spec.weight.name]
+            assert one.dims == units[spec.unit].weights[spec.weight]
             assert one.local_shape(alone, sizes) == tuple(parameter.shape)
     held: dict[str, list[tuple[str, ...]]] = {name: [] for name in unit_counts(architecture)}
     for module in (model.embedding, *model.layers.values(), model.head):
@@ -160,7 +161,7 @@ SPECS = {
 
 @pytest.mark.parametrize("zero_stage", SPECS)
 def test_specs_are_those_of_the_stage(zero_stage: int) -> None:
-    spec = parameter_specs(build(SMALL), SMALL, Family(zero_stage, False, "none"))["layers.1.w_up"]
+    (spec,) = (one for one in parameters(SMALL, Family(zero_stage, False, "none")) if one.name == "layers.1.w_up")
     assert tuple(map(str, (spec.rest, spec.use, spec.gradient, spec.state))) == SPECS[zero_stage]
 
 

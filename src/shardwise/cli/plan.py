@@ -37,6 +37,10 @@ def configure(verbs: Any) -> None:
         "--max", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with at most this, such as pp=4; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--runnable", action="store_true",
+        help="search only layouts that `train` runs, with its kind of loss",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the plan to a file")
     parser.set_defaults(run=run)
 
@@ -44,11 +48,13 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The plan, as a report or as JSON; for several clusters their comparison."""
     from shardwise.planning.codec import dump_plan, require_writable
+    from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
 
-    choices, limits = narrowed_choices(arguments.pin, arguments.max), _limits(arguments)
+    choices, limits = narrowed_choices(arguments.pin, arguments.max, runnable=arguments.runnable), _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
+    job = runnable_job(job) if arguments.runnable else job
     operations = resolve_operations(arguments)
     _require_tokens(arguments, job.tokens)
     if arguments.out:
@@ -143,11 +149,13 @@ def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
     raise MissedLimitError("\n".join(lines))
 
 
-def narrowed_choices(pins: Iterable[str], maxima: Iterable[str]) -> Choices | None:
-    """The choices that --pin and --max leave, None where there are none of these. Raises `InputError`."""
+def narrowed_choices(pins: Iterable[str], maxima: Iterable[str], *, runnable: bool = False) -> Choices | None:
+    """The choices that --pin, --max and --runnable leave, None where there are none of these. Raises `InputError`."""
+    from shardwise.planning.runnable import runnable_pins
     from shardwise.search.space import Choices
 
     wanted, most = _settings("--pin", pins), _settings("--max", maxima)
+    wanted = runnable_pins(wanted) if runnable else wanted
     return Choices().narrowed(wanted, most) if wanted or most else None
 
 

@@ -82,8 +82,8 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
         yield from _blame(found.guilty)
     elif not found.noisy:
         yield f"no term to blame: the step is as predicted, within {CLOSE:.0%}"
-    share = time.rest_share
-    yield f"unexplained {format_seconds(time.rest_s)}, {share:.1%} of the step ({'under' if share < REST else 'above'} {REST:.0%})"
+    side = "under" if time.rest_share < REST else "above"
+    yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {REST:.0%})"
 
 
 def _blame(guilty: Guilty) -> Iterator[str]:

@@ -35,7 +35,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters that are gathered and reduced as one flat array, which is split over `num_shards` devices."""
+    """Parameters that are gathered and reduced as one flat array, which is split over `num_shards` devices; `sync` names axes of
+    more than one device."""
 
     members: tuple[Member, ...]
     sync: Sync
@@ -66,7 +67,7 @@ def unit_groups(parameters: Iterable[Parameter], architecture: Architecture, mes
     keyed: dict[Hashable, list[Parameter]] = {}
     for one in parameters:
         path = "embedding" if architecture.tied_embeddings and one.path == "head" else one.path
-        keyed.setdefault((path, one.trained, one.sync), []).append(one)
+        keyed.setdefault((path, one.trained, _sync(one, mesh)), []).append(one)
     return tuple(_group(members, architecture, mesh) for members in keyed.values())
 
 
@@ -76,7 +77,7 @@ def bucket_groups(
     """Buckets of at most so many elements, or of one parameter, in the order in which gradients are ready: that of the last use
     comes first. Source: Li et al. 2020, PyTorch Distributed, section 3.2.3."""
     found: list[Group] = []
-    for _, run in groupby(reversed(parameters), key=lambda one: (one.trained, one.sync)):
+    for _, run in groupby(reversed(parameters), key=lambda one: (one.trained, _sync(one, mesh))):
         bucket: list[Parameter] = []
         filled = 0
         for one in run:
@@ -95,8 +96,13 @@ def _group(parameters: Sequence[Parameter], architecture: Architecture, mesh: Me
     for one in parameters:
         start = members[-1].stop if members else 0
         members.append(Member(one, _shape(one, architecture, mesh), start))
-    sync = parameters[0].sync
+    sync = _sync(parameters[0], mesh)
     return Group(tuple(members), sync, mesh.size(sync.shard))
+
+
+def _sync(one: Parameter, mesh: Mesh) -> Sync:
+    """Over the axes that have more than one device: what differs in others alone travels together."""
+    return Sync(*(tuple(axis for axis in axes if mesh.size(axis) > 1) for axes in one.sync))
 
 
 def _shape(one: Parameter, architecture: Architecture, mesh: Mesh) -> tuple[int, ...]:

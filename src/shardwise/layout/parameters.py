@@ -37,19 +37,43 @@ class Sync(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight of one layer (or of the embedding or the head): its unit's name and path in the model, dims, and its use spec."""
+    """A weight of one layer (or of the embedding or the head): its unit's path in the model and kind, and its derived specs.
+
+    `use` is how it lies where it is used, `rest` between uses; `gradient` where its gradient rests after a backward pass,
+    and `state` where the optimizer's state does: None of a weight that is frozen.
+    """
 
     path: str
     unit: str
     weight: str
     use: Spec
-    trained: bool
-    sync: Sync
+    rest: Spec
+    gradient: Spec | None
+    state: Spec | None
 
     @property
     def name(self) -> str:
         """Its full name; parameters of a module have no dots in their own names."""
         return f"{self.path}.{attribute(self.weight)}"
+
+    @property
+    def trained(self) -> bool:
+        return self.gradient is not None
+
+    @property
+    def sync(self) -> Sync:
+        """What the differences between the specs ask for."""
+        gather = _more(self.rest, self.use)
+        if self.gradient is None or self.state is None:
+            return Sync(gather=gather)
+        step_scatter = _more(self.state, self.gradient)
+        return Sync(
+            gather=gather,
+            scatter=_more(self.gradient, self.use),
+            step_scatter=step_scatter,
+            reduce=tuple(axis for axis in self.gradient.partial if axis not in step_scatter),
+            step_gather=_more(self.state, self.rest),
+        )
 
 
 def attribute(weight: str) -> str:
@@ -78,18 +102,14 @@ def unit_paths(architecture: Architecture) -> Iterator[tuple[str, str]]:
 
 def _parameter(path: str, unit: Unit, weight: str) -> Parameter:
     dims = unit.weights[weight]
-    use, rest = weight_use(unit.family, dims), unit.forward.specs[weight]
-    if weight not in unit.gradients:
-        return Parameter(path, unit.name, weight, use, False, Sync(gather=_more(rest, use)))
-    gradient, state = unit.backward.specs[unit.gradients[weight]], optimizer_rest(unit.family, dims)
-    step_scatter = _more(state, gradient)
-    return Parameter(path, unit.name, weight, use, True, Sync(
-        gather=_more(rest, use),
-        scatter=_more(gradient, use),
-        step_scatter=step_scatter,
-        reduce=tuple(axis for axis in gradient.partial if axis not in step_scatter),
-        step_gather=_more(state, rest),
-    ))  # fmt: skip
+    trained = weight in unit.gradients
+    return Parameter(
+        path, unit.name, weight,
+        use=weight_use(unit.family, dims),
+        rest=unit.forward.specs[weight],
+        gradient=unit.backward.specs[unit.gradients[weight]] if trained else None,
+        state=optimizer_rest(unit.family, dims) if trained else None,
+    )  # fmt: skip
 
 
 def _more(finer: Spec, coarser: Spec) -> Axes:

@@ -148,7 +148,7 @@ class Realisation:
     def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         dtype = self.control_dtype
         yield Issued(Kind.ALL_REDUCE, self.batch_axes, dtype, _bytes(1, dtype), "loss"), 1
-        for axes in {self.several(group.sync.shard) for group in self.groups if group.trained}:
+        for axes in {group.sync.shard for group in self.groups if group.trained}:
             yield Issued(Kind.ALL_REDUCE, axes, dtype, _bytes(1, dtype), "norm"), 1
         layers = self.architecture.num_layers - self.architecture.num_dense_layers
         sums = {"micro_batch": 2, "step": 1, "never": 0}[self.statistics] * layers * self.architecture.num_experts

@@ -1,7 +1,8 @@
 """The log of a run: a JSON line for each step, with torchtitan's names where it has one.
 
 A line with a "schema" is a header, written at each start of the run; one with "validation_metrics/loss" is a validation; any
-other is a step, and one with "inspected" was watched from below, and slower for it. Every line is flushed as it is written; a torn last line, as a run that was killed leaves it, is not read.
+other is a step, and one with "inspected" was watched from below, and slower for it. Every line is flushed as it is written; a
+torn last line, as a run that was killed leaves it, is not read.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says: the header of each start, the steps, the validation losses (nats) by step, and the numbers of the steps that
-    were watched from below."""
+    """What a log says: the header of each start, the steps, the validation losses (nats) by step, and the numbers of the steps
+    that were watched from below."""
 
     headers: tuple[Mapping[str, Any], ...]
     steps: tuple[StepRecord, ...]

@@ -9,18 +9,16 @@ from importlib.util import find_spec
 from typing import Any
 
 from shardwise.errors import InputError, collect, require
-from shardwise.layout.layout import AXES
 from shardwise.measurement.folder import RunFolder, RunOf
 from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, versions
+from shardwise.planning.runnable import require_runnable
+from shardwise.precision import precision_named
 from shardwise.train.data.batches import Batches
 from shardwise.train.data.order import BatchRamp
 from shardwise.train.data.shards import TokenShards
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe
-
-RUNNABLE_AXES = ("dp", "fsdp")
-WITHOUT = {"async_tp": "false", "offload": "none"}  # the value that needs nothing of the engine; of a degree it is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +31,6 @@ class Data:
     @property
     def fingerprint(self) -> str:
         return self.train.shards.index.fingerprint
-
-
-def require_runnable(plan: Plan) -> None:
-    """Raise `InputError` that names all of a plan that the engine does not have."""
-    layout = plan.layout
-    missing = [
-        f"{axis}={getattr(layout, axis)}" for axis in AXES if axis not in RUNNABLE_AXES and getattr(layout, axis) > 1
-    ]
-    missing += ["async_tp=true"] if layout.async_tp else []
-    missing += [f"offload={layout.offload}"] if layout.offload != "none" else []
-    if missing:
-        is_or_are = "is" if len(missing) == 1 else "are"
-        raise InputError(
-            f"plan: {', '.join(missing)} {is_or_are} planned, not yet runnable; plan again with "
-            f"{pins_text({name.partition('=')[0]: WITHOUT.get(name.partition('=')[0], 1) for name in missing})}"
-        )
-
-
-def pins_text(changes: Mapping[str, object]) -> str:
-    """Flags of `shardwise plan` for values of a layout."""
-    return " ".join(f"--pin {name}={'all' if value is None else value}" for name, value in changes.items())
 
 
 def require_world(plan: Plan, world_size: int) -> None:
@@ -89,7 +66,8 @@ def _held_out(plan: Plan, settings: Settings) -> Batches:
 
 def admit(plan: Plan, settings: Settings) -> Data:
     """All checks of what was given, at once. Raises `InputError`."""
-    _, data = collect(lambda: require_runnable(plan), lambda: open_data(plan, settings))
+    precision = precision_named(plan.job.precision)
+    _, data = collect(lambda: require_runnable(plan.layout, precision), lambda: open_data(plan, settings))
     assert isinstance(data, Data)
     require_tensorboard(settings)
     if settings.resume:

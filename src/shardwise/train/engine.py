@@ -84,7 +84,13 @@ class Engine:
         """Make every process group at once, in one order on all processes."""
         used = {self.batch_axes}
         for group in self.groups:
-            used |= {group.gather, group.scatter, group.step_scatter, group.reduce, group.step_gather}
+            used |= {
+                group.sync.gather,
+                group.sync.scatter,
+                group.sync.step_scatter,
+                group.sync.reduce,
+                group.sync.step_gather,
+            }
         for axes in sorted(used - {()}):
             self.world.group(axes)
 
@@ -116,8 +122,8 @@ class Engine:
         """Hand the parts that the processes update to all whose weights are whole."""
         for group in self.groups:
             group.publish()
-            if group.step_gather:
-                self.exchange.all_gather(group.weights, group.shard.clone(), group.step_gather).wait()
+            if group.sync.step_gather:
+                self.exchange.all_gather(group.weights, group.shard.clone(), group.sync.step_gather).wait()
 
     def step(
         self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int

@@ -12,7 +12,7 @@ from shardwise.errors import NothingFitsError
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.planning.plan import Plan
-from shardwise.train.admission import pins_text
+from shardwise.planning.runnable import pins_text
 from shardwise.units import format_bytes
 
 Change = Mapping[str, Any]  # fields of a layout, with their new values

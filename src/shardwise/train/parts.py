@@ -14,7 +14,6 @@ from shardwise.errors import InputError
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
-from shardwise.precision import Precision
 from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
 from shardwise.train.recipe import Recipe
@@ -75,10 +74,9 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """How each of them is made. `require_format` raises `InputError` for a precision recipe that does not run; `join` meets the
-    other ranks, on the devices that are asked for, and `leave` parts with them. `probe` times short work of a plan, by name."""
+    """How each of them is made. `join` meets the other ranks, on the devices that are asked for, and `leave` parts with them.
+    `probe` gives seconds of short work of a plan by name."""
 
-    require_format: Callable[[Precision], object]
     join: Callable[[Plan, Recipe, Device], World]
     leave: Callable[[], None]
     probe: Callable[[Plan, World], Mapping[str, float]]
@@ -90,7 +88,6 @@ def own_parts() -> Parts:
     """Those of Shardwise's engine."""
     from shardwise.train import trainer, world
     from shardwise.train.checkpoint import Checkpointer
-    from shardwise.train.formats import formats_of
     from shardwise.train.probe import probe
     from shardwise.train.realised import realisation_of
 
@@ -98,7 +95,7 @@ def own_parts() -> Parts:
         return world.World(realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
 
     return Parts(
-        require_format=formats_of, join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer,
+        join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer,
         checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
     )  # fmt: skip
 

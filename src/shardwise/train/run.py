@@ -16,8 +16,9 @@ from shardwise.measurement.record import StepRecord
 from shardwise.measurement.summary import summarised
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
+from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
-from shardwise.train.admission import Data, admit, require_runnable, require_world, run_of
+from shardwise.train.admission import Data, admit, require_world, run_of
 from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
@@ -64,7 +65,7 @@ def _joined(settings: Settings, parts: Parts) -> tuple[Plan, World]:
     """What has to hold before the ranks can meet."""
     with first_of_host_speaks():
         plan = load_plan(settings.plan)
-        require_runnable(plan)
+        require_runnable(plan.layout, precision_named(plan.job.precision))
         require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
         return plan, parts.join(plan, settings.recipe, settings.device)
 
@@ -74,7 +75,6 @@ def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World) -> Dat
     if world.rank == 0:
         settings.out.require_place(resume=settings.resume, force=settings.force)
     data = admit(plan, settings)
-    parts.require_format(precision_named(plan.job.precision))
     device, on_host = str(world.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     shared = f" (this host over its {on_host} processes)" if device == "cpu" and on_host > 1 else ""
     require_memory(plan, device_bytes(device, on_host), device + shared)

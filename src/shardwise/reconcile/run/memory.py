@@ -34,7 +34,7 @@ class MemoryTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """The terms, which add up to the peak; what the process had, and of it the device's allocator (None: it has none of its own)."""
+    """The terms, which add up to the peak; what the process had, and the device's allocator (None: it has none of its own)."""
 
     terms: tuple[MemoryTerm, ...]
     total: MemoryTerm
@@ -47,11 +47,11 @@ class StepMemory:
 def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
     """Compare by term. `seen` has the memory of a watched step.
 
-    Terms that rest, what is saved for the backward pass and what is gathered are compared by the most that each ever had. A plan's
-    peak is at the loss or in a block's backward pass, and the term of the other is 0 (`cost.stage_memory`). Where it is at the
-    loss, the logits are compared by the most that they had, and what is left of the measured peak is workspace that nothing
-    predicts. Where it is in a block, all that is left of the measured peak beside the other terms is held against the
-    workspace, logits too if the peak was at the loss after all. So what is measured adds up to the peak.
+    Terms that rest, what is saved for the backward pass and what is gathered are compared by the most that each ever had. A
+    plan's peak is at the loss or in a block's backward pass, and the term of the other is 0 (`cost.stage_memory`). Where it is
+    at the loss, the logits are compared by the most that they had, and what is left of the measured peak is workspace that
+    nothing predicts. Where it is in a block, all that is left of the measured peak beside the other terms is held against
+    the workspace, logits too if the peak was at the loss after all. So what is measured adds up to the peak.
     """
     assert seen.memory is not None
     process = seen.process

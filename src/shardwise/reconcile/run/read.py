@@ -34,7 +34,7 @@ class MeasuredRun:
 
 
 def read_run(plan: Plan, path: Path) -> MeasuredRun:
-    """The run of a plan. Raises `InputError` for a folder without one, one of another plan, and one that is too short to judge."""
+    """The run of a plan. Raises `InputError` for a folder without one, one of another plan, and one too short to judge."""
     folder = RunFolder(path)
     if not folder.holds_a_run:
         raise InputError(f"reconcile: {path} holds no run; the folder that `shardwise train --out` named is required")
@@ -96,6 +96,7 @@ def _counted(plan: Plan, log: Log, path: Path) -> tuple[StepRecord, ...]:
     if len(found) < LEAST_STEPS:
         raise InputError(
             f"reconcile: found {len(found)} steps of {path} that count (after the first {WARM_UP} of its latest start, of "
-            f"{plan.job.global_batch_tokens:,} tokens, not the watched one); at least {LEAST_STEPS} are required: run more --steps"
+            f"{plan.job.global_batch_tokens:,} tokens, not the watched one); at least {LEAST_STEPS} are required: "
+            "run more --steps"
         )
     return found

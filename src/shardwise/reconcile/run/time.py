@@ -61,7 +61,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guilty:
-    """The term whose difference explains most of the step's error, `part` of it, and what it hangs on, what moves it most first."""
+    """The term whose difference is the most of the step's error, `part` of it, and what it hangs on, what moves it most first."""
 
     term: TimeTerm
     part: float

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.derivation import derived_unit
-from shardwise.layout.shardings import Family, optimizer_rest, weight_use
+from shardwise.layout.parameters import attribute
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import UNITS
-from shardwise.sharding.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +20,6 @@ class Weight:
     unit: str
     name: str
     dims: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterSpec:
-    """Where a weight rests, how it lies where it is used, where its gradient rests when a backward pass has ended, and where
-    the optimizer's state of it rests. The last two are None of a weight that is frozen."""
-
-    weight: Weight
-    rest: Spec
-    use: Spec
-    gradient: Spec | None
-    state: Spec | None
-
-
-def attribute(weight: str) -> str:
-    """The name of the parameter that a weight is: a module's parameters have no dots in their names."""
-    return weight.replace(".", "_")
 
 
 class UnitModule(nn.Module):
@@ -73,20 +54,3 @@ def _parameter_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
         if isinstance(module, UnitModule):
             prefix = f"{path}." if path else ""
             yield from ((f"{prefix}{name}", weight) for name, weight in module.weights.items())
-
-
-def parameter_specs(model: nn.Module, architecture: Architecture, family: Family) -> Mapping[str, ParameterSpec]:
-    """Every parameter's shardings in a layout of this family, as derived, by the parameter's full name in `model`."""
-    return {name: _spec(weight, architecture, family) for name, weight in parameter_weights(model).items()}
-
-
-def _spec(weight: Weight, architecture: Architecture, family: Family) -> ParameterSpec:
-    unit = derived_unit(architecture.structure, family, weight.unit)
-    trained = weight.name in unit.gradients
-    return ParameterSpec(
-        weight,
-        rest=unit.forward.specs[weight.name],
-        use=weight_use(unit.family, weight.dims),
-        gradient=unit.backward.specs[unit.gradients[weight.name]] if trained else None,
-        state=optimizer_rest(unit.family, weight.dims) if trained else None,
-    )

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.layout.groups import Group, Member
-from shardwise.layout.parameters import attribute
-from shardwise.sharding.spec import Axes
+from shardwise.layout.parameters import Sync, attribute
 from shardwise.train.formats import Formats
 from shardwise.train.world import World
 
@@ -37,10 +36,7 @@ class FlatGroup:
         """Puts the group's parameters into `model`, which may be on the meta device, as views of the weights."""
         self.group, self.formats, self.world = group, formats, world
         sync = group.sync
-        self.gather, self.scatter = self.several(sync.gather), self.several(sync.scatter)
-        self.step_scatter, self.reduce = self.several(sync.step_scatter), self.several(sync.reduce)
-        self.step_gather = self.several(sync.step_gather)
-        self.splits_weights, self.scatters = bool(self.gather), bool(self.scatter)
+        self.splits_weights, self.scatters = bool(sync.gather), bool(sync.scatter)
         self.begin = world.position(sync.shard) * group.shard_size
         self._make_weights()
         self.parameters = [self._put(model, member) for member in group.members]
@@ -49,9 +45,10 @@ class FlatGroup:
         if group.trained:
             self._make_gradients()
 
-    def several(self, axes: Axes) -> Axes:
-        """The axes with more than one process."""
-        return tuple(axis for axis in axes if self.world.degree((axis,)) > 1)
+    @property
+    def sync(self) -> Sync:
+        """The axes that it is gathered and reduced over."""
+        return self.group.sync
 
     def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=self.world.device)

@@ -86,12 +86,12 @@ class GroupGradients:
         if flat.scatters:
             whole = flat.zeros(flat.group.padded_size, flat.formats.reduced) if self.moving is None else self.moving
             self.moving = whole  # until it has been sent
-            self._scatter(whole, flat.scatter)
-        elif flat.step_scatter:
-            self._scatter(flat.gradients.to(flat.formats.reduced), flat.step_scatter)
-        elif flat.reduce:
+            self._scatter(whole, flat.sync.scatter)
+        elif flat.sync.step_scatter:
+            self._scatter(flat.gradients.to(flat.formats.reduced), flat.sync.step_scatter)
+        elif flat.sync.reduce:
             self.arriving = flat.gradients.to(flat.formats.reduced)
-            self.pending = self.exchange.all_reduce(self.arriving, flat.reduce)
+            self.pending = self.exchange.all_reduce(self.arriving, flat.sync.reduce)
 
     def _scatter(self, whole: Tensor, axes: tuple[str, ...]) -> None:
         self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
@@ -116,9 +116,9 @@ class GroupGradients:
     def reduce_shards(self) -> None:
         """Begin to sum what was scattered over the axes that replicate it."""
         flat = self.flat
-        if flat.reduce and (flat.scatters or flat.step_scatter):
+        if flat.sync.reduce and (flat.scatters or flat.sync.step_scatter):
             self.arriving = flat.gradient_shard.to(flat.formats.reduced)
-            self.pending = self.exchange.all_reduce(self.arriving, flat.reduce)
+            self.pending = self.exchange.all_reduce(self.arriving, flat.sync.reduce)
 
     @torch.no_grad()
     def receive_shards(self) -> None:
@@ -135,8 +135,8 @@ class GroupGradients:
         flat, world = self.flat, self.flat.world
         if flat.scatters:
             return
-        kept = flat.gradient_shard.clone() if world.position(flat.reduce) == 0 else None
-        if flat.reduce or flat.step_scatter:
+        kept = flat.gradient_shard.clone() if world.position(flat.sync.reduce) == 0 else None
+        if flat.sync.reduce or flat.sync.step_scatter:
             flat.gradients.zero_()
             if kept is not None:
                 flat.gradient_shard.copy_(kept)

@@ -66,7 +66,7 @@ class Updater:
         for group in self.groups:
             part = group.gradient_shard
             own = torch.linalg.vector_norm(part, dtype=torch.promote_types(part.dtype, torch.float32)).square()
-            axes = group.several(group.group.sync.shard)
+            axes = group.sync.shard
             sums[axes] = sums[axes] + own if axes in sums else own
         total = sum(self.exchange.sum_now(own, axes) for axes, own in sorted(sums.items()))
         assert isinstance(total, Tensor)
@@ -82,9 +82,9 @@ class Updater:
             if optimizer is not None:
                 self._update(group, slots, optimizer, learning_rate, scale)
             group.publish()
-            if group.step_gather:
+            if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
-                pending.append(self.exchange.all_gather(group.weights, part, group.step_gather))
+                pending.append(self.exchange.all_gather(group.weights, part, group.sync.step_gather))
         return pending
 
     def _update(

@@ -73,7 +73,7 @@ class WeightGatherer:
     def _start(self, group: FlatGroup) -> None:
         if not group.whole:
             group.allocate()
-            self.pending[id(group)] = self.exchange.all_gather(group.weights, group.shard, group.gather)
+            self.pending[id(group)] = self.exchange.all_gather(group.weights, group.shard, group.sync.gather)
 
     def end(self) -> None:
         """Let go of everything at the end of a micro-batch."""

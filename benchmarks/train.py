@@ -1,0 +1,208 @@
+"""How fast the trainer's step is beside what one would write by hand, and beside PyTorch's DistributedDataParallel.
+
+    python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one ddp]
+
+One process: the engine's step against a plain loop over the same model (forward, backward, clip_grad_norm_, fused AdamW,
+gradients set to None), and, for what the model itself is worth, against the same loop over `transformers`' Llama. Two processes:
+the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in a plain
+loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time, and the
+80% range of the pairs: above 1 the engine is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwise.layout.layout import Layout
+from shardwise.layout.realisation import Realisation
+from shardwise.model.architecture import Architecture
+from shardwise.precision import Precision, precision_named
+from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.formats import DTYPES
+from shardwise.train.model import build, initialise
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+REQUIRED = 0.97
+MODEL = Architecture(
+    name="benchmark", num_layers=6, d_model=384, d_ff=1024, num_heads=6, num_kv_heads=2, head_dim=64, vocab_size=4096
+)
+SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
+RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
+Step = Callable[[], float]
+
+
+def micro_batches() -> list[MicroBatch]:
+    ids = torch.randint(MODEL.vocab_size, (ACCUMULATION, SEQS, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+    return [MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in ids]
+
+
+def engine_step(precision: Precision, num_processes: int) -> Step:
+    """The engine, data parallel."""
+    realisation = Realisation(
+        architecture=MODEL, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision
+    )
+    engine = Engine(realisation, RECIPE, World(realisation.mesh))
+    engine.initialise(0)
+    batches, targets = micro_batches(), num_processes * ACCUMULATION * SEQS * SEQ_LEN
+
+    def step() -> float:
+        result = engine.step(batches, targets, ACCUMULATION, 0)
+        return float(result.loss) + 0.0 * float(result.norm)
+
+    return step
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
+    kinds = [[one for one in model.parameters() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    return torch.optim.AdamW(
+        [{"params": kinds[0], "weight_decay": RECIPE.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
+        lr=RECIPE.learning_rate, betas=(RECIPE.beta1, RECIPE.beta2), eps=RECIPE.epsilon, fused=True,
+    )  # fmt: skip
+
+
+def plain_step(dtype: torch.dtype, *, ddp: bool) -> Step:
+    """What one writes by hand around the same model."""
+    model = build(MODEL, dtype=dtype)
+    initialise(model, 0)
+    wrapped: Any = DistributedDataParallel(model, gradient_as_bucket_view=True) if ddp else model
+    optimizer, batches = optimizer_of(model), micro_batches()
+    targets = ACCUMULATION * SEQS * SEQ_LEN  # DDP averages over processes
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for number, batch in enumerate(batches, start=1):
+            if ddp:
+                wrapped.require_backward_grad_sync = number == ACCUMULATION  # what its no_sync() sets
+            loss = wrapped(batch.ids_BT, batch.targets_BT, targets).loss
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE.clip_norm or 1.0)
+        optimizer.step()
+        return total
+
+    return step
+
+
+def transformers_step(dtype: torch.dtype) -> Step:
+    """The same around `transformers`' model of the same shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=MODEL.vocab_size, hidden_size=MODEL.d_model, intermediate_size=MODEL.d_ff,
+        num_hidden_layers=MODEL.num_layers, num_attention_heads=MODEL.num_heads, num_key_value_heads=MODEL.num_kv_heads,
+        head_dim=MODEL.head_dim, tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(dtype)
+    optimizer, batches = optimizer_of(model), micro_batches()
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for batch in batches:
+            logits = model(input_ids=batch.ids_BT).logits.float()
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten()) / ACCUMULATION
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE.clip_norm or 1.0)
+        optimizer.step()
+        return total
+
+    return step
+
+
+def timed(step: Step, num_steps: int) -> float:
+    if dist.is_initialized():
+        dist.barrier()
+    started = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    return time.perf_counter() - started
+
+
+def paired(ours: Step, other: Step, pairs: int, num_steps: int) -> list[float]:
+    """Ratios of the other's time to ours, in turn first and second; two steps of each are not counted."""
+    for step in (ours, other):
+        timed(step, 2)
+    found = []
+    for number in range(pairs):
+        order = (ours, other) if number % 2 else (other, ours)
+        seconds = {step: timed(step, num_steps) for step in order}
+        found.append(seconds[other] / seconds[ours])
+    return found
+
+
+def report(name: str, ratios: list[float], required: float | None) -> bool:
+    ratios = sorted(ratios)
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    middle = statistics.median(ratios)
+    limit = "" if required is None else f"  (at least {required}: {'met' if middle >= required else 'missed'})"
+    print(f"{name:<58} {middle:.3f}  [{low:.3f}, {high:.3f}]{limit}", flush=True)
+    return required is None or middle >= required
+
+
+def on_rank(rank: int, folder: str, arguments: argparse.Namespace, queue: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    dtype, precision = DTYPES[arguments.dtype], precision_of(arguments.dtype)
+    ratios = paired(engine_step(precision, 2), plain_step(dtype, ddp=True), arguments.pairs, arguments.steps)
+    if rank == 0:
+        queue.put(ratios)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def precision_of(dtype: str) -> Precision:
+    """Weights and state in one format: a plain loop has no master copy."""
+    return precision_named("fp32") if dtype == "fp32" else Precision(
+        name="bf16", weights="bf16", gradients="bf16", master=None, moments="bf16"
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument(
+        "--what", nargs="+", choices=("one", "transformers", "ddp"), default=("one", "transformers", "ddp")
+    )
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dtype, precision = DTYPES[arguments.dtype], precision_of(arguments.dtype)
+    good = True
+    if "one" in arguments.what:
+        ours = engine_step(precision, 1)
+        ratios = paired(ours, plain_step(dtype, ddp=False), arguments.pairs, arguments.steps)
+        good &= report("one process, a plain loop over the same model", ratios, REQUIRED)
+    if "transformers" in arguments.what:
+        ratios = paired(engine_step(precision, 1), transformers_step(dtype), arguments.pairs, arguments.steps)
+        report("one process, a plain loop over transformers' Llama", ratios, None)
+    if "ddp" in arguments.what:
+        with tempfile.TemporaryDirectory() as folder:
+            queue = mp.get_context("spawn").SimpleQueue()
+            mp.spawn(on_rank, (folder, arguments, queue), nprocs=2)
+            good &= report("two processes, DistributedDataParallel", queue.get(), REQUIRED)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What of a plan the engine runs: one rule for searches, for the checks before a run, and for the engine. No PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.errors import require
+from shardwise.job import Job
+from shardwise.layout.layout import AXES, Layout
+from shardwise.precision import PRECISIONS, Precision
+
+RUNNABLE_AXES = ("dp", "fsdp")
+RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
+LOSS = "in_place"  # the kind that the trained model has
+# What a layout must have of everything else.
+PINS: Mapping[str, Any] = {
+    **{axis: 1 for axis in AXES if axis not in RUNNABLE_AXES},
+    "async_tp": False,
+    "offload": "none",
+}
+
+
+def runnable_job(job: Job) -> Job:
+    """The job with the engine's loss."""
+    return replace(job, loss=LOSS)
+
+
+def require_runnable(layout: Layout, precision: Precision) -> None:
+    """Raise `InputError` that names all of a layout and a precision recipe that the engine does not have, and what would do."""
+    require([*_missing(layout), *_unrunnable(precision)])
+
+
+def _missing(layout: Layout) -> Iterator[str]:
+    missing = {name: getattr(layout, name) for name, value in PINS.items() if getattr(layout, name) != value}
+    if missing:
+        named = ", ".join(f"{name}={_shown(value)}" for name, value in missing.items())
+        yield (
+            f"plan: {named} {'is' if len(missing) == 1 else 'are'} planned, not yet runnable; plan again with --runnable, or "
+            f"{pins_text({name: PINS[name] for name in missing})}"
+        )
+
+
+def runnable_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
+    """Pins of a search, with those that leave only what runs. Raises `InputError` for a pin that does not run."""
+    require(
+        [
+            f"--runnable: {name}={_shown(pins[name])} is planned, not yet runnable; {name}={_shown(value)} is required"
+            for name, value in PINS.items()
+            if pins.get(name, value) != value
+        ]
+    )
+    return {**PINS, **pins}
+
+
+def pins_text(changes: Mapping[str, object]) -> str:
+    """Flags of `shardwise plan` for values of a layout."""
+    return " ".join(f"--pin {name}={'all' if value is None else _shown(value)}" for name, value in changes.items())
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unrunnable(precision: Precision) -> Iterator[str]:
+    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one)))
+    yield from (f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision))
+
+
+def _problems(precision: Precision) -> Iterator[str]:
+    """What a recipe has that does not run."""
+    state = precision.master or precision.weights
+    formats = {
+        precision.weights, precision.gradients, precision.gradient_reduction, state,
+        precision.accumulated_gradients or precision.gradients, precision.activations,
+    }  # fmt: skip
+    yield from (f"{name} is planned, not yet runnable" for name in sorted(formats - set(RUNNABLE_FORMATS)))
+    if precision.matmul:
+        yield f"products in {precision.matmul} are planned, not yet runnable"
+    if precision.activations != precision.weights:
+        yield f"weights in {precision.weights} under activations in {precision.activations} are not yet runnable"
+    if precision.moments != state or precision.second_moment not in (None, state):
+        yield f"moments in another format than the {state} of what is updated are not yet runnable"
+    if precision.update_gradients:
+        yield "a copy of the gradients that rests with the moments is not yet runnable"

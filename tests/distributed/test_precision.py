@@ -1,0 +1,78 @@
+"""Runs in bf16: as near to float64 as one process in bf16 is, with the same experts chosen; and runs in fp32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from harness import run_ranks
+from test_equality import error
+from training import FP64, Case, engine_of, gathered, run_step
+
+from shardwise.layout.layout import Layout
+from shardwise.precision import PRECISIONS
+
+BF16 = ("bf16", "bf16_fp32_gradients", "bf16_fp32_main_gradients", "bf16_fp32_reduction")
+LAYOUTS = {
+    "2 bucketed": Layout(dp=2, micro_batch_seqs=2),
+    "3 zero-1": Layout(fsdp=3, zero_stage=1),
+    "2 zero-2": Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2),
+    "4 hybrid zero-3": Layout(dp=2, fsdp=2, zero_stage=3),
+}
+
+
+@dataclass
+class Step:
+    """The first step of a run: its loss, every gradient, and the rows that each expert got on all ranks."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    rows: torch.Tensor | None
+
+
+def first_step(case: Case) -> Step:
+    engine = engine_of(case)
+    for number, bias in enumerate(engine.model.buffers()):  # no two experts so near to each other that rounding decides
+        bias.copy_(torch.linspace(0.0, 1.0, len(bias)).roll(number))
+    engine.recipe = replace(engine.recipe, clip_norm=None)
+    engine.updater.recipe = engine.recipe
+    result = run_step(engine, case, 0)
+    rows = engine.balancer.counts
+    return Step(float(result.loss), gathered(engine, "gradient_shard"), None if rows is None else rows.round().long())
+
+
+def of_one_process(case: Case) -> Step:
+    """The same global micro-batches in one process."""
+    size = case.layout.num_replicas * case.layout.micro_batch_seqs
+    return first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("model", "precision"), [*(("dense", name) for name in BF16), ("moe", "bf16")])
+def test_bf16_is_as_near_to_float64_as_one_process(model: str, precision: str, layout: str) -> None:
+    case = Case(model, LAYOUTS[layout], precision=PRECISIONS[precision])
+    exact, alone = of_one_process(replace(case, precision=FP64)), of_one_process(case)
+    found = run_ranks(first_step, case.layout.num_devices, case)[0]
+    if exact.rows is not None:
+        assert torch.equal(exact.rows, alone.rows), "one process routes otherwise in bf16: the case says nothing"
+        assert torch.equal(exact.rows, found.rows)
+    # where one process is exact by luck, a rounding of its sums in fp32 is allowed
+    assert abs(found.loss - exact.loss) <= 2 * abs(alone.loss - exact.loss) + 2**-20 * exact.loss
+    total, limit = (_distance(one.gradients, exact.gradients) for one in (found, alone))
+    assert 0 < total <= 2 * limit
+
+
+def _distance(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+    """Of all gradients together."""
+    return error(torch.cat([found[name] for name in sorted(exact)]), torch.cat([exact[name] for name in sorted(exact)]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp32_is_near_to_float64(layout: str) -> None:
+    case = Case("dense", LAYOUTS[layout], precision=PRECISIONS["fp32"])
+    exact = of_one_process(replace(case, precision=FP64))
+    for found in run_ranks(first_step, case.layout.num_devices, case):
+        assert found.loss == pytest.approx(exact.loss, rel=1e-5)
+        for name, gradient in exact.gradients.items():
+            assert error(found.gradients[name], gradient) <= 1e-5, name

@@ -1,0 +1,97 @@
+"""A run that is stopped goes on, on other ranks, degrees and ZeRO stages, as if it had never been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import run_ranks
+from training import MODELS
+
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.measurement.record import StepRecord
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.checkpoint import Checkpointer
+from shardwise.train.data.batches import Batches
+from shardwise.train.data.corpus import write_corpus
+from shardwise.train.data.documents import find_sources
+from shardwise.train.data.shards import TokenShards
+from shardwise.train.realised import realisation_of
+from shardwise.train.recipe import Recipe
+from shardwise.train.trainer import Trainer
+from shardwise.train.world import World
+
+SEQ_LEN, SEQS, VOCABULARY = 8, 6, 280
+LAYOUTS = {
+    "alone": Layout(micro_batch_seqs=6),
+    "dp=2": Layout(dp=2, micro_batch_seqs=3),
+    "zero-1 of 3": Layout(fsdp=3, zero_stage=1, micro_batch_seqs=2),
+    "zero-2 of 2": Layout(fsdp=2, zero_stage=2, micro_batch_seqs=3),
+    "hybrid zero-3 of 4": Layout(dp=2, fsdp=2, zero_stage=3),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text")
+    for number in range(12):
+        (text / f"{number}.txt").write_text(f"{number} green bottles hanging on the wall, and {number * 7} more. " * 4)
+    folder = tmp_path_factory.mktemp("data") / "tokens"
+    write_corpus(find_sources([text]), folder, vocab_size=VOCABULARY)
+    return folder
+
+
+def planned(layout: Layout, model: str) -> Plan:
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+    architecture = replace(MODELS[model], vocab_size=VOCABULARY)
+    return plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
+
+
+def trainer_of(plan: Plan, data: Path) -> Trainer:
+    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01)
+    batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
+    return Trainer(plan, recipe, batches, World(realisation_of(plan, recipe).mesh))
+
+
+def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
+    """Three steps, a checkpoint, and two more."""
+    trainer = trainer_of(plan, data)
+    for _ in range(3):
+        trainer.train_step()
+    with Checkpointer(folder, keep=1) as checkpoints:
+        checkpoints.start(trainer.step, trainer.state())
+        return [trainer.train_step() for _ in range(2)]
+
+
+def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
+    """The two steps after the checkpoint."""
+    trainer = trainer_of(plan, data)
+    with Checkpointer(folder, keep=1) as checkpoints:
+        path = checkpoints.latest()
+        assert path is not None
+        trainer.restore(checkpoints.load(path, trainer.state()))
+    return [trainer.train_step() for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [
+        ("dense", "dp=2", "zero-1 of 3"),
+        ("dense", "zero-1 of 3", "hybrid zero-3 of 4"),
+        ("dense", "hybrid zero-3 of 4", "alone"),
+        ("moe", "zero-2 of 2", "dp=2"),
+        ("tied", "alone", "zero-2 of 2"),
+    ],
+)
+def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, data: Path, tmp_path: Path) -> None:
+    wanted = run_ranks(saved, LAYOUTS[before].num_devices, planned(LAYOUTS[before], model), data, tmp_path)[0]
+    layout = LAYOUTS[after]
+    for found in run_ranks(resumed, layout.num_devices, planned(layout, model), data, tmp_path):
+        for own, other in zip(found, wanted, strict=True):
+            assert own.step == other.step
+            assert own.learning_rate == other.learning_rate
+            assert own.loss == pytest.approx(other.loss, rel=1e-5)
+            assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)

@@ -1,0 +1,105 @@
+"""What the engine issues conserves the derived bytes, apart from padding, from what travels with a tied embedding, and from what
+of a unit only its forward pass reads (biases): a unit is gathered whole for its backward pass too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.layout.derivation import derived_unit
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of
+from shardwise.layout.parameters import unit_paths
+from shardwise.layout.realisation import Realisation
+from shardwise.layout.realise import realise
+from shardwise.layout.shardings import atomic_degrees
+from shardwise.model.architecture import Architecture
+from shardwise.model.program import Role
+from shardwise.precision import PRECISIONS
+from shardwise.symbolic import Values
+
+SMALL = Architecture(
+    name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
+)
+MODELS = {
+    "dense": SMALL,
+    "tied": replace(SMALL, tied_embeddings=True),
+    "experts": replace(SMALL, num_experts=4, experts_per_token=2),
+    "adapters": replace(SMALL, lora_rank=4, lora_targets=("qkv",)),
+    "biased": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu"),
+}
+Key = tuple[str, tuple[str, ...], str]
+
+
+def derived_bytes(one: Realisation, num_micro_batches: int) -> Counter[Key]:
+    """Bytes of weights and gradients by kind, axes and what they carry, unit by unit as derived."""
+    found: Counter[Key] = Counter()
+    sizes = Values({**one.architecture.dims, **atomic_degrees(one.architecture, degrees_of(one.layout))})
+    for path, name in unit_paths(one.architecture):
+        forward: dict[tuple[str, ...], int] = {}
+        for each in realise(derived_unit(one.architecture.structure, one.family, name)):
+            axes = tuple(axis for axis in one.several(each.axes))
+            if not each.carries_weights or not axes:
+                continue
+            elements = int(each.payload.evaluate(sizes))
+            if each.role is Role.WEIGHT and each.phase != "update":
+                elements = forward.setdefault(each.axes, elements)
+            if one.architecture.tied_embeddings and path == "embedding" and each.role is Role.WEIGHT_GRADIENT:
+                continue  # one gradient, which the head's stands for
+            if one.architecture.tied_embeddings and path == "embedding" and each.phase == "update":
+                continue
+            what = "weights" if each.role is Role.WEIGHT else "gradients"
+            times = 1 if each.scope == "step" else num_micro_batches
+            found[each.kind, tuple(sorted(axes)), what] += times * elements * 4
+    return found
+
+
+@given(
+    model=st.sampled_from(sorted(MODELS)), dp=st.sampled_from([1, 2, 3]), fsdp=st.sampled_from([1, 2, 4]),
+    stage=st.integers(0, 3), bucket=st.sampled_from([100.0, 5_000.0, 25e6]),
+    reduction=st.sampled_from(["after", "per_parameter", "bucketed"]), num_micro_batches=st.integers(1, 4),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_bytes_are_conserved(
+    model: str, dp: int, fsdp: int, stage: int, bucket: float, reduction: str, num_micro_batches: int
+) -> None:
+    one = Realisation(
+        architecture=MODELS[model], layout=Layout(dp=dp, fsdp=fsdp, zero_stage=stage), precision=PRECISIONS["fp32"],
+        reduction=reduction, bucket_bytes=bucket,
+    )  # fmt: skip
+    issued: Counter[Key] = Counter()
+    counts: Counter[Key] = Counter()
+    for each, times in one.issued(num_micro_batches).items():
+        if each.what in ("weights", "gradients"):
+            issued[each.kind, tuple(sorted(each.axes)), each.what] += times * each.num_bytes
+            counts[each.kind, tuple(sorted(each.axes)), each.what] += times
+    derived = derived_bytes(one, num_micro_batches)
+    assert set(issued) == set(derived)
+    for key, num_bytes in issued.items():
+        # a group is padded to a multiple of its shards; a tied head's norm is gathered with the embedding it travels with
+        padding = counts[key] * 4 * fsdp
+        lent = num_micro_batches * 4 * 24 if MODELS[model].tied_embeddings and key[2] == "weights" else 0
+        assert derived[key] <= num_bytes <= derived[key] + padding + lent, key
+
+
+def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass() -> None:
+    one = Realisation(architecture=SMALL, layout=Layout(dp=2), precision=PRECISIONS["fp32"], bucket_bytes=8_000)
+    names = [member.parameter.name for group in one.groups for member in group.members]
+    assert names == [parameter.name for parameter in reversed(one.parameters)]
+    assert len(one.groups) > 3
+    for group in one.groups:
+        assert len(group.members) == 1 or 4 * group.members[-1].stop <= 8_000
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_parameter_is_in_one_group(model: str) -> None:
+    for stage in range(4):
+        one = Realisation(
+            architecture=MODELS[model], layout=Layout(fsdp=2, zero_stage=stage), precision=PRECISIONS["fp32"]
+        )
+        members = [member.parameter.name for group in one.groups for member in group.members]
+        assert sorted(members) == sorted(parameter.name for parameter in one.parameters)
