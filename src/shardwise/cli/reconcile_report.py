@@ -34,7 +34,9 @@ def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
         "machine": found.machine, "noisy": found.noisy, "changes": dict(found.changes), "remarks": list(found.remarks),
         "time": {
             **asdict(time), "within": time.within, "rest_share": time.rest_share,
-            "terms": [{**asdict(one), "difference_s": one.difference_s} for one in time.terms],
+            "terms": [
+                {**asdict(one), "difference_s": one.difference_s, "share": one.measured_s / time.measured_s} for one in time.terms
+            ],
         },
         "guilty": {**asdict(found.guilty), "term": found.guilty.term.name, "ratio": found.guilty.ratio}
         if found.guilty
@@ -100,17 +102,18 @@ class _Row(NamedTuple):
     note: str = ""
 
 
-def _table(title: str, rows: Iterable[_Row], form: Callable[[float], str]) -> Iterator[str]:
+def _table(title: str, rows: Iterable[_Row], whole: float, form: Callable[[float], str]) -> Iterator[str]:
+    """Rows that are not empty; shares are of `whole`, which was measured."""
     shown = [row for row in rows if row.predicted or row.measured]
     most = max(max(row.predicted or 0.0, row.measured) for row in shown)
-    yield f"{title:<26}{'predicted':>10}{'measured':>11}{'difference':>12}"
+    yield f"{title:<20}{'predicted':>11}{'measured':>11}{'share':>8}{'difference':>12}"
     for row in shown:
         predicted = "" if row.predicted is None else form(row.predicted)
+        measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
         difference = row.measured - (row.predicted or 0.0)
         signed = ("+" if difference >= 0 else "-") + form(abs(difference))
-        measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
-        line = f"  {row.name:<24}{predicted:>10}{measured:>11}{signed:>12}  {_bar(row, most):<{BAR}}"
-        yield f"{line}  {row.note}".rstrip()
+        numbers = f"{predicted:>11}{measured:>11}{row.measured / whole:>8.1%}{signed:>12}"
+        yield f"  {row.name:<18}{numbers}  {_bar(row, most):<{BAR}}  {row.note}".rstrip()
 
 
 def _bar(row: _Row, most: float) -> str:
@@ -126,13 +129,15 @@ def _time(time: StepTime) -> Iterator[str]:
         )
         for one in time.terms
     ]  # fmt: skip
-    yield from _table("time of a step", rows, format_seconds)
+    yield from _table("time of a step", rows, time.measured_s, format_seconds)
     yield f"  {BAR_IS}"
 
 
 def _memory(memory: StepMemory) -> Iterator[str]:
     rows = [_Row(one.name, one.predicted, one.measured, _holds(one.within)) for one in (*memory.terms, memory.total)]
-    yield from _table("memory of a device", rows, format_bytes)
+    yield from _table("memory of a device", rows, memory.total.measured, format_bytes)
+    if memory.runtime:
+        yield f"  beside tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragments"
     if memory.allocated_bytes is not None and memory.reserved_bytes is not None:
         yield (
             f"  the device's allocator gave {format_bytes(memory.allocated_bytes)} and keeps "
@@ -157,7 +162,7 @@ def _collectives(found: Collectives) -> Iterator[str]:
     yield f"collectives of a step: {found.planned:,} planned, {found.found:,} issued, {verdict}"
     for over in found.planned_bytes | found.found_bytes:
         planned, issued = found.planned_bytes.get(over, 0), found.found_bytes.get(over, 0)
-        yield f"  over {over:<19}{format_bytes(planned):>10}{format_bytes(issued):>11}"
+        yield f"  {f'over {over}':<18}{format_bytes(planned):>11}{format_bytes(issued):>11}"
     for one in found.miscounted[:MOST_MISCOUNTED]:
         kind, axes, dtype, num_bytes, _ = one.issued
         yield (

@@ -13,11 +13,14 @@ from shardwise.measurement.record import StepRecord
 from shardwise.train.memory import process_memory
 from shardwise.train.parts import World
 from shardwise.train.together import everyones
+from shardwise.units import counted
 
 
 def machine_of(device: torch.device) -> str:
     """What a device is, in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {counted(torch.get_num_threads(), 'thread')}"
 
 
 @dataclass

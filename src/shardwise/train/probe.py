@@ -22,19 +22,26 @@ from shardwise.train.together import everyones
 LEAST, MOST = 256, 4096  # rows and columns of the product: long enough to time, and short
 COPIED_BYTES = 2**26  # larger than the caches of a host
 BUDGET_S, REPEATS, WARM_UPS = 0.5, 9, 2  # seconds of a piece of work, and how often it runs at least
-SUMMED = 9  # how often the sum runs: as often on every rank
+SUMMED = 21  # how often the sum runs: as often on every rank
 
 
 def probe(plan: Plan, world: World) -> dict[str, float]:
     """Seconds of short work by name, each the median of its repetitions, on the slowest rank."""
-    work = dict(_work(plan, world.device))
-    found = {name: _timed(run, world.device) for name, run in work.items()}
+    found = _seconds(plan, world)
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the allocator keeps is to be the run's
+    ranks = everyones(world, [round(seconds * 1e9) for seconds in found.values()])
+    return {name: max(column) / 1e9 for name, column in zip(found, zip(*ranks, strict=True), strict=True)}
+
+
+def _seconds(plan: Plan, world: World) -> dict[str, float]:
+    """This rank's."""
+    found = {name: _timed(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
         summed = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
         dist.all_reduce(summed)  # so that they begin together
         found["collectives"] = _timed(lambda: dist.all_reduce(summed), world.device, exactly=SUMMED)
-    ranks = everyones(world, [round(seconds * 1e9) for seconds in found.values()])
-    return {name: max(column) / 1e9 for name, column in zip(found, zip(*ranks, strict=True), strict=True)}
+    return found
 
 
 def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
