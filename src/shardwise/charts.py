@@ -103,7 +103,7 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Bytes by name, one after the other."""
+    """Values by name, one after the other."""
 
     label: str
     parts: Mapping[str, float]
@@ -115,13 +115,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Stacked bars of bytes, and the capacity that they are compared with."""
+    """Stacked bars of bytes ("B") or seconds ("s"), and the limit that they are compared with, if there is one."""
 
     title: str
     subtitle: str
     bars: tuple[Bar, ...]
-    limit: float
-    limit_label: str
+    limit: float = 0.0
+    limit_label: str = ""
+    unit: str = "B"
+
+    def show(self, value: float) -> str:
+        return format_seconds(value) if self.unit == "s" else format_bytes(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +323,17 @@ def _place(value: float, span: tuple[float, float]) -> float:
 
 
 def draw_bars(chart: BarChart) -> str:
-    """The chart as an SVG: under each label its bar with the total behind it, the capacity as a line, the legend below."""
-    return _BarPlot(chart).render()
+    """The chart as an SVG: under each label its bar with the total behind it, the limit as a line, the legend below."""
+    return _BarPlot(chart).drawn().render()
+
+
+def draw_bar_charts(charts: Sequence[BarChart]) -> str:
+    """Charts of bars as one SVG, one under the other."""
+    drawn = [_BarPlot(chart).drawn() for chart in charts]
+    canvas = Canvas(max(one.width for one in drawn), sum(one.height for one in drawn), charts[0].title)
+    for one, top in zip(drawn, accumulate((one.height for one in drawn), initial=0.0), strict=False):
+        canvas.include(one, y=top)
+    return canvas.render()
 
 
 class _BarPlot:
@@ -342,26 +355,27 @@ class _BarPlot:
     def x(self, value: float) -> float:
         return MARGIN + BAR_WIDTH * value / self.longest
 
-    def render(self) -> str:
+    def drawn(self) -> Canvas:
         self.canvas.heading(self.chart.title, self.chart.subtitle)
         self.grid()
         tops = [start + 18.0 * len(lines) for start, lines in zip(self.starts, self.labels, strict=False)]
         for bar, top in zip(self.chart.bars, tops, strict=True):
             self.bar(bar, top)
-        self.limit()
+        if self.chart.limit:
+            self.limit()
         for bar, lines, top in zip(self.chart.bars, self.labels, tops, strict=True):
             for number, line in enumerate(reversed(lines)):
                 _on_white(self.canvas, line, MARGIN, top - 9.5 - 18 * number)
-            total = format_bytes(bar.total)
+            total = self.chart.show(bar.total)
             _on_white(self.canvas, total, self.x(bar.total) + 6, top + BAR_HEIGHT / 2, weight="bold")
         self.legend()
-        return self.canvas.render()
+        return self.canvas
 
     def grid(self) -> None:
         for tick in even_ticks(self.longest):
             x = self.x(tick)
             self.canvas.line(x, self.top, x, self.bottom, stroke=GRID)
-            self.canvas.text(x, self.bottom + 16, format_bytes(tick), anchor="middle" if tick else "start")
+            self.canvas.text(x, self.bottom + 16, self.chart.show(tick), anchor="middle" if tick else "start")
 
     def bar(self, bar: Bar, top: float) -> None:
         """The parts from the left, each with its bytes where they have room."""
@@ -373,7 +387,7 @@ class _BarPlot:
             if value <= 0:
                 continue
             self.canvas.rect(left, top, width, BAR_HEIGHT, fill=self.colours[name], stroke=PAPER, stroke_width=0.75)
-            shown = format_bytes(value)
+            shown = self.chart.show(value)
             if text_width(shown, 12.0) + 4 <= width:
                 self.canvas.text(left + width / 2, top + BAR_HEIGHT / 2 + 4.2, shown, size=12, anchor="middle")
 

@@ -75,6 +75,11 @@ class Drawing:
         body = "/>" if content is None else f">{escape(content)}</{tag}>"
         self._lines.append(f"{'  ' * self._depth}<{tag} {shown}{body}")
 
+    def include(self, other: Drawing, *, x: float = 0.0, y: float = 0.0) -> None:
+        """Put all of another drawing with its upper left corner at (x, y)."""
+        with self.group(x=x, y=y):
+            self._lines += [f"  {line}" for line in other._lines]
+
     def render(self) -> str:
         """The SVG document."""
         size = f'width="{number(self.width)}" height="{number(self.height)}"'

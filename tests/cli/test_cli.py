@@ -82,6 +82,7 @@ FLAGS = {
         "--validate-every",
         "--warmup",
     ],
+    "reconcile": ["--help", "--json", "--svg"],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",

@@ -29,10 +29,23 @@ def test_importing_the_package_loads_no_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["plan", "--help"], ["estimate", "--help"], ["tokenize", "--help"], ["train", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "--help"],
+        ["estimate", "--help"],
+        ["tokenize", "--help"],
+        ["train", "--help"],
+        ["reconcile", "--help"],
+    ],
 )
 def test_help_loads_no_numpy(arguments: list[str]) -> None:
     assert not loaded_modules(run_verb(*arguments)) & HEAVY
+
+
+def test_reconciling_loads_no_framework() -> None:
+    code = "from shardwise.reconcile.run import compare, read\nfrom shardwise.cli import reconcile_report"
+    assert not loaded_modules(code) & {"torch", "jax", "jaxlib", "tokenizers"}
 
 
 @pytest.mark.parametrize("arguments", [["plan", *PLAN], ["estimate", *PLAN, "--layout", "fsdp=8 recompute=full"]])

@@ -22,8 +22,9 @@ from shardwise.train.data.corpus import write_corpus
 from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf
+from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer, realisation_of
+from shardwise.train.trainer import Trainer
 from shardwise.train.world import World
 
 SEQ_LEN, SEQS, VOCABULARY = 8, 6, 280

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import shardwise as sw
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.measurement.inspection import Inspection, Memory
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
@@ -103,6 +105,11 @@ class Bigram:
             step_time_s=time.perf_counter() - start, seconds={"forward": 1e-4, "data": 1e-5},
         )  # fmt: skip
 
+    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+        peak = 1000 + self.world.rank
+        memory = Memory(peak_bytes=peak, at_peak={"parameters": peak}, largest={"parameters": peak})
+        return self.train_step(), Inspection(memory, Counter())
+
     def validation_loss(self, held_out: Batches) -> float:
         batch = held_out.batch(0)
         return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
@@ -145,7 +152,10 @@ class Checkpoints:
 
 
 def parts() -> Parts:
-    return Parts(join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints)
+    return Parts(
+        join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints,
+        probe=lambda plan, world: {"products": 1e-3, "memory": 2e-3},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from train.stand_in import parts, small_plan, write_inputs
 
+from shardwise.measurement.folder import read_json
 from shardwise.measurement.log import read_log
 from shardwise.train.launch import set_threads
 from shardwise.train.rank import main
@@ -55,6 +56,8 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
     assert main(one, parts()) == 0
     losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    fullest = read_json(Path(inputs[4]) / "measured.json")
+    assert (fullest["rank"], fullest["memory"]["peak_bytes"]) == (1, 1001)
     # a run goes on with another number of ranks
     assert main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
     log = read_log(Path(inputs[4]) / "log.jsonl")

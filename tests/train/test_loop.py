@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from train import stand_in
 from train.stand_in import Bigram, small_plan, write_inputs
 
 from shardwise.measurement.folder import RunFolder, read_json
+from shardwise.measurement.inspection import Measured, Memory, parse_measured
 from shardwise.measurement.log import read_log
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.train.admission import open_data
@@ -68,6 +70,30 @@ def test_the_log_has_torchtitans_names_and_the_formula(inputs: list[str], capsys
     assert first["mfu(%)"] / 100 == pytest.approx(first["tflops"] * 1e12 / header["peak_flops_per_s"])
     assert first["hfu(%)"] >= first["mfu(%)"]
     assert [line["n_tokens_seen"] for line in lines if "n_tokens_seen" in line] == [tokens, 2 * tokens, 3 * tokens]
+
+
+def test_one_step_of_each_start_is_watched_and_does_not_count(inputs: list[str]) -> None:
+    folder = RunFolder(Path(inputs[4]))
+
+    def seen() -> Measured:
+        return parse_measured(read_json(folder.measured), "measured.json")
+
+    train([*inputs, "--steps", "1"])
+    assert (log_of(inputs).inspected, seen().step) == ({1}, 1)  # there is no other
+    assert read_json(folder.summary)["step_time_s"] == log_of(inputs).steps[0].step_time_s
+    train([*inputs, "--resume", "--steps", "4"])
+    log, found = log_of(inputs), seen()
+    assert (log.inspected, found.step) == ({1, 3}, 3)
+    assert [record.step for record in log.timed] == [2, 4]
+    assert read_json(folder.summary)["step_time_s"] == median(record.step_time_s for record in log.timed)
+    assert found.before == found.after == {"products": 1e-3, "memory": 2e-3}
+    assert found.changes() == {"products": 0.0, "memory": 0.0}
+    assert found.memory == Memory(peak_bytes=1000, at_peak={"parameters": 1000}, largest={"parameters": 1000})
+    assert found.process is not None
+    assert found.process.resident_bytes > 10**7
+    assert (found.process.allocated_bytes, found.device) == (None, "cpu")
+    train([*inputs, "--steps", "1", "--force"])
+    assert seen().step == 1
 
 
 def test_without_a_terminal_a_tenth_of_the_steps_is_shown(

@@ -16,6 +16,7 @@ from shardwise.cli import (
     matmul,
     memory,
     plan,
+    reconcile,
     reshard,
     roofline,
     show,
@@ -42,6 +43,7 @@ VERBS = (
     calibrate,
     tokenize,
     train,
+    reconcile,
 )
 
 STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2

@@ -197,7 +197,7 @@ def write_chart(chart: LineChart, target: str) -> None:
     write_picture(draw_lines(chart), target)
 
 
-def write_picture(svg: str, target: str) -> None:
+def write_picture(svg: str, target: str, flag: str = "--plot") -> None:
     """Write an SVG. Raises `InputError` when the place cannot be written."""
     from pathlib import Path
 
@@ -206,4 +206,4 @@ def write_picture(svg: str, target: str) -> None:
     try:
         Path(target).write_text(svg, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--plot: cannot write {target}: {error.strerror}; choose a writable place") from None
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable place") from None

@@ -4,6 +4,7 @@ run.json         what the run is of: the data's fingerprint, and the versions of
 plan.json        the plan that is run
 recipe.json      the recipe
 log.jsonl        a line for each step
+measured.json    what one step held and issued, and the machine before and after the run
 summary.json     what came out, when the run has ended
 checkpoints/     and tensorboard/, where asked for
 """
@@ -57,6 +58,10 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def measured(self) -> Path:
+        return self.path / "measured.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -104,7 +109,7 @@ class RunFolder:
             for old in (self.checkpoints, self.tensorboard):
                 shutil.rmtree(old, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in (self.log, self.summary):
+            for file in (self.log, self.summary, self.measured):
                 file.unlink(missing_ok=True)
             self.write(of)
         except OSError as error:

@@ -23,11 +23,11 @@ def summarised(
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
     first, last = log.steps[0], log.steps[-1]
-    middle = sorted(log.steps, key=lambda record: record.step_time_s)[(len(log.steps) - 1) // 2]
+    middle = sorted(log.timed, key=lambda record: record.step_time_s)[(len(log.timed) - 1) // 2]
     return {
         "schema": SCHEMA, "steps": last.step, "first_loss": _plain(first.loss), "last_loss": _plain(last.loss),
         "held_out_loss": _plain(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
-        "step_time_s": median(record.step_time_s for record in log.steps),
+        "step_time_s": median(record.step_time_s for record in log.timed),
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
         "seconds": sum(record.step_time_s for record in log.steps), "log": log_path,

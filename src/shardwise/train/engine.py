@@ -164,6 +164,12 @@ class Engine:
         self.gatherer.end()
         return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
 
+    def watch(self, forward_ended: Callable[[], None], unscattered: Callable[[Tensor], None]) -> None:
+        """Call these after each forward pass, and with each whole gradient that waits to be scattered, from now on."""
+        self.forward_ended = forward_ended
+        for group in self.reducer.groups:
+            group.made = unscattered
+
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
         for group in self.groups:

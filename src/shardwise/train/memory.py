@@ -10,33 +10,20 @@ from __future__ import annotations
 import resource
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwise.measurement.inspection import Memory, ProcessMemory
+
 # The terms of a plan's memory that storages have here; `inputs` are tensors that were there before and that nobody named.
 PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
 ACTIVATIONS, LOGITS, WORKSPACE, INPUTS = "activations", "logits", "workspace", "inputs"
 TERMS = (PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes of one step on one device.
-
-    `at_peak` adds up to `peak_bytes`, by term: what was saved for the backward pass, and is there at the peak, is among its
-    activations, what else is there without a name is workspace. `largest` has the most that each term ever had; of activations
-    it is what was alive between a forward pass and its backward pass.
-    """
-
-    peak_bytes: int
-    at_peak: Mapping[str, int]
-    largest: Mapping[str, int]
 
 
 class _Storage:
@@ -136,15 +123,6 @@ def _tensors(found: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
     elif isinstance(found, dict):
         yield from _tensors(tuple(found.values()))
-
-
-class ProcessMemory(NamedTuple):
-    """What the operating system and the device's allocator say, in bytes. Each is the most since the process began, or since
-    `torch.cuda.reset_peak_memory_stats`; `allocated_bytes` is None on a device that has no allocator of its own."""
-
-    resident_bytes: int
-    allocated_bytes: int | None
-    reserved_bytes: int | None
 
 
 def process_memory(device: torch.device) -> ProcessMemory:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from shardwise.errors import InputError
+from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
 from shardwise.train.data.batches import Batches
@@ -38,6 +39,9 @@ class Trainer(Protocol):
     def step(self) -> int: ...
     def train_step(self) -> StepRecord:
         """Run the next step."""
+
+    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+        """Run the next step, and watch what it holds and issues."""
 
     def validation_loss(self, held_out: Batches, /) -> float:
         """Mean loss of the first step of `held_out`, which is every sequence of the held-out text, in nats per target."""
@@ -70,10 +74,12 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """How each of them is made. `join` meets the other ranks, on the devices that are asked for, and `leave` parts with them."""
+    """How each of them is made. `join` meets the other ranks, on the devices that are asked for, and `leave` parts with them.
+    `probe` gives seconds of short work of a plan by name."""
 
     join: Callable[[Plan, Recipe, Device], World]
     leave: Callable[[], None]
+    probe: Callable[[Plan, World], Mapping[str, float]]
     trainer: Callable[[Plan, Recipe, Batches, Any], Trainer]
     checkpoints: Callable[[Path, int], Checkpoints]
 
@@ -82,12 +88,14 @@ def own_parts() -> Parts:
     """Those of Shardwise's engine."""
     from shardwise.train import trainer, world
     from shardwise.train.checkpoint import Checkpointer
+    from shardwise.train.probe import probe
+    from shardwise.train.realised import realisation_of
 
     def join(plan: Plan, recipe: Recipe, device: Device) -> World:
-        return world.World(trainer.realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
+        return world.World(realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
 
     return Parts(
-        join=join, leave=world.stop, trainer=trainer.Trainer,
+        join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer,
         checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
     )  # fmt: skip
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.measurement.folder import write_json
-from shardwise.measurement.log import cut_log, read_log
+from shardwise.measurement.log import INSPECTED, cut_log, read_log
+from shardwise.measurement.record import StepRecord
 from shardwise.measurement.summary import summarised
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
@@ -21,6 +22,7 @@ from shardwise.train.admission import Data, admit, require_world, run_of
 from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
+from shardwise.train.measure import Measuring
 from shardwise.train.parts import Checkpoints, Parts, Trainer, World
 from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import StopRequest, exit_code
@@ -44,6 +46,7 @@ def run(settings: Settings, parts: Parts) -> Ended:
     plan, world = _joined(settings, parts)
     try:
         data = agreed(world, lambda: _admitted(plan, settings, parts, world))
+        measuring = Measuring(world, settings.out, lambda: parts.probe(plan, world))  # while the device is empty
         trainer = agreed(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
         if not settings.resume:
             agreed(world, lambda: settings.out.create(run_of(plan, settings.recipe, data)) if world.rank == 0 else None)
@@ -51,7 +54,7 @@ def run(settings: Settings, parts: Parts) -> Ended:
             world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe.keep_checkpoints)
         )
         try:
-            return Run(plan, settings, world, data, trainer, checkpoints).to_its_end()
+            return Run(plan, settings, world, data, trainer, checkpoints, measuring).to_its_end()
         finally:
             checkpoints.close()
     finally:
@@ -88,14 +91,17 @@ class Run:
     data: Data
     trainer: Trainer
     checkpoints: Checkpoints
+    measuring: Measuring
 
     def to_its_end(self) -> Ended:
         """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
         if self.settings.resume:
             self._resume()
+        self.measuring.begin()
         with StopRequest() as stop, self._watch() if self.world.rank == 0 else nullcontext() as watch:
             stopped = self._steps(watch, stop)
             agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
+            self.measuring.end()
             if stopped:
                 self._say_how_to_go_on(watch, stopped)
                 return Ended(exit_code(stopped), self._summary(None))
@@ -130,16 +136,24 @@ class Run:
     def _steps(self, watch: Watch | None, stop: StopRequest) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
+        inspected = min(trainer.step + 1, recipe.steps - 1)  # the second one from here, where there are two
         while trainer.step < recipe.steps:
-            record = trainer.train_step()
+            marks = {INSPECTED: True} if trainer.step == inspected else {}
+            record = self._inspected() if marks else trainer.train_step()
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
-                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device))})
+                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
             if trainer.step < recipe.steps:
                 if stopped := largest(self.world, stop.signal):
                     return stopped
                 self._between(watch)
         return 0
+
+    def _inspected(self) -> StepRecord:
+        """A step that is watched from below."""
+        record, seen = self.trainer.inspected_step()
+        self.measuring.step(record, seen)
+        return record
 
     def _between(self, watch: Watch | None) -> None:
         """What is due between two steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -26,7 +26,7 @@ def agreed(world: World, check: Callable[[], Value]) -> Value:
         value = check()
     except ShardwiseError as error:
         problem = error
-    codes = _all(world, problem.exit_code if problem else 0)
+    codes = [code for (code,) in everyones(world, [problem.exit_code if problem else 0])]
     failing = next((rank for rank, code in enumerate(codes) if code), None)
     if failing is None:
         return value
@@ -35,13 +35,14 @@ def agreed(world: World, check: Callable[[], Value]) -> Value:
     end_quietly(codes[failing])
 
 
-def _all(world: World, code: int) -> list[int]:
+def everyones(world: World, numbers: Sequence[int]) -> list[list[int]]:
+    """The numbers of each rank, of all as many, on every rank."""
     if world.size == 1:
-        return [code]
-    mine = torch.tensor([code], device=world.device)
-    codes = [torch.empty_like(mine) for _ in range(world.size)]
-    dist.all_gather(codes, mine)
-    return [int(one) for one in codes]
+        return [list(numbers)]
+    mine = torch.tensor(numbers, device=world.device)
+    found = [torch.empty_like(mine) for _ in range(world.size)]
+    dist.all_gather(found, mine)
+    return [one.tolist() for one in found]
 
 
 def largest(world: World, number: int) -> int:

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Issued, Realisation, Statistics
+from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.planning.plan import Plan
-from shardwise.precision import precision_named
 from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.data.batches import Batch, Batches
 from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.memory import Memory, MemoryTracker
+from shardwise.train.memory import GATHERED, MemoryTracker
+from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
-
-STATISTICS: dict[str, Statistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
-
-
-def realisation_of(plan: Plan, recipe: Recipe) -> Realisation:
-    """How the engine realises a plan under a recipe."""
-    has_experts = plan.model.num_experts > 0
-    return Realisation(
-        architecture=plan.model, layout=plan.layout, precision=precision_named(plan.job.precision),
-        reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
-        reduce_each_micro_batch=recipe.reduce_each_micro_batch,
-        statistics=STATISTICS[recipe.balance] if has_experts else "never",
-    )  # fmt: skip
-
-
-class Inspection(NamedTuple):
-    """What was seen of a step on this process: bytes by term, and how often each collective was issued."""
-
-    memory: Memory
-    collectives: Counter[Issued]
 
 
 class Trainer:
@@ -86,12 +65,12 @@ class Trainer:
         held = list(engine.held())
         for term, tensor in held:
             tracker.name(term, [tensor])
-        engine.forward_ended = tracker.forward_ended
+        engine.watch(tracker.forward_ended, lambda whole: tracker.name(GATHERED, [whole]))
         try:
             with tracker, capture:
                 record = self.train_step()
         finally:
-            engine.forward_ended = lambda: None
+            engine.watch(lambda: None, lambda whole: None)
         return record, Inspection(tracker.memory(), capture.found)
 
     def state(self) -> dict[str, Piece | Json]:

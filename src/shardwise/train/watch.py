@@ -14,7 +14,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import LOCAL
 from shardwise.cost.estimate import Pricing, mfu_format
 from shardwise.errors import MissingValueError
-from shardwise.measurement.log import SCHEMA, VALIDATION_LOSS, LogWriter, step_line
+from shardwise.measurement.log import INSPECTED, SCHEMA, VALIDATION_LOSS, LogWriter, step_line
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.throughput import Throughput
 from shardwise.model.counts import model_flops_per_token, num_params
@@ -90,7 +90,8 @@ class Watch:
         line = step_line(record, self.throughput, more)
         self._log.write(line)
         self._to_board(line, record.step)
-        self._recent.append(record.step_time_s)
+        if INSPECTED not in more or not self._recent:  # which is slower
+            self._recent.append(record.step_time_s)
         self._progress(record)
 
     def validation(self, step: int, loss: float) -> None:

@@ -38,10 +38,23 @@ def constants(plan: Plan) -> tuple[Constant, ...]:
 
     Of a cluster with a calibration its constants, which take the place of what the chip and its memory reach.
     """
-    found = [_priced(plan, name, value, cluster) for name, value, cluster in _scaled(plan, plan.cluster)]
-    if plan.cluster.calibration is not None:
-        found += _calibrated(plan, plan.cluster.calibration)
+    calibration = plan.cluster.calibration
+    meanings = {_name(name): CONSTANTS[name].meaning for name in CONSTANTS} if calibration else {}
+    found = [
+        replace(
+            _priced(plan, name, value, cluster), meaning=meanings.get(name, ""),
+            source=calibration.source if calibration and name in meanings else "",
+        )
+        for name, value, cluster in worsened(plan)
+    ]  # fmt: skip
     return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
+
+
+def worsened(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
+    """Each constant's name and value, and the plan's cluster with this one a tenth worse."""
+    yield from _scaled(plan, plan.cluster)
+    if plan.cluster.calibration is not None:
+        yield from _calibrated(plan.cluster, plan.cluster.calibration)
 
 
 def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
@@ -59,13 +72,15 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
     )  # fmt: skip
 
 
-def _calibrated(plan: Plan, calibration: Calibration) -> Iterator[Constant]:
-    """Each constant of the calibration, with what it means and what it was fitted to."""
+def _name(constant: str) -> str:
+    """A calibration's constant, with whose it is."""
+    return f"{CONSTANTS[constant].owner}.{constant}"
+
+
+def _calibrated(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
     for name, one in CONSTANTS.items():
         other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
-        cluster = calibrated(plan.cluster, replace(calibration, constants=other))
-        found = _priced(plan, f"{one.owner}.{name}", calibration[name], cluster)
-        yield replace(found, meaning=one.meaning, source=calibration.source)
+        yield _name(name), calibration[name], calibrated(cluster, replace(calibration, constants=other))
 
 
 def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:

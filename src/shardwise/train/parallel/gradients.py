@@ -5,7 +5,7 @@ A step's loss is divided by the targets of the whole step, so gradients are summ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class GroupGradients:
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: Pending | None = None
+        self.made: Callable[[Tensor], None] = lambda whole: None  # called with each gradient that waits to be scattered
 
     def _low(self) -> Tensor | None:
         """The copy in which products give gradients, where they are added up in another."""
@@ -51,6 +52,7 @@ class GroupGradients:
         if self.flat.scatters:
             if self.moving is None:
                 self.moving = self.flat.zeros(self.flat.group.padded_size, self.flat.formats.reduced)
+                self.made(self.moving)
             self.flat.view(self.moving, member).copy_(gradient)
             parameter.grad = None
         else:

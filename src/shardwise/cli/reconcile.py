@@ -1,0 +1,58 @@
+"""`shardwise reconcile`: a plan against a run of it, term by term."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import svg_name
+
+if TYPE_CHECKING:
+    from shardwise.planning.plan import Plan
+    from shardwise.reconcile.run.compare import Reconciliation
+
+DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
+measured, what no term explains, the term to blame; and the collectives that were really issued against the planned ones."""
+EPILOG = """examples:
+  shardwise train plan.json --data data --steps 50 --out runs/a
+  shardwise reconcile plan.json runs/a --svg reconciled.svg"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "reconcile", help="hold a run against its plan, term by term", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.add_argument("--svg", type=svg_name, metavar="FILE", help="draw predicted beside measured terms as an SVG")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON; the picture is written first."""
+    from pathlib import Path
+
+    from shardwise.cli.reconcile_report import reconcile_payload, reconcile_text
+    from shardwise.planning.codec import load_plan
+    from shardwise.reconcile.run.compare import reconcile
+    from shardwise.reconcile.run.read import read_run
+
+    plan, folder = load_plan(arguments.plan), Path(arguments.folder)
+    found = reconcile(plan, read_run(plan, folder))
+    if arguments.svg:
+        _draw(plan, found, arguments.svg)
+    if arguments.json:
+        return json.dumps(reconcile_payload(plan, found), indent=2)
+    return reconcile_text(plan, found, str(folder))
+
+
+def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
+    from shardwise.charts import draw_bar_charts
+    from shardwise.cli.reconcile_report import charts
+    from shardwise.cli.roofline import write_picture
+
+    write_picture(draw_bar_charts(charts(plan, found)), target, "--svg")

@@ -1,0 +1,200 @@
+"""A run against its plan, as text, as a payload and as charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from shardwise.charts import Bar, BarChart
+from shardwise.cli.interval import SHARE, span_text
+from shardwise.measurement.record import MEASURED_TERMS
+from shardwise.planning.plan import Plan
+from shardwise.reconcile.run.collectives import Collectives
+from shardwise.reconcile.run.compare import REST, Reconciliation
+from shardwise.reconcile.run.memory import CLOSE as MEMORY_CLOSE
+from shardwise.reconcile.run.memory import StepMemory
+from shardwise.reconcile.run.time import CLOSE, Guilty, StepTime
+from shardwise.terms import MEMORY_TERMS
+from shardwise.units import counted, format_bytes, format_seconds
+
+SCHEMA = "shardwise.reconcile/1"
+BAR = 28
+BAR_IS = "# predicted and measured   + measured only   - predicted only"
+MOST_NAMED = 5  # of what a term hangs on; --json has all
+MOST_MISCOUNTED = 10
+LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
+
+
+def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
+    """The versioned payload that `--json` prints."""
+    time, memory = found.time, found.memory
+    return {
+        "schema": SCHEMA, "model": plan.model.name, "cluster": plan.cluster.name, "layout": str(plan.layout),
+        "machine": found.machine, "noisy": found.noisy, "changes": dict(found.changes), "remarks": list(found.remarks),
+        "time": {
+            **asdict(time), "within": time.within, "rest_share": time.rest_share,
+            "terms": [
+                {**asdict(one), "difference_s": one.difference_s, "share": one.measured_s / time.measured_s} for one in time.terms
+            ],
+        },
+        "guilty": {**asdict(found.guilty), "term": found.guilty.term.name, "ratio": found.guilty.ratio}
+        if found.guilty
+        else None,
+        "memory": {
+            **asdict(memory),
+            "terms": [{**asdict(one), "within": one.within} for one in memory.terms],
+            "total": {**asdict(memory.total), "within": memory.total.within},
+        },
+        "collectives": {**asdict(found.collectives), "equal": found.collectives.equal, "miscounted": [
+            {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.collectives.miscounted
+        ]},
+        "advice": list(found.advice),
+    }  # fmt: skip
+
+
+def reconcile_text(plan: Plan, found: Reconciliation, folder: str) -> str:
+    """The report for people."""
+    head = [f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"]
+    head += [f"  {remark}" for remark in found.remarks]
+    head += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _verdict(found))]
+    parts = [
+        head, list(_time(found.time)), list(_memory(found.memory)), list(_collectives(found.collectives)),
+        ["to mend the plan's seconds", *(f"  {line}" for line in found.advice)] if found.advice else [],
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _steady(found: Reconciliation) -> str:
+    if found.noisy or not found.changes:
+        return ""
+    return ", steady: " + ", ".join(f"{name} {change:+.0%}" for name, change in found.changes.items())
+
+
+def _verdict(found: Reconciliation) -> Iterator[str]:
+    time = found.time
+    spread = f"(8 of 10 of {time.num_steps} between {format_seconds(time.low_s)} and {format_seconds(time.high_s)})"
+    yield f"step {format_seconds(time.predicted_s)} predicted, {format_seconds(time.measured_s)} measured {spread}"
+    if time.interval90 is None:
+        yield f"the prediction is a bound: the step took {time.measured_s / time.predicted_s:.2f} times as long"
+    else:
+        verdict = "within" if time.within else "outside"
+        yield f"{verdict} the interval of the prediction, {span_text(time.interval90)} ({SHARE})"
+    if found.guilty:
+        yield from _blame(found.guilty)
+    elif not found.noisy:
+        yield f"no term to blame: the step is as predicted, within {CLOSE:.0%}"
+    side = "under" if time.rest_share < REST else "above"
+    yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {REST:.0%})"
+
+
+def _blame(guilty: Guilty) -> Iterator[str]:
+    times = "not predicted" if guilty.ratio is None else f"{guilty.ratio:.2f} times its prediction"
+    yield f"to blame: {guilty.term.name}, {times}, {guilty.part:.0%} of the step's error"
+    if guilty.hangs_on:
+        yield f"  it hangs on {', '.join(guilty.hangs_on[:MOST_NAMED])}"
+
+
+class _Row(NamedTuple):
+    name: str
+    predicted: float | None
+    measured: float
+    note: str = ""
+
+
+def _table(title: str, rows: Iterable[_Row], whole: float, form: Callable[[float], str]) -> Iterator[str]:
+    """Rows that are not empty; shares are of `whole`, which was measured."""
+    shown = [row for row in rows if row.predicted or row.measured]
+    most = max(max(row.predicted or 0.0, row.measured) for row in shown)
+    yield f"{title:<20}{'predicted':>11}{'measured':>11}{'share':>8}{'difference':>12}"
+    for row in shown:
+        predicted = "" if row.predicted is None else form(row.predicted)
+        measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
+        difference = row.measured - (row.predicted or 0.0)
+        signed = ("+" if difference >= 0 else "-") + form(abs(difference))
+        numbers = f"{predicted:>11}{measured:>11}{row.measured / whole:>8.1%}{signed:>12}"
+        yield f"  {row.name:<18}{numbers}  {_bar(row, most):<{BAR}}  {row.note}".rstrip()
+
+
+def _bar(row: _Row, most: float) -> str:
+    predicted, measured = (round(BAR * max(value or 0.0, 0.0) / most) for value in (row.predicted, row.measured))
+    return "#" * min(predicted, measured) + "+" * (measured - predicted) + "-" * (predicted - measured)
+
+
+def _time(time: StepTime) -> Iterator[str]:
+    rows = [
+        _Row(
+            one.name, one.predicted_s, one.measured_s,
+            f"{format_seconds(one.hidden_s)} hidden" if one.hidden_s > LEAST_HIDDEN * time.predicted_s else "",
+        )
+        for one in time.terms
+    ]  # fmt: skip
+    yield from _table("time of a step", rows, time.measured_s, format_seconds)
+    yield f"  {BAR_IS}"
+
+
+def _memory(memory: StepMemory) -> Iterator[str]:
+    rows = [_Row(one.name, one.predicted, one.measured, _holds(one.within)) for one in (*memory.terms, memory.total)]
+    yield from _table("memory of a device", rows, memory.total.measured, format_bytes)
+    if memory.runtime:
+        yield f"  beside tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragments"
+    if memory.allocated_bytes is not None and memory.reserved_bytes is not None:
+        yield (
+            f"  the device's allocator gave {format_bytes(memory.allocated_bytes)} and keeps "
+            f"{format_bytes(memory.reserved_bytes)}: what it rounds up, and what kernels take while they run"
+        )
+    if memory.resident_bytes is not None:
+        yield (
+            f"  the process has {format_bytes(memory.resident_bytes)} of the host: libraries, the allocator's own, the data"
+            f"{', and on a CPU the tensors' if memory.allocated_bytes is None else ''}"
+        )
+
+
+def _holds(within: bool | None) -> str:
+    return "" if within is None else f"within {MEMORY_CLOSE:.0%}" if within else f"NOT within {MEMORY_CLOSE:.0%}"
+
+
+def _collectives(found: Collectives) -> Iterator[str]:
+    if not found.planned and not found.found:
+        yield "collectives of a step: none planned, none issued"
+        return
+    verdict = "equal in kind, axes, format, bytes and count" if found.equal else "NOT as planned"
+    yield f"collectives of a step: {found.planned:,} planned, {found.found:,} issued, {verdict}"
+    for over in found.planned_bytes | found.found_bytes:
+        planned, issued = found.planned_bytes.get(over, 0), found.found_bytes.get(over, 0)
+        yield f"  {f'over {over}':<18}{format_bytes(planned):>11}{format_bytes(issued):>11}"
+    for one in found.miscounted[:MOST_MISCOUNTED]:
+        kind, axes, dtype, num_bytes, _ = one.issued
+        yield (
+            f"  {kind} over {', '.join(axes)} of {format_bytes(num_bytes)} in {dtype}: {one.planned} planned, {one.found} issued"
+        )
+    left = len(found.miscounted) - MOST_MISCOUNTED
+    if left > 0:
+        yield f"  and {left} more that differ; --json has all"
+
+
+def charts(plan: Plan, found: Reconciliation) -> tuple[BarChart, BarChart]:
+    """Predicted above measured, of time and of memory."""
+    time, memory = found.time, found.memory
+    about = f"{plan.model.name}, {plan.layout}, on {found.machine}"
+    seconds = [
+        {one.name: one.predicted_s or 0.0 for one in time.terms},
+        {one.name: one.measured_s for one in time.terms},
+    ]
+    held = [
+        {one.name: one.predicted or 0.0 for one in memory.terms},
+        {one.name: max(one.measured, 0.0) for one in memory.terms},
+    ]
+    return (
+        _chart("Time of a step", about, seconds, MEASURED_TERMS, "s"),
+        _chart("Memory of a device", about, held, MEMORY_TERMS, "B"),
+    )  # fmt: skip
+
+
+def _chart(title: str, about: str, both: list[dict[str, float]], order: Iterable[str], unit: str) -> BarChart:
+    names = [name for name in order if any(parts.get(name, 0.0) > 0 for parts in both)]
+    bars = tuple(
+        Bar(label=label, parts={name: parts.get(name, 0.0) for name in names})
+        for label, parts in zip(("predicted", "measured"), both, strict=True)
+    )
+    return BarChart(title=f"{title}: predicted and measured", subtitle=about, bars=bars, unit=unit)

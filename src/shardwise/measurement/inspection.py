@@ -1,0 +1,105 @@
+"""What was seen of a run beside its log, in measured.json: one step watched from below, and the machine before and after.
+
+The watched step is one of the run's, but slower for it, so its seconds do not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from shardwise.errors import InputError
+from shardwise.layout.realisation import Issued
+from shardwise.sharding.collective import Kind
+
+SCHEMA = "shardwise.measured/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one step on one device.
+
+    `at_peak` adds up to `peak_bytes`, by term: what was saved for the backward pass, and is there at the peak, is among its
+    activations, what else is there without a name is workspace. `largest` has the most that each term ever had; of activations
+    it is what was alive between a forward pass and its backward pass.
+    """
+
+    peak_bytes: int
+    at_peak: Mapping[str, int]
+    largest: Mapping[str, int]
+
+
+class ProcessMemory(NamedTuple):
+    """What the operating system and the device's allocator say, in bytes. Each is the most since the process began, or since
+    `torch.cuda.reset_peak_memory_stats`; `allocated_bytes` is None on a device that has no allocator of its own."""
+
+    resident_bytes: int
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+class Inspection(NamedTuple):
+    """What was seen of a step on one process: bytes by term, and how often each collective was issued."""
+
+    memory: Memory
+    collectives: Counter[Issued]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was seen of a run from its latest start on.
+
+    `device` is "cpu" or "cuda", `machine` says which. `before` and `after` are seconds of the same short work, by name, on the
+    slowest rank; `after` is empty for a run that has not ended. `step` is the number of the watched step (from 1; None: it has
+    not come to one). `memory` and `process` are of the fullest rank, `rank`; `collectives` are those of the first.
+    """
+
+    device: str
+    machine: str
+    before: Mapping[str, float]
+    after: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    rank: int = 0
+    memory: Memory | None = None
+    process: ProcessMemory | None = None
+    collectives: Counter[Issued] = field(default_factory=Counter)
+
+    def changes(self) -> dict[str, float]:
+        """By how much each piece of work takes longer after the run than before: 0.14 is 14% longer."""
+        return {name: self.after[name] / self.before[name] - 1 for name in self.before if name in self.after}
+
+
+def measured_payload(measured: Measured) -> dict[str, Any]:
+    """As measured.json has it."""
+    memory, process = measured.memory, measured.process
+    return {
+        "schema": SCHEMA, "device": measured.device, "machine": measured.machine, "step": measured.step,
+        "rank": measured.rank, "before": dict(measured.before), "after": dict(measured.after),
+        "memory": asdict(memory) if memory else None, "process": process._asdict() if process else None,
+        "collectives": [
+            {"kind": str(one.kind), "axes": list(one.axes), "dtype": one.dtype, "num_bytes": one.num_bytes, "count": count}
+            for one, count in sorted(measured.collectives.items())
+        ],
+    }  # fmt: skip
+
+
+def parse_measured(payload: Mapping[str, Any], where: str) -> Measured:
+    """What measured.json says. Raises `InputError` for another schema, and for what is not as it was written."""
+    if payload.get("schema") != SCHEMA:
+        raise InputError(f"{where}: found schema {payload.get('schema')!r}; {SCHEMA!r} is required")
+    try:
+        memory, process = payload["memory"], payload["process"]
+        return Measured(
+            device=payload["device"], machine=payload["machine"], before=payload["before"], after=payload["after"],
+            step=payload["step"], rank=payload["rank"], memory=Memory(**memory) if memory else None,
+            process=ProcessMemory(**process) if process else None,
+            collectives=Counter({_issued(one): one["count"] for one in payload["collectives"]}),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: {error!r}; a file as `train` writes it is required") from None
+
+
+def _issued(one: Mapping[str, Any]) -> Issued:
+    return Issued(Kind(one["kind"]), tuple(one["axes"]), one["dtype"], one["num_bytes"], "")

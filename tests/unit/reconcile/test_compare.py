@@ -1,0 +1,230 @@
+"""A run against its plan on data made by hand, whose verdicts are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.realisation import Issued
+from shardwise.measurement.inspection import Measured, Memory, ProcessMemory, measured_payload, parse_measured
+from shardwise.measurement.record import StepRecord
+from shardwise.model.architecture import Architecture
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.reconcile.run.collectives import collectives, compared
+from shardwise.reconcile.run.compare import Reconciliation, reconcile
+from shardwise.reconcile.run.memory import step_memory
+from shardwise.reconcile.run.read import MeasuredRun
+from shardwise.reconcile.run.time import guilty, hangs_on, step_time
+from shardwise.sharding.collective import Kind
+from shardwise.train.realised import realisation_of
+from shardwise.train.recipe import Recipe
+
+MODEL = Architecture(
+    name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=8192
+)
+JOB = Job(global_batch_tokens=16384, seq_len=512, loss="in_place")
+NUM_MICRO_BATCHES = 4  # 32 sequences over 8 replicas, one at a time
+MIB = 2**20
+
+
+def plan_of(*, stack: str | None = "nemo-25", **layout: Any) -> Plan:
+    cluster = load_cluster("h100:8")
+    if stack:
+        cluster = calibrated(cluster, calibration_of("h100", stack_named(stack)))
+    return plan_layout(MODEL, cluster, JOB, Layout(**(layout or {"dp": 4, "fsdp": 2, "zero_stage": 3})))
+
+
+PLAN = plan_of()
+
+
+def records(plan: Plan, scale: Mapping[str, float] | None = None, rest: float = 0.0) -> tuple[StepRecord, ...]:
+    """Ten steps whose terms are the plan's, some of them scaled, and so many seconds more; of those, a third is data."""
+    seconds = {name: value * (scale or {}).get(name, 1.0) for name, value in plan.estimate.time.items()}
+    own = {**seconds, "data": rest / 3, "other": rest * 2 / 3}
+    whole = sum(own.values())
+    return tuple(
+        StepRecord(
+            step=number, loss=1.0, grad_norm=1.0, learning_rate=1e-3, num_tokens=JOB.global_batch_tokens, num_targets=1,
+            step_time_s=whole * (1 + (number - 5.5) / 1000), seconds=own,
+        )
+        for number in range(1, 11)
+    )  # fmt: skip
+
+
+def held(plan: Plan, **changes: int) -> Memory:
+    """What tensors hold where a plan is exactly right: at the peak one of its alternatives is there."""
+    largest = {name: round(size) for name, size in plan.estimate.memory.items() if name not in ("buffers", "runtime")}
+    largest["logits"] = largest["logits"] or 7
+    peak = sum(size for name, size in plan.estimate.memory.items() if name != "runtime")
+    return Memory(peak_bytes=round(peak) + sum(changes.values()), at_peak=largest, largest={
+        name: size + changes.get(name, 0) for name, size in largest.items()
+    })  # fmt: skip
+
+
+def seen_of(plan: Plan, **changes: Any) -> Measured:
+    issued: Counter[Issued] = Counter()
+    for one, count in realisation_of(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
+        issued[one._replace(what="")] += count
+    usual = Measured(
+        device="cuda", machine="NVIDIA H100 80GB HBM3", before={"products": 1e-3, "memory": 2e-3},
+        after={"products": 1.02e-3, "memory": 1.9e-3}, step=2, memory=held(plan), process=ProcessMemory(5 * MIB, 7, 9),
+        collectives=issued,
+    )  # fmt: skip
+    return replace(usual, **changes)
+
+
+RECIPE = Recipe(steps=12)
+
+
+def reconciled(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **changes: Any) -> Reconciliation:
+    steps = counted or records(plan)
+    return reconcile(plan, MeasuredRun(counted=steps, watched=steps[0], seen=seen_of(plan, **changes), recipe=RECIPE))
+
+
+def test_a_run_as_it_is_planned() -> None:
+    found = reconciled()
+    assert found.time.measured_s == pytest.approx(PLAN.estimate.step_time_s)
+    assert found.time.within is True
+    assert found.guilty is None
+    assert found.time.rest_s == pytest.approx(0.0, abs=1e-3 * found.time.measured_s)
+    assert found.collectives.equal
+    assert found.collectives.planned == found.collectives.found > 0
+    assert all(one.within is not False for one in (*found.memory.terms, found.memory.total))
+    assert (found.remarks, found.advice, found.noisy) == ((), (), False)
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "optimizer", "dp"])
+def test_the_term_that_is_off_is_to_blame(name: str) -> None:
+    predicted = PLAN.estimate.time[name]
+    factor = 1 + 2 * PLAN.estimate.step_time_s / predicted
+    found = reconciled(counted=records(PLAN, {name: factor}))
+    assert found.guilty is not None
+    assert found.guilty.term.name == name
+    assert found.guilty.ratio == pytest.approx(factor)
+    assert found.guilty.part == pytest.approx(1.0, abs=0.01)
+    assert found.time.within is False
+    assert found.advice[-2].startswith("shardwise calibrate h100:8 ")
+
+
+def test_a_term_that_is_faster_is_to_blame_for_a_shorter_step() -> None:
+    found = reconciled(counted=records(PLAN, {"backward": 0.5, "optimizer": 1.2}))
+    assert found.guilty is not None
+    assert found.guilty.term.name == "backward"
+    assert found.guilty.part > 1.0  # the optimizer makes up for some of it
+
+
+def test_what_no_term_has_is_unexplained_and_can_be_to_blame() -> None:
+    rest = 0.5 * PLAN.estimate.step_time_s
+    found = reconciled(counted=records(PLAN, rest=rest))
+    assert found.time.rest_share == pytest.approx(1 / 3, abs=0.005)
+    assert found.guilty is not None
+    assert (found.guilty.term.name, found.guilty.ratio, found.guilty.hangs_on) == ("other", None, ())
+
+
+def test_small_errors_have_no_term_to_blame() -> None:
+    for scale, blamed in ((1.04, False), (1.08, True)):
+        time = step_time(PLAN.estimate, records(PLAN, dict.fromkeys(PLAN.estimate.time, scale)))
+        assert (guilty(time, lambda name: ()) is not None) is blamed
+
+
+def test_the_median_and_its_percentiles() -> None:
+    time = step_time(PLAN.estimate, records(PLAN))
+    assert time.num_steps == 10
+    assert (time.low_s, time.high_s) == pytest.approx([time.measured_s * (1 + one / 1000) for one in (-3.5, 3.5)])
+
+
+def test_what_a_term_hangs_on_is_what_moves_it() -> None:
+    forward, weights = hangs_on(PLAN, "forward"), hangs_on(PLAN, "fsdp")
+    assert {"chip.matmul_fraction", "stack.launch_s", "stack.elementwise"} <= set(forward)
+    assert "chip.link_fraction" not in forward
+    assert {"chip.link_fraction", "stack.exposed"} <= set(weights)
+    assert "chip.memory_fraction" in hangs_on(PLAN, "optimizer")
+    assert "chip.matmul_fraction" not in hangs_on(PLAN, "optimizer")
+    assert hangs_on(PLAN, "data") == ()
+    assert "job.overlap" in hangs_on(plan_of(stack=None), "fsdp")  # without a calibration a convention says what shows
+
+
+def test_a_bound_has_no_verdict() -> None:
+    plan = plan_of(stack=None)
+    assert reconciled(plan).time.within is None
+
+
+def test_a_noisy_machine_has_no_term_to_blame() -> None:
+    found = reconciled(
+        counted=records(PLAN, {"forward": 3.0}), before={"products": 1e-3, "memory": 1e-3},
+        after={"products": 1.14e-3, "memory": 0.95e-3},
+    )  # fmt: skip
+    assert found.noisy
+    assert found.guilty is None
+    assert found.remarks == (
+        "the machine changed by 14% during the run (products +14%): times below are of a noisy machine",
+    )
+    assert found.advice[0] == "run it again while nothing else runs on the machine"
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "other"),
+    [
+        ("cuda", "NVIDIA H100 80GB HBM3", False),
+        ("cuda", "NVIDIA H200", True),
+        ("cpu", "CPU, 4 threads", True),
+    ],
+)
+def test_another_machine_is_said_first(device: str, machine: str, other: bool) -> None:
+    found = reconciled(device=device, machine=machine, after={"products": 2.0, "memory": 2.0})
+    assert found.remarks[0].startswith("the plan is priced for h100") is other
+    assert len(found.remarks) == 1 + other
+
+
+def test_another_loss_than_the_engines_and_a_run_that_has_not_ended_are_said() -> None:
+    plan = replace(PLAN, job=replace(JOB, loss="unfused"))
+    unended, loss = reconciled(plan, after={}).remarks
+    assert "has not ended" in unended
+    assert "--set job.loss=in_place" in loss
+
+
+def test_memory_at_the_loss_and_in_a_block() -> None:
+    sizes = {**dict.fromkeys(PLAN.estimate.memory, 0.0), "parameters": 100.0, "activations": 50.0, "runtime": 1000.0}
+    largest = {"parameters": 100, "activations": 51, "logits": 30, "workspace": 40}
+    seen = seen_of(PLAN, memory=Memory(peak_bytes=200, at_peak={}, largest=largest))
+    at_loss = {one.name: one for one in step_memory({**sizes, "logits": 33.0}, seen).terms}
+    assert [(one.predicted, one.measured, one.within) for one in at_loss.values()] == [
+        (100.0, 100, True), (50.0, 51, True), (33.0, 30, False), (None, 19, None),
+    ]  # fmt: skip
+    in_block = step_memory({**sizes, "workspace": 40.0, "buffers": 8.0}, seen)
+    assert [(one.name, one.predicted, one.measured) for one in in_block.terms][2:] == [("workspace", 48.0, 49)]
+    assert (in_block.total.predicted, in_block.total.measured, in_block.runtime) == (198.0, 200, 1000.0)
+    assert in_block.total.within
+    for found in (at_loss.values(), in_block.terms):
+        assert sum(one.measured for one in found) == 200
+
+
+def test_collectives_that_differ_are_listed() -> None:
+    one = Issued(Kind.ALL_REDUCE, ("dp",), "fp32", 4000, "")
+    other = Issued(Kind.ALL_GATHER, ("fsdp",), "bf16", 100, "")
+    found = compared(Counter({one: 3, other: 2}), Counter({one: 2, other: 2}))
+    assert not found.equal
+    assert [(each.issued, each.planned, each.found) for each in found.miscounted] == [(one, 3, 2)]
+    assert (found.planned_bytes, found.found_bytes) == ({"dp": 12000, "fsdp": 200}, {"dp": 8000, "fsdp": 200})
+
+
+def test_collectives_are_those_of_the_watched_steps_batch() -> None:
+    """Of a batch twice as large there are twice as many gathers."""
+    usual, twice = (
+        collectives(PLAN, RECIPE, factor * JOB.global_batch_tokens, Counter()).planned_bytes["fsdp"]
+        for factor in (4, 8)
+    )
+    assert twice == pytest.approx(2 * usual, rel=1e-3)
+
+
+def test_what_was_measured_is_read_as_it_was_written() -> None:
+    for seen in (seen_of(PLAN), Measured(device="cpu", machine="CPU", before={"products": 1.0})):
+        assert parse_measured(measured_payload(seen), "measured.json") == seen
