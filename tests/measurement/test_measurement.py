@@ -135,9 +135,10 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
     text = summary_text(found)
     assert "held out" not in text
+    assert "held out   4.2500 nats per token, 0.7500 below how" in summary_text(found | {"held_out_loss": 4.25})
     assert "3 steps, 3,145,728 tokens in 12 s" in text
     text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
-    assert "nan nats per token; how often each token comes alone gives 5.0000 nats per token" in text
+    assert "nan nats per token, nan below how often each token comes alone: 5.0000 nats per token" in text
     assert "MFU" not in text
 
 

@@ -1,4 +1,4 @@
-"""The two real runs that the demo plans, and what the books say of the first."""
+"""Two real runs, one of which the demo plans, and what the books say of the first."""
 
 from __future__ import annotations
 

@@ -50,8 +50,9 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"  loss       {_nats(summary['first_loss'])} at first, {_nats(summary['last_loss'])} at last",
     ]
     if summary["held_out_loss"] is not None:
+        gained = summary["unigram_entropy_nats"] - float(summary["held_out_loss"])
         lines.append(
-            f"  held out   {_nats(summary['held_out_loss'])}; how often each token comes alone gives "
+            f"  held out   {_nats(summary['held_out_loss'])}, {gained:.4f} below how often each token comes alone: "
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
     used = (
