@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration
+from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
@@ -61,7 +61,8 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
 
 def _calibrated(plan: Plan, calibration: Calibration) -> Iterator[Constant]:
     """Each constant of the calibration, with what it means and what it was fitted to."""
-    for name, one in CONSTANTS.items():
+    known = {**CONSTANTS, **{name: one for name, one in APART.items() if name in calibration.constants}}
+    for name, one in known.items():
         other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
         cluster = calibrated(plan.cluster, replace(calibration, constants=other))
         found = _priced(plan, f"{one.owner}.{name}", calibration[name], cluster)
