@@ -45,7 +45,9 @@ def keep_host_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    return all(mallopt(name, value) == 1 for name, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, NEVER), (TOP_PAD, AHEAD_BYTES)))
+    return all(
+        mallopt(name, value) == 1 for name, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, NEVER), (TOP_PAD, AHEAD_BYTES))
+    )
 
 
 def used(device: str) -> dict[str, float]:

@@ -21,15 +21,14 @@ from shardwise.train.model.functions import activate, rms_norm
 from shardwise.train.model.gradients import HeadLoss, applied
 from shardwise.train.model.places import rotate, rotation
 
-KEPT_BYTES, MOST_KEPT = 2**25, 16  # results that a run keeps
+KEPT_BYTES, MOST_KEPT = 2**24, 4  # results that a run keeps
 
 
 class Operation(NamedTuple):
-    """Something that is run `times` in a row, `count` of which a layer has."""
+    """Something that makes its result so many `times`."""
 
     run: Callable[[], object]
     times: int
-    count: int = 1
 
 
 Operations = Iterator[tuple[str, Operation]]
@@ -38,9 +37,11 @@ Operations = Iterator[tuple[str, Operation]]
 def operations(sample: Sample, place: torch.device) -> Operations:
     """All of a sample, by name."""
     yield from products(sample, place)
+    yield sample.expert.name, _product(sample.expert, place, DTYPES[sample.dtype])
     yield from attention(sample, place)
     yield from elementwise(sample, place)
-    yield "loss", _loss(sample, place)
+    if sample.has_loss:
+        yield "loss", _loss(sample, place)
     yield "update", _update(sample, place)
 
 
@@ -66,18 +67,17 @@ def attention(sample: Sample, place: torch.device) -> Operations:
     one = sample.architecture
     groups = one.num_heads // one.num_kv_heads
     heads = (one.num_kv_heads, one.head_dim)
-    q = _random(sample, place, one.num_kv_heads, groups, one.head_dim)
+    q = _random(sample, place, heads[0], groups, heads[1])
     k, v = (_random(sample, place, *heads) for _ in range(2))
     yield from _both("attention", lambda: attend(q, k, v, None, DEFAULT), (q, k, v))
 
 
 def elementwise(sample: Sample, place: torch.device) -> Operations:
-    """Two norms, two rotations, an activation and two sums forward; backward as many, and five sums of gradients: three of
-    queries, keys and values, two of gate and up, and the residual stream's with each."""
+    """A norm, rotations of queries and keys, and an activation, each forward and backward; a sum of hidden states."""
     one = sample.architecture
     x, other = (_random(sample, place, one.d_model) for _ in range(2))
     scale = torch.ones(one.d_model, device=place, dtype=x.dtype, requires_grad=True)
-    yield from _both("norm", lambda: rms_norm(x, scale, DEFAULT.norm_epsilon, 0.0), (x, scale), count=2)
+    yield from _both("norm", lambda: rms_norm(x, scale, DEFAULT.norm_epsilon, 0.0), (x, scale))
     angles = rotation(torch.arange(sample.seq_len, device=place), one.head_dim, DEFAULT.rotary, x.dtype)
     for name, heads in (("query", one.num_heads), ("key", one.num_kv_heads)):
         head = _random(sample, place, one.num_kv_heads, heads // one.num_kv_heads, one.head_dim)
@@ -85,8 +85,7 @@ def elementwise(sample: Sample, place: torch.device) -> Operations:
     gate, up = (_random(sample, place, one.d_ff) for _ in range(2))
     yield from _both("activation", lambda: activate("swiglu", gate, up), (gate, up))
     first, second = x.detach(), other.detach()
-    yield "sum", _kept(lambda: first + second, count=2)
-    yield "sum of gradients", _kept(lambda: first + second, count=5)
+    yield "sum", _kept(lambda: first + second)
 
 
 def layer(sample: Sample, place: torch.device) -> Operation:
@@ -135,9 +134,9 @@ def _random(sample: Sample, place: torch.device, *dims: int) -> Tensor:
     return values.to(DTYPES[sample.dtype]).requires_grad_()
 
 
-def _both(name: str, made: Callable[[], Tensor], wanted: tuple[Tensor, ...], count: int = 1) -> Operations:
+def _both(name: str, made: Callable[[], Tensor], wanted: tuple[Tensor, ...]) -> Operations:
     """An operation forward, its results kept, and backward from what it kept."""
-    yield f"{name} forward", _kept(made, count)
+    yield f"{name} forward", _kept(made)
     graphs = [made() for _ in range(_times(made()))]
     dy = torch.ones_like(graphs[0])
 
@@ -145,12 +144,12 @@ def _both(name: str, made: Callable[[], Tensor], wanted: tuple[Tensor, ...], cou
         for out in graphs:
             torch.autograd.grad(out, wanted, dy, retain_graph=True)
 
-    yield f"{name} backward", Operation(backward, len(graphs), count)
+    yield f"{name} backward", Operation(backward, len(graphs))
 
 
-def _kept(made: Callable[[], Tensor], count: int = 1) -> Operation:
+def _kept(made: Callable[[], Tensor]) -> Operation:
     times = _times(made())
-    return Operation(lambda: [made() for _ in range(times)], times, count)
+    return Operation(lambda: [made() for _ in range(times)], times)
 
 
 def _times(out: Tensor) -> int:

@@ -6,7 +6,7 @@ Letters: B sequences of T tokens, D, F, V as in model/decoder.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +18,11 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 
+COPY_BYTES = 2**27  # read and written, beyond any cache
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
+BESIDE_BYTES = 2**24  # of an AllReduce beside products
+EXPERT_ROWS = 128
 FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
 
 
@@ -49,6 +54,11 @@ class Sample:
     num_seqs: int
     seq_len: int
     dtype: str = "fp32"
+    has_loss: bool = False  # the head and its loss are measured too
+
+    def at(self, dtype: str) -> Sample:
+        """The same in another format."""
+        return replace(self, dtype=dtype)
 
     @property
     def tokens(self) -> int:
@@ -64,12 +74,20 @@ class Sample:
         """Those of a layer and of the head, forward and backward."""
         one = self.architecture
         sizes = {
-            "attention": (one.d_model, one.num_heads * one.head_dim),
+            "projection": (one.d_model, one.num_heads * one.head_dim),
             "up": (one.d_model, one.d_ff),
             "down": (one.d_ff, one.d_model),
-            "head": (one.d_model, one.vocab_size),
         }
-        return tuple(Product(f"{name} {form}", form, self.tokens, *size) for name, size in sizes.items() for form in FORMS)
+        if self.has_loss:
+            sizes["head"] = (one.d_model, one.vocab_size)
+        return tuple(
+            Product(f"{name} {form}", form, self.tokens, *size) for name, size in sizes.items() for form in FORMS
+        )
+
+    @property
+    def expert(self) -> Product:
+        """One of as many rows as an expert gets of a few thousand tokens."""
+        return Product("expert", "forward", EXPERT_ROWS, self.architecture.d_model, self.architecture.d_ff)
 
     def kernels(self, unit: str, wanted: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
         """The kernels of a unit that are wanted, each with the bytes that it moves."""
@@ -85,7 +103,9 @@ class Sample:
 
     def elementwise_bytes(self) -> float:
         """Of a layer's norms, rotations, activations and sums, forward and backward."""
-        return sum(size for _, size in self.kernels("block", lambda kernel: kernel.kind == "map" and kernel.phase != "update"))
+        return sum(
+            size for _, size in self.kernels("block", lambda kernel: kernel.kind == "map" and kernel.phase != "update")
+        )
 
     def update_bytes(self) -> float:
         return sum(size for _, size in self.kernels("block", lambda kernel: kernel.phase == "update"))
@@ -113,7 +133,7 @@ def _llama(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
 # Wide and narrow layers with short and long sequences: what a model of a few million parameters has. A thousand tokens at once
 # are what a process holds of a batch.
 SAMPLES = (
-    Sample("256", _llama(256, 4, 64, 4096), 4, 256),
+    Sample("256", _llama(256, 4, 64, 4096), 4, 256, has_loss=True),
     Sample("512", _llama(512, 8, 64, 4096), 4, 256),
     Sample("128", _llama(128, 4, 32, 4096), 2, 512),
 )
