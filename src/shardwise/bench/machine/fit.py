@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.bench.machine.samples import COLLECTIVES, COPY_BYTES, Product, Sample
+from shardwise.bench.machine.samples import COLLECTIVE_BYTES, COLLECTIVES, COPY_BYTES, Product, Sample
 from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
@@ -132,29 +132,28 @@ class Fit:
             shares.append(alone * (1 + TILE / 2 / one.rows) / self.seconds[f"{sample.name}/{one.name}"])
         return _middle(shares)
 
+    def collectives(self) -> list[tuple[int, float, float]]:
+        """How often each goes around the ring, the bytes that pass a link each time, and its seconds."""
+        n, found = self.machine.num_processes, []
+        for kind in COLLECTIVES if n > 1 else ():
+            for size in COLLECTIVE_BYTES:
+                times = 2 if kind == "all_reduce" else 1
+                found.append((times, (n - 1) / n * size, self.seconds[f"{kind}/{size}"]))
+        return found
+
     def link(self) -> tuple[float, float]:
         """Seconds of a hop and bytes/s of the ring that collectives are as fast as, all kinds together."""
-        rows, found = [], []
-        n = self.machine.num_processes
-        for name, s in self.seconds.items():
-            kind, _, size = name.partition("/")
-            if kind in COLLECTIVES:
-                times = 2 if kind == "all_reduce" else 1
-                rows.append([times * (n - 1) / s, times * (n - 1) / n * float(size) / s])
-                found.append(1.0)
-        if not rows:
+        found, n = self.collectives(), self.machine.num_processes
+        if not found:
             return 0.0, self.bytes_per_s
-        hop, per_byte = np.linalg.lstsq(np.array(rows), np.array(found), rcond=None)[0]
-        return max(float(hop), 0.0), 1.0 / float(per_byte)
+        design = np.array([[times * (n - 1) / s, times * passed / s] for times, passed, s in found])
+        hop, per_byte = np.linalg.lstsq(design, np.ones(len(found)), rcond=None)[0]
+        most = max(times * passed / s for times, passed, s in found)
+        return max(float(hop), 0.0), 1.0 / float(per_byte) if per_byte > 0 else most
 
     def best_link(self) -> float:
-        """The best rate that a collective reached, in bytes/s of the ring."""
-        n, reached = self.machine.num_processes, []
-        for name, s in self.seconds.items():
-            kind, _, size = name.partition("/")
-            if kind in COLLECTIVES:
-                reached.append((2 if kind == "all_reduce" else 1) * (n - 1) / n * float(size) / s)
-        return max(reached, default=self.bytes_per_s)
+        """The best rate of a collective, in bytes/s of the ring; that without the hops where it is better."""
+        return max([times * passed / s for times, passed, s in self.collectives()] + [self.link()[1]])
 
     def exposed(self) -> float:
         """The share of an AllReduce by which products beside it take longer."""
