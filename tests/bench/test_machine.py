@@ -58,7 +58,12 @@ def seconds() -> dict[str, float]:
 
 def fit(found: dict[str, float] | None = None) -> Fit:
     own = Machine(
-        name="here:2", source="measured on this machine", num_processes=2, memory_bytes=8e9, dtype="fp32", others=("bf16",)
+        name="here:2",
+        source="measured on this machine",
+        num_processes=2,
+        memory_bytes=8e9,
+        dtype="fp32",
+        others=("bf16",),
     )
     return Fit(found or seconds(), SAMPLES, TINY, own)
 

@@ -108,8 +108,12 @@ CONSTANTS: Mapping[str, Constant] = {
 # What measurements on the machine itself tell apart (`bench machine`), and published runs do not: without them the kernels
 # are as other elementwise ones. On a CPU they are not: these stream from memory or take exponentials, those are in caches.
 APART: Mapping[str, Constant] = {
-    "update": Constant("stack", 0.1, 12.0, 2.0, 0.4, True, "bytes that the optimizer's kernels move over those of one fused kernel"),
-    "loss": Constant("stack", 0.1, 60.0, 2.0, 0.4, True, "the same of the kernels over logits"),
+    "update": Constant(
+        "stack", 0.1, 12.0, 2.0, 0.4, True, "bytes that the optimizer's kernels move over those of fused ones"
+    ),
+    "loss": Constant(
+        "stack", 0.1, 60.0, 2.0, 0.4, True, "bytes that the kernels over logits move over those of fused ones"
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ memory that no cache holds. Letters: see `samples`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +82,7 @@ def elementwise(sample: Sample, place: torch.device) -> Operations:
     angles = rotation(torch.arange(sample.seq_len, device=place), one.head_dim, DEFAULT.rotary, x.dtype)
     for name, heads in (("query", one.num_heads), ("key", one.num_kv_heads)):
         head = _random(sample, place, one.num_kv_heads, heads // one.num_kv_heads, one.head_dim)
-        yield from _both(f"rotary of a {name}", lambda head=head: rotate(head, angles), (head,))
+        yield from _both(f"rotary of a {name}", partial(rotate, head, angles), (head,))
     gate, up = (_random(sample, place, one.d_ff) for _ in range(2))
     yield from _both("activation", lambda: activate("swiglu", gate, up), (gate, up))
     first, second = x.detach(), other.detach()
