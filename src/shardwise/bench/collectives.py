@@ -2,86 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
 from shardwise.bench.clock import REPEATS, WARM_UPS, Timing, timing
-from shardwise.errors import InputError
+from shardwise.bench.processes import together
 
-TIMEOUT = timedelta(seconds=120)
 Lines = Sequence[Mapping[str, Any]]
 
 
 def measure_all(lines: Lines, device: str, num_processes: int) -> Iterator[tuple[Mapping[str, Any], Timing]]:
     """Time some collectives in one start of the processes. Raises `InputError` when a process fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        queue = get_context("spawn").SimpleQueue()
-        with _one_thread():
-            joined: Any = spawn(  # type: ignore[no-untyped-call]
-                _worker,
-                (num_processes, device, str(Path(folder) / "store"), list(lines), queue),
-                num_processes,
-                join=False,
-            )
-        for line in lines:
-            while queue.empty():
-                _alive(joined)
-                time.sleep(0.01)
-            yield line, Timing(*queue.get())
-        joined.join()
+    yield from zip(lines, together(_measure, list(lines), device, num_processes, len(lines)), strict=True)
 
 
-def _alive(joined: Any) -> None:
-    try:
-        if joined.join(timeout=0.01):
-            raise InputError("bench: the processes ended before all collectives were measured")
-    except ProcessRaisedException as error:
-        last = str(error).strip().splitlines()[-1]
-        raise InputError(f"bench: a process failed: {last}") from None
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Each process with one thread of its own, unless the environment says otherwise."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-
-
-def _worker(rank: int, size: int, device: str, store: str, lines: Lines, queue: Any) -> None:
-    place = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
-    if device == "cuda":
-        torch.cuda.set_device(place)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=TIMEOUT,
-    )
-    try:
-        for line in lines:
-            found = _timed(_collective(line, rank, size, place), device)
-            if rank == 0:
-                queue.put((found.seconds, found.low, found.high, found.repeats))
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
+def _measure(rank: int, size: int, place: torch.device, lines: Lines) -> Iterator[Timing]:
+    for line in lines:
+        yield _timed(_collective(line, rank, size, place), place.type)
 
 
 def _timed(run: Callable[[], object], device: str) -> Timing:

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 SCHEMA = "shardwise.bench/1"
 DESCRIPTION = """Measure products, memory, attention or collectives on this machine, on its GPUs or its CPU, and add a JSON line
 for each to --out. What the file has of this machine already is not measured again, so a run that was cut short goes on where it
-stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines."""
+stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
+
+`bench machine` times the operations of small models in all --processes at once, for about 20 seconds, and writes a cluster file:
+plans for it say what `train` takes on this machine."""
 EPILOG = """examples:
   shardwise bench matmul --out machine.jsonl
   shardwise bench collectives --processes 8 --out machine.jsonl
+  shardwise bench machine --processes 2 --out machine.toml
   shardwise calibrate h100:512 --bench machine.jsonl --out my-cluster.toml"""
 MOST_PROCESSES = 64
 
@@ -31,10 +35,14 @@ def configure(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "what", choices=("matmul", "memory", "attention", "collectives", "all"), metavar="WHAT",
-        help="matmul, memory, attention, collectives or all",
+        "what", choices=("matmul", "memory", "attention", "collectives", "all", "machine"), metavar="WHAT",
+        help="matmul, memory, attention, collectives or all of these; or machine",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", help="add the lines to this file; without it they are only printed")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="add the lines to this file, or write the machine to it; without it they are only printed",
+    )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
@@ -45,7 +53,7 @@ def configure(verbs: Any) -> None:
         help="number format, such as bf16 or fp32; may be repeated (default: bf16 on a GPU, fp32 on a CPU)",
     )
     parser.add_argument(
-        "--processes", metavar="N", help="processes of a collective (default: the GPUs of this machine, or 2)"
+        "--processes", metavar="N", help="processes of a collective, or of a machine (default: its GPUs, or 2)"
     )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -61,6 +69,8 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.bench.record import append, left_over, measured_before
 
     device = device_of(arguments.device)
+    if arguments.what == "machine":
+        return _machine(arguments, device)
     machine, out = describe(device), Path(arguments.out) if arguments.out is not None else None
     wanted = list(_lines(arguments, device))
     todo = left_over(wanted, measured_before(out, machine) if out else set())
@@ -78,25 +88,63 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
 
 
+def _machine(arguments: argparse.Namespace, device: str) -> str:
+    """Measure the whole machine, write its cluster file, and say what came out."""
+    from shardwise.bench.machine.report import FORMATS, machine, report, write
+    from shardwise.errors import InputError
+    from shardwise.planning.codec import require_writable
+
+    if arguments.dtype:
+        raise InputError(
+            f"bench: found --dtype {arguments.dtype[0]} for machine; it measures {' and '.join(FORMATS[device])}, and takes none"
+        )
+    processes = _processes(arguments, device)
+    _require_processes(processes, device, least=1, what="a machine")
+    if arguments.out is not None:
+        if not arguments.out.endswith(".toml"):
+            raise InputError(f"bench: found --out {arguments.out}; a name that ends in .toml is required for a machine")
+        require_writable(arguments.out)
+    found = machine(device, processes)
+    if arguments.out is not None:
+        write(found, Path(arguments.out))
+    if arguments.json:
+        return json.dumps({"schema": SCHEMA, **found.payload()}, indent=2)
+    return "\n".join([*report(found), *([f"written to {arguments.out}"] if arguments.out is not None else [])])
+
+
+def _processes(arguments: argparse.Namespace, device: str) -> int:
+    from shardwise.bench.kernels import num_gpus
+    from shardwise.units import parse_count
+
+    if arguments.processes is not None:
+        return parse_count(arguments.processes, what="--processes")
+    return num_gpus() if device == "cuda" else 2
+
+
+def _require_processes(processes: int, device: str, *, least: int, what: str) -> None:
+    from shardwise.bench.kernels import num_gpus
+    from shardwise.errors import InputError
+
+    if not least <= processes <= (num_gpus() if device == "cuda" else MOST_PROCESSES):
+        most = f"the {num_gpus()} GPUs of this machine" if device == "cuda" else MOST_PROCESSES
+        raise InputError(
+            f"bench: found --processes {processes}; {least} or more, at most {most}, are required for {what}"
+        )
+
+
 def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, Any]]:
-    from shardwise.bench.kernels import DTYPES, num_gpus
+    from shardwise.bench.kernels import DTYPES
     from shardwise.bench.shapes import KINDS, shapes
     from shardwise.errors import InputError
-    from shardwise.units import parse_count
 
     dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
     unknown = [name for name in dtypes if name not in DTYPES]
     if unknown:
         raise InputError(f"bench: found --dtype {unknown[0]}; one of {', '.join(DTYPES)} is required")
-    processes = num_gpus() if device == "cuda" else 2
-    if arguments.processes is not None:
-        processes = parse_count(arguments.processes, what="--processes")
+    processes = _processes(arguments, device)
     kinds = KINDS if arguments.what == "all" else (arguments.what,)
-    if "collectives" in kinds and not 2 <= processes <= (num_gpus() if device == "cuda" else MOST_PROCESSES):
-        most = f"the {num_gpus()} GPUs of this machine" if device == "cuda" else MOST_PROCESSES
-        raise InputError(
-            f"bench: found --processes {processes}; 2 or more, at most {most}, are required for collectives"
-        )
+    if "collectives" in kinds:
+        _require_processes(processes, device, least=2, what="collectives")
     for kind in kinds:
         yield from shapes(kind, device, dtypes, processes)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from shardwise.cluster.calibration import CONSTANTS, HIGHEST_CLOCK, LOWEST_CLOCK, SPREAD_OF, Calibration
+from shardwise.cluster.calibration import APART, CONSTANTS, HIGHEST_CLOCK, LOWEST_CLOCK, SPREAD_OF, Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import clock_under, load_chip
 from shardwise.cluster.reader import TableReader
@@ -64,10 +64,12 @@ def _constants(table: TableReader) -> dict[str, float]:
     if not isinstance(given, Mapping):
         table.wrong("constants", f"a table of {', '.join(CONSTANTS)}")
         return {}
-    inner = TableReader(f"{table.where}.constants", given, tuple(CONSTANTS), table.problems)
-    known = [name for name in given if name in CONSTANTS]
+    known = {**CONSTANTS, **APART}
+    inner = TableReader(f"{table.where}.constants", given, tuple(known), table.problems)
     return {
-        name: inner.within(name, CONSTANTS[name].low, CONSTANTS[name].high, CONSTANTS[name].meaning) for name in known
+        name: inner.within(name, known[name].low, known[name].high, known[name].meaning)
+        for name in given
+        if name in known
     }
 
 

@@ -3,8 +3,8 @@
 Without a calibration: products and attention at the chip's best measured matmul rate, the rest at its memory's. With one:
 a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and ends once), and
 longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles; attention has a
-rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times; and the host
-launches every kernel.
+rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times, and those of the
+optimizer and of the loss as often as was measured, if it was; and the host launches every kernel.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Work(NamedTuple):
     scores: Value
     width: Value
     is_backward: bool
+    is_update: bool = False
+    is_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Rates:
     matmul_ramp: Value = 0.0
     grouped_fraction: Value = 1.0
     elementwise: Value = 1.0
+    update: Value | None = None  # None: as other elementwise kernels
+    loss: Value | None = None
     exposed: Value | None = None
     launch_s: Value = 0.0
     attention: Value = 1.0
@@ -86,7 +90,12 @@ class Rates:
             return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
         if kind == "scan":
             return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
-        return streaming * self.elementwise
+        return streaming * self._moved_again(work)
+
+    def _moved_again(self, work: Work) -> Value:
+        """Bytes that elementwise kernels move over those of fused ones."""
+        own = self.update if work.is_update else self.loss if work.is_loss else None
+        return self.elementwise if own is None else own
 
     def _fused_s(self, dtype: str, work: Work) -> Value:
         rate = self.chip.peak(dtype) * self.clock * self.attention_fraction

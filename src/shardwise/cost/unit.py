@@ -143,6 +143,7 @@ class UnitPricer:
             kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values), shape.summed.evaluate(values),
             tuple(side.evaluate(values) for side in shape.sides), shape.group_rows.evaluate(values),
             shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
+            kernel.phase == "update", Role.LOGITS in kernel.elements,
         )  # fmt: skip
         return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardwise.errors import InputError
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
+from shardwise.train.device_memory import keep_host_memory
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -71,6 +72,8 @@ def start(device: str) -> torch.device:
     place = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
         torch.cuda.set_device(place)
+    else:
+        keep_host_memory()
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     return place

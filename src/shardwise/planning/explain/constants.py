@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration
+from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
@@ -14,6 +14,7 @@ from shardwise.job import precision_named
 from shardwise.planning.plan import Plan
 
 SCALE = 0.9
+KNOWN = {**CONSTANTS, **APART}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ def constants(plan: Plan) -> tuple[Constant, ...]:
     Of a cluster with a calibration its constants, which take the place of what the chip and its memory reach.
     """
     calibration = plan.cluster.calibration
-    meanings = {_name(name): CONSTANTS[name].meaning for name in CONSTANTS} if calibration else {}
+    meanings = {_name(name): one.meaning for name, one in KNOWN.items()} if calibration else {}
     found = [
         replace(
             _priced(plan, name, value, cluster), meaning=meanings.get(name, ""),
@@ -74,11 +75,11 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
 
 def _name(constant: str) -> str:
     """A calibration's constant, with whose it is."""
-    return f"{CONSTANTS[constant].owner}.{constant}"
+    return f"{KNOWN[constant].owner}.{constant}"
 
 
 def _calibrated(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
-    for name, one in CONSTANTS.items():
+    for name, one in ((name, one) for name, one in KNOWN.items() if name in calibration.constants):
         other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
         yield _name(name), calibration[name], calibrated(cluster, replace(calibration, constants=other))
 

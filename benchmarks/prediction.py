@@ -1,0 +1,163 @@
+"""Predicted over measured step times of small models on this machine: `python benchmarks/prediction.py [CASE ...]`.
+
+Before each case the machine is measured (`bench machine`), the case is planned for what came out, and trained for some steps as
+planned. Nothing is fitted to a step. While other programs have much of the cores, what is measured and what is trained are on
+two machines: a case is then done again, and the share that others had is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from shardwise.bench.machine.report import machine
+from shardwise.cluster.stacks import calibrated
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.measurement.log import read_log
+from shardwise.measurement.record import StepRecord
+from shardwise.model.architecture import Architecture
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.data.corpus import write_corpus
+from shardwise.train.data.documents import python_library
+
+STEPS, WARM_UPS = 16, 4
+CALM, TRIES = 0.05, 4  # the share of the cores that others may have; after so many tries the calmest counts
+VOCAB, CORPUS_BYTES = 2048, 4_000_000
+TERMS = {"forward": "fwd", "backward": "bwd", "recompute": "again", "optimizer": "opt", "traffic": "traffic"}
+Result = TypeVar("Result")
+TRAFFIC = ("dp", "fsdp", "control")
+
+
+class Case(NamedTuple):
+    """A model and how it is trained."""
+
+    model: Architecture
+    seq_len: int
+    num_seqs: int
+    layout: Layout
+
+
+def _llama(width: int, num_layers: int, heads: int, **more: Any) -> Architecture:
+    return Architecture(
+        name=f"{num_layers} layers of {width}", num_layers=num_layers, d_model=width, d_ff=3 * width, num_heads=heads,
+        num_kv_heads=heads // 2, head_dim=width // heads, vocab_size=4096, **more,
+    )  # fmt: skip
+
+
+DEMO, WIDE, DEEP = _llama(256, 4, 4), _llama(512, 4, 8), _llama(128, 8, 4)
+CASES: Mapping[str, Case] = {
+    "demo": Case(DEMO, 256, 8, Layout(dp=2, micro_batch_seqs=4)),
+    "wide": Case(WIDE, 256, 8, Layout(dp=2, micro_batch_seqs=4)),
+    "deep": Case(DEEP, 512, 8, Layout(dp=2, micro_batch_seqs=4)),
+    "accumulated": Case(DEMO, 256, 16, Layout(dp=2, micro_batch_seqs=2, recompute="full")),
+    "zero-1": Case(DEMO, 256, 8, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=4)),
+    "zero-3": Case(DEMO, 256, 8, Layout(fsdp=2, zero_stage=3, micro_batch_seqs=4)),
+    "experts": Case(_llama(128, 4, 4, num_experts=8, experts_per_token=2), 256, 8, Layout(dp=2, micro_batch_seqs=4)),
+    "alone": Case(DEMO, 256, 8, Layout(micro_batch_seqs=8)),
+}
+
+
+def main() -> None:
+    """Print a line for each case, and the worst of them."""
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        write_corpus(python_library(CORPUS_BYTES), data, vocab_size=VOCAB, held_out=0.01)
+        print(f"{'case':<12}{'predicted':>10}{'measured':>10}{'error':>8}  others  by term, predicted / measured in ms")
+        for name in sys.argv[1:] or CASES:
+            plan, terms, others = _calmest(CASES[name], data, Path(folder))
+            found = plan.estimate.step_time_s / terms["step"] - 1
+            worst = max(worst, abs(found))
+            print(
+                f"{name:<12}{plan.estimate.step_time_s * 1e3:>7.0f} ms{terms['step'] * 1e3:>7.0f} ms{found:>+8.1%}"
+                f"{others:>8.0%}  {', '.join(_by_term(plan, terms))}",
+                flush=True,
+            )
+    print(f"worst: {worst:.1%}")
+
+
+class Done(NamedTuple):
+    """A case that was planned and trained: median seconds of a step by term, and the share of the cores that others had."""
+
+    plan: Plan
+    terms: Mapping[str, float]
+    others: float
+
+
+def _calmest(case: Case, data: Path, folder: Path) -> Done:
+    tries: list[Done] = []
+    while len(tries) < TRIES and not (tries and tries[-1].others <= CALM):
+        plan, before = _beside(partial(_planned, case))
+        terms, during = _beside(partial(_trained, plan, data, Path(tempfile.mkdtemp(dir=folder))))
+        tries.append(Done(plan, terms, max(before, during)))
+    return min(tries, key=lambda done: done.others)
+
+
+def _beside(run: Callable[[], Result]) -> tuple[Result, float]:
+    """What `run` gives, and the share of the cores that other programs had meanwhile."""
+    before, started = (_busy_s(), _own_s()), time.perf_counter()
+    result = run()
+    wall = time.perf_counter() - started
+    busy, own = _busy_s() - before[0], _own_s() - before[1]
+    return result, max(busy - own, 0.0) / wall / (os.cpu_count() or 1)
+
+
+def _planned(case: Case) -> Plan:
+    found = machine("cpu", case.layout.num_devices)
+    job = Job(global_batch_tokens=case.num_seqs * case.seq_len, seq_len=case.seq_len, precision="fp32", loss="in_place")
+    return plan_layout(case.model, calibrated(found.cluster, found.calibration), job, case.layout)
+
+
+def _trained(plan: Plan, data: Path, folder: Path) -> dict[str, float]:
+    """Median seconds of a step by term."""
+    path, out = folder / "plan.json", folder / "run"
+    dump_plan(plan, path)
+    words = ("--data", str(data), "--out", str(out), "--steps", str(STEPS))
+    ran = subprocess.run(
+        [sys.executable, "-m", "shardwise.train", str(path), *words], capture_output=True, text=True, check=False
+    )
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    steps = read_log(out / "log.jsonl").steps[WARM_UPS:]
+    return {name: statistics.median(_seconds(step, name) for step in steps) for name in (*TERMS, "step")}
+
+
+def _seconds(step: StepRecord, term: str) -> float:
+    if term == "step":
+        return step.step_time_s
+    return sum(step.seconds.get(name, 0.0) for name in (TRAFFIC if term == "traffic" else (term,)))
+
+
+def _by_term(plan: Plan, measured: Mapping[str, float]) -> Iterator[str]:
+    time_s = plan.estimate.time
+    for term, shown in TERMS.items():
+        predicted = sum(time_s[name] for name in TRAFFIC) if term == "traffic" else time_s[term]
+        if predicted or measured[term]:
+            yield f"{shown} {predicted * 1e3:.1f} / {measured[term] * 1e3:.1f}"
+
+
+def _busy_s() -> float:
+    """Seconds that the cores of this machine were busy since it started (Linux, proc(5))."""
+    user, nice, system = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Seconds of processor time that the children of this process had, those that have ended, and it."""
+    every = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in every)
+
+
+if __name__ == "__main__":
+    main()

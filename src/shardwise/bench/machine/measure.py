@@ -1,0 +1,114 @@
+"""Runs every operation in all processes at once, in rounds: they share the cores' clock, their caches and the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from shardwise.bench.machine.operations import Operation, copy, layer, operations, products
+from shardwise.bench.machine.samples import (
+    BESIDE_BYTES,
+    COLLECTIVE_BYTES,
+    COLLECTIVES,
+    COPY_BYTES,
+    TINY,
+    Sample,
+)
+from shardwise.bench.processes import together
+from shardwise.train.device_memory import keep_host_memory
+
+ROUNDS = 5  # after one that is not counted
+
+Round = Mapping[str, float]  # seconds of each operation, once, by "SAMPLE/OPERATION"
+
+
+class Asked(NamedTuple):
+    """What is measured: samples in the format that the constants are of, and formats of which only the best rate is wanted."""
+
+    samples: tuple[Sample, ...]
+    others: tuple[str, ...]
+    tiny: Sample = TINY
+
+
+def measured(asked: Asked, device: str, num_processes: int) -> list[Round]:
+    """The seconds of all operations in each round, the mean of the processes. Raises `InputError` when a process fails."""
+    return list(together(_rounds, asked, device, num_processes, ROUNDS))
+
+
+def _rounds(rank: int, size: int, place: torch.device, asked: Asked) -> Iterator[Round]:
+    if place.type == "cpu":
+        keep_host_memory()
+    torch.manual_seed(rank)
+    wanted = dict(_operations(asked, size, place))
+    for number in range(1 + ROUNDS):
+        found = {name: _seconds(one, place) for name, one in wanted.items()}
+        if size > 1:
+            found |= _beside(wanted, place)
+        if number:
+            yield _mean(found, size, place)
+
+
+def _operations(asked: Asked, size: int, place: torch.device) -> Iterator[tuple[str, Operation]]:
+    for sample in (*asked.samples, asked.tiny):
+        for name, one in operations(sample, place):
+            yield f"{sample.name}/{name}", one
+    yield "tiny/layer", Operation(layer(asked.tiny, place).run, 1)
+    yield "copy", Operation(copy(place, COPY_BYTES), 1)
+    for dtype in asked.others:
+        for name, one in products(asked.samples[0].at(dtype), place):
+            if name == "up forward":
+                yield f"{dtype}/{name}", one
+    for kind in COLLECTIVES if size > 1 else ():
+        for num_bytes in COLLECTIVE_BYTES:
+            yield f"{kind}/{num_bytes}", Operation(_collective(kind, num_bytes, size, place), 1)
+
+
+def _collective(kind: str, num_bytes: int, size: int, place: torch.device) -> Callable[[], object]:
+    count = max(num_bytes // 4 // size, 1) * size
+    whole, part = torch.ones(count, device=place), torch.ones(count // size, device=place)
+    made: Mapping[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole.fill_(1.0)),
+        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+    }
+    return made[kind]
+
+
+def _beside(wanted: Mapping[str, Operation], place: torch.device) -> dict[str, float]:
+    """An AllReduce alone, products alone that take longer, and both at once."""
+    values = torch.zeros(BESIDE_BYTES // 4, device=place)
+    product = next(one for name, one in wanted.items() if name.endswith("up forward"))
+    alone = _seconds(Operation(lambda: dist.all_reduce(values), 1), place)
+    times = max(1, round(2 * alone / max(_seconds(product, place) * product.times, 1e-6)))
+
+    def products() -> None:
+        for _ in range(times):
+            product.run()
+
+    def both() -> None:
+        work = dist.all_reduce(values, async_op=True)
+        products()
+        work.wait()
+
+    each = {"beside/all_reduce": alone}
+    return each | {f"beside/{run.__name__}": _seconds(Operation(run, 1), place) for run in (products, both)}
+
+
+def _seconds(one: Operation, place: torch.device) -> float:
+    """Seconds of an operation, once, where all processes begin together."""
+    dist.barrier()
+    started = time.perf_counter()
+    one.run()
+    if place.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / one.times
+
+
+def _mean(found: Mapping[str, float], size: int, place: torch.device) -> Round:
+    total = torch.tensor(list(found.values()), dtype=torch.float64, device=place)
+    dist.all_reduce(total)
+    return dict(zip(found, (total / size).tolist(), strict=True))

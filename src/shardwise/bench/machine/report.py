@@ -1,0 +1,80 @@
+"""Measures the machine, writes its cluster file, and says what came out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.bench.kernels import describe
+from shardwise.bench.machine.fit import Fit, Machine, spread_of, typical
+from shardwise.bench.machine.measure import Asked, measured
+from shardwise.bench.machine.samples import SAMPLES, TINY, Sample
+from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.written import cluster_toml
+from shardwise.errors import InputError
+from shardwise.train.device_memory import device_bytes
+from shardwise.units import format_bytes
+
+# Formats that are measured, the first the one whose constants they are.
+FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp32")}
+
+
+class Found(NamedTuple):
+    """The machine at nominal rates, and what it reaches of them."""
+
+    cluster: Cluster
+    calibration: Calibration
+
+    def payload(self) -> dict[str, Any]:
+        """The chip, its links and the constants as JSON has them."""
+        return {
+            "machine": self.cluster.name, "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
+            "calibration": asdict(self.calibration),
+        }  # fmt: skip
+
+    def toml(self) -> str:
+        meanings = {name: one.meaning for name, one in {**CONSTANTS, **APART}.items()}
+        meanings["network_fraction"] = "not measured: as link_fraction"
+        meanings["fp8_matmul_fraction"] = "not measured: as matmul_fraction"
+        return cluster_toml(self.cluster, None, self.calibration, meanings)
+
+
+def machine(device: str, num_processes: int, samples: tuple[Sample, ...] = SAMPLES) -> Found:
+    """Measure this machine in so many processes. Raises `InputError` when one fails."""
+    dtype, *others = FORMATS[device]
+    sized = tuple(sample.at(dtype) for sample in samples)
+    rounds = measured(Asked(sized, tuple(others), TINY.at(dtype)), device, num_processes)
+    known = Machine(
+        name=f"{platform.node() or 'this machine'}:{num_processes}", num_processes=num_processes, dtype=dtype,
+        others=tuple(others), memory_bytes=device_bytes(device, num_processes),
+        source=f"measured on this machine by shardwise bench machine, {num_processes} processes at once: "
+        f"{describe(device)}, {platform.machine()}",
+    )  # fmt: skip
+    fit = Fit(typical(rounds), sized, TINY.at(dtype), known)
+    return Found(fit.cluster(), fit.calibration(spread_of(rounds, sized)))
+
+
+def write(found: Found, out: Path) -> None:
+    """Write the cluster file. Raises `InputError` where that cannot be."""
+    try:
+        out.write_text(found.toml(), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"bench: cannot write {out}: {error.strerror}; a path in a writable directory is required"
+        ) from None
+
+
+def report(found: Found) -> Iterator[str]:
+    """Rates, and the constants."""
+    chip, calibration = found.cluster.chip, found.calibration
+    peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in chip.peak_flops_per_s.items())
+    yield f"{found.cluster.name}: {found.cluster.num_devices} processes, each with {format_bytes(chip.memory_bytes)}"
+    yield f"  products: {peaks}; memory: {format_bytes(chip.memory_bytes_per_s)}/s"
+    for name, value in calibration.constants.items():
+        yield f"  {name:<22}{value:>10.4g}  {({**CONSTANTS, **APART})[name].meaning}"
+    low, high = calibration.spread["dense"]
+    yield f"nine of ten steps are expected at {low:.2f} to {high:.2f} of a prediction"

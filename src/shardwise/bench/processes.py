@@ -1,0 +1,87 @@
+"""Starts processes of this machine that can exchange collectives, each with its share of the cores, and hears from them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+
+from shardwise.errors import InputError
+from shardwise.train.launch import set_threads
+
+TIMEOUT = timedelta(seconds=120)
+# Runs in each process: its rank, their number, its device, what it was given; what it yields on the first is heard.
+Work = Callable[[int, int, torch.device, Any], Iterator[Any]]
+
+
+def together(work: Work, given: Any, device: str, num_processes: int, wanted: int) -> Iterator[Any]:
+    """Run `work` in so many processes at once, and give the `wanted` things that the first of them yields, as they come.
+
+    Raises `InputError` when a process fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        queue = get_context("spawn").SimpleQueue()
+        with _threads(num_processes):
+            joined: Any = spawn(  # type: ignore[no-untyped-call]
+                _process,
+                (work, given, num_processes, device, str(Path(folder) / "store"), queue),
+                num_processes,
+                join=False,
+            )
+        for _ in range(wanted):
+            while queue.empty():
+                _alive(joined)
+                time.sleep(0.01)
+            yield queue.get()
+        joined.join()
+
+
+def _alive(joined: Any) -> None:
+    try:
+        if joined.join(timeout=0.01):
+            raise InputError("bench: the processes ended before all was measured")
+    except ProcessRaisedException as error:
+        last = str(error).strip().splitlines()[-1]
+        raise InputError(f"bench: a process failed: {last}") from None
+
+
+@contextmanager
+def _threads(num_processes: int) -> Iterator[None]:
+    """As many threads for each process as `train` gives it."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    set_threads(num_processes)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def _process(rank: int, work: Work, given: Any, size: int, device: str, store: str, queue: Any) -> None:
+    place = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=TIMEOUT,
+    )
+    try:
+        for found in work(rank, size, place, given):
+            if rank == 0:
+                queue.put(found)
+    finally:
+        dist.barrier()
+        dist.destroy_process_group()

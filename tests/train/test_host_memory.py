@@ -1,0 +1,43 @@
+"""What a step frees stays with the process: the next one touches no fresh page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shardwise.train import device_memory
+
+# Pages that are touched for the first time while arrays of 64 MB in all are made anew, after they were made and freed once.
+SCRIPT = """
+import resource
+import torch
+from shardwise.train.device_memory import keep_host_memory
+kept = keep_host_memory() if {keeps} else False
+def step():
+    return [torch.empty(2**20).fill_(1.0) for _ in range(15)]
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*, keeps: bool) -> tuple[str, int]:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT.format(keeps=keeps)], capture_output=True, text=True, check=True)
+    kept, count = ran.stdout.split()
+    return kept, int(count)
+
+
+def test_a_step_touches_no_fresh_page() -> None:
+    kept, count = faults(keeps=True)
+    if kept != "True":
+        pytest.skip("this C library gives no say in what it keeps")
+    assert count < 100
+    assert faults(keeps=False)[1] > 1000
+
+
+def test_a_library_without_it_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda _: object())
+    assert not device_memory.keep_host_memory()
