@@ -114,7 +114,7 @@ def _beside(run: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _planned(case: Case) -> Plan:
-    found = machine("cpu", case.layout.num_devices)
+    found = machine(case.layout.num_devices)
     job = Job(global_batch_tokens=case.num_seqs * case.seq_len, seq_len=case.seq_len, precision="fp32", loss="in_place")
     return plan_layout(case.model, calibrated(found.cluster, found.calibration), job, case.layout)
 

@@ -154,7 +154,7 @@ def test_the_stack_says_that_no_published_run_is_of_it() -> None:
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:
     small: tuple[Sample, ...] = (replace(TINY, name="small", has_loss=True),)
-    found = machine("cpu", 2, small)
+    found = machine(2, small)
     assert found.cluster.num_devices == 2
     assert set(found.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
     assert found.calibration.constants.keys() == {**CONSTANTS, **APART}.keys()
@@ -182,6 +182,12 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     monkeypatch.setattr("shardwise.bench.machine.report.machine", measured)
     assert main(("bench", "machine", "--device", "cpu", *arguments)) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.bench.kernels.device_of", lambda _: "cuda")
+    assert main(("bench", "machine")) == 2
+    assert "--device cpu is required" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ import pytest
 
 from shardwise.train import device_memory
 
-# Pages that are touched for the first time while arrays of 64 MB in all are made anew, after they were made and freed once.
+# Pages that are touched for the first time while three arrays are made anew, after they were made and freed often; each is
+# larger than what glibc would ever keep by itself (32 MiB).
 SCRIPT = """
 import resource
 import torch
 from shardwise.train.device_memory import keep_host_memory
 kept = keep_host_memory() if {keeps} else False
 def step():
-    return [torch.empty(2**20).fill_(1.0) for _ in range(15)]
-step()
+    return [torch.empty(10 * 2**20).fill_(1.0) for _ in range(3)]
+for _ in range(5):
+    step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step()
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

@@ -85,3 +85,5 @@ def _process(rank: int, work: Work, given: Any, size: int, device: str, store: s
     finally:
         dist.barrier()
         dist.destroy_process_group()
+    # All has been said (a SimpleQueue writes at once). Threads of gloo that nobody has joined may abort an interpreter that ends.
+    os._exit(0)

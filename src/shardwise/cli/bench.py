@@ -18,8 +18,8 @@ DESCRIPTION = """Measure products, memory, attention or collectives on this mach
 for each to --out. What the file has of this machine already is not measured again, so a run that was cut short goes on where it
 stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
 
-`bench machine` times the operations of small models in all --processes at once, for about 20 seconds, and writes a cluster file:
-plans for it say what `train` takes on this machine."""
+`bench machine` times the operations of small models on the CPU in all --processes at once, for 10 to 25 seconds, and writes a
+cluster file: plans for it say what `train` takes on this machine."""
 EPILOG = """examples:
   shardwise bench matmul --out machine.jsonl
   shardwise bench collectives --processes 8 --out machine.jsonl
@@ -96,7 +96,12 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
 
     if arguments.dtype:
         raise InputError(
-            f"bench: found --dtype {arguments.dtype[0]} for machine; it measures {' and '.join(FORMATS[device])}, and takes none"
+            f"bench: found --dtype {arguments.dtype[0]} for machine; it measures {' and '.join(FORMATS)}, and takes none"
+        )
+    if device != "cpu":
+        raise InputError(
+            "bench: machine measures a CPU at sizes at which a GPU has nothing to do; --device cpu is required, or for GPUs "
+            "`bench all` and `calibrate --bench`"
         )
     processes = _processes(arguments, device)
     _require_processes(processes, device, least=1, what="a machine")
@@ -104,7 +109,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
         if not arguments.out.endswith(".toml"):
             raise InputError(f"bench: found --out {arguments.out}; a name that ends in .toml is required for a machine")
         require_writable(arguments.out)
-    found = machine(device, processes)
+    found = machine(processes)
     if arguments.out is not None:
         write(found, Path(arguments.out))
     if arguments.json:

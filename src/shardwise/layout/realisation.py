@@ -16,6 +16,7 @@ from shardwise.layout.legality import degrees_of
 from shardwise.layout.parameters import Parameter, parameters, unit_paths
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.layout.realise import realise
+from shardwise.layout.reductions import BUCKET_BYTES, Reduction
 from shardwise.layout.shardings import Family, atomic_degrees, family_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
@@ -24,11 +25,7 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 
-Reduction = Literal["after", "per_parameter", "bucketed"]
 Statistics = Literal["micro_batch", "step", "never"]
-REDUCTIONS: tuple[Reduction, ...] = ("after", "per_parameter", "bucketed")
-# Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
-BUCKET_BYTES = 25_000_000
 
 
 class Issued(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.errors import require
-from shardwise.layout.realisation import BUCKET_BYTES, REDUCTIONS, Reduction
+from shardwise.layout.reductions import BUCKET_BYTES, REDUCTIONS, Reduction
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]

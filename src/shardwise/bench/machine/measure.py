@@ -34,18 +34,17 @@ class Asked(NamedTuple):
     tiny: Sample = TINY
 
 
-def measured(asked: Asked, device: str, num_processes: int) -> list[Round]:
+def measured(asked: Asked, num_processes: int) -> list[Round]:
     """The seconds of all operations in each round, the mean of the processes. Raises `InputError` when a process fails."""
-    return list(together(_rounds, asked, device, num_processes, ROUNDS))
+    return list(together(_rounds, asked, "cpu", num_processes, ROUNDS))
 
 
 def _rounds(rank: int, size: int, place: torch.device, asked: Asked) -> Iterator[Round]:
-    if place.type == "cpu":
-        keep_host_memory()
+    keep_host_memory()  # as a run does
     torch.manual_seed(rank)
     wanted = dict(_operations(asked, size, place))
     for number in range(1 + ROUNDS):
-        found = {name: _seconds(one, place) for name, one in wanted.items()}
+        found = {name: _seconds(one) for name, one in wanted.items()}
         if size > 1:
             found |= _beside(wanted, place)
         if number:
@@ -82,8 +81,8 @@ def _beside(wanted: Mapping[str, Operation], place: torch.device) -> dict[str, f
     """An AllReduce alone, products alone that take longer, and both at once."""
     values = torch.zeros(BESIDE_BYTES // 4, device=place)
     product = next(one for name, one in wanted.items() if name.endswith("up forward"))
-    alone = _seconds(Operation(lambda: dist.all_reduce(values), 1), place)
-    times = max(1, round(2 * alone / max(_seconds(product, place) * product.times, 1e-6)))
+    alone = _seconds(Operation(lambda: dist.all_reduce(values), 1))
+    times = max(1, round(2 * alone / max(_seconds(product) * product.times, 1e-6)))
 
     def products() -> None:
         for _ in range(times):
@@ -95,16 +94,14 @@ def _beside(wanted: Mapping[str, Operation], place: torch.device) -> dict[str, f
         work.wait()
 
     each = {"beside/all_reduce": alone}
-    return each | {f"beside/{run.__name__}": _seconds(Operation(run, 1), place) for run in (products, both)}
+    return each | {f"beside/{run.__name__}": _seconds(Operation(run, 1)) for run in (products, both)}
 
 
-def _seconds(one: Operation, place: torch.device) -> float:
+def _seconds(one: Operation) -> float:
     """Seconds of an operation, once, where all processes begin together."""
     dist.barrier()
     started = time.perf_counter()
     one.run()
-    if place.type == "cuda":
-        torch.cuda.synchronize()
     return (time.perf_counter() - started) / one.times
 
 

@@ -19,8 +19,8 @@ from shardwise.errors import InputError
 from shardwise.train.device_memory import device_bytes
 from shardwise.units import format_bytes
 
-# Formats that are measured, the first the one whose constants they are.
-FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("bf16", "fp32")}
+# Formats that are measured: that of the constants, and others of which the best rate is known.
+FORMATS = ("fp32", "bf16")
 
 
 class Found(NamedTuple):
@@ -43,16 +43,16 @@ class Found(NamedTuple):
         return cluster_toml(self.cluster, None, self.calibration, meanings)
 
 
-def machine(device: str, num_processes: int, samples: tuple[Sample, ...] = SAMPLES) -> Found:
-    """Measure this machine in so many processes. Raises `InputError` when one fails."""
-    dtype, *others = FORMATS[device]
+def machine(num_processes: int, samples: tuple[Sample, ...] = SAMPLES) -> Found:
+    """Measure the CPU of this machine in so many processes. Raises `InputError` when one fails."""
+    dtype, *others = FORMATS
     sized = tuple(sample.at(dtype) for sample in samples)
-    rounds = measured(Asked(sized, tuple(others), TINY.at(dtype)), device, num_processes)
+    rounds = measured(Asked(sized, tuple(others), TINY.at(dtype)), num_processes)
     known = Machine(
         name=f"{platform.node() or 'this machine'}:{num_processes}", num_processes=num_processes, dtype=dtype,
-        others=tuple(others), memory_bytes=device_bytes(device, num_processes),
+        others=tuple(others), memory_bytes=device_bytes("cpu", num_processes),
         source=f"measured on this machine by shardwise bench machine, {num_processes} processes at once: "
-        f"{describe(device)}, {platform.machine()}",
+        f"{describe('cpu')}, {platform.machine()}",
     )  # fmt: skip
     fit = Fit(typical(rounds), sized, TINY.at(dtype), known)
     return Found(fit.cluster(), fit.calibration(spread_of(rounds, sized)))
