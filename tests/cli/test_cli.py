@@ -68,6 +68,7 @@ FLAGS = {
         "--decay",
         "--device",
         "--force",
+        "--from",
         "--help",
         "--json",
         "--learning-rate",

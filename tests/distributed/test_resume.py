@@ -15,13 +15,16 @@ from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.measurement.record import StepRecord
+from shardwise.model.numerics import Numerics, Rotary
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.checkpoint import Checkpointer, latest
 from shardwise.train.data.batches import Batches
 from shardwise.train.data.corpus import write_corpus
 from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
-from shardwise.train.huggingface import checkpoint_to_hf, load_hf
+from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
+from shardwise.train.huggingface.initial import numerics_of
+from shardwise.train.model import build, initialise
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
@@ -53,8 +56,8 @@ def planned(layout: Layout, model: str) -> Plan:
     return plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
 
 
-def trainer_of(plan: Plan, data: Path) -> Trainer:
-    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01)
+def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
+    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
     return Trainer(plan, recipe, batches, World(realisation_of(plan, recipe).mesh))
 
@@ -121,3 +124,27 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_p
         torch.testing.assert_close(found[name].detach().flatten().double(), weight, rtol=0, atol=0)
     with pytest.raises(InputError, match=r"the weights of another model than dense: .*; the plan that the run was of"):
         checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
+
+
+def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor], StepRecord]:
+    """A run that begins with a model's weights: these, and its first step."""
+    trainer = trainer_of(plan, data, initial=folder)
+    return gathered(trainer.engine, "state"), trainer.train_step()
+
+
+def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-2 of 2"], "dense")
+    model = build(plan.model, Numerics(rotary=Rotary(base=500.0)))
+    initialise(model, 99)
+    save_hf(model, tmp_path / "hf", seq_len=SEQ_LEN)
+    weights, record = run_ranks(begun, 2, plan, data, str(tmp_path / "hf"))[0]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter.detach().flatten().double(), rtol=0, atol=0)
+    batch = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3).batch(0)
+    with torch.no_grad():
+        wanted = model(torch.tensor(batch.inputs_BT), torch.tensor(batch.targets_BT), SEQS * SEQ_LEN).loss
+    assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
+    with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
+        numerics_of(tmp_path / "hf", replace(plan.model, num_layers=2))
+    with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
+        numerics_of(tmp_path, plan.model)

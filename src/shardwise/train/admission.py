@@ -107,7 +107,7 @@ def _identity(of: RunOf) -> dict[str, Any]:
     model, job, recipe = (_plain(payload) for payload in (of.plan.get("model", {}), of.plan.get("job", {}), of.recipe))
     own = {f"model.{name}": value for name, value in model.items() if name != "name"}
     own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
-    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "batch_ramp", "respect_documents")}
+    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "batch_ramp", "respect_documents", "initial")}
     return own | {"data of fingerprint": of.data_fingerprint}
 
 

@@ -31,7 +31,8 @@ class Recipe:
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
     `balance_rate`. `respect_documents`: attention and targets keep to their document. `compile` hands each block to
     torch.compile. A validation loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every`
-    (0: at the end only), of which `keep_checkpoints` are kept.
+    (0: at the end only), of which `keep_checkpoints` are kept. `initial` is the folder of a Hugging Face model whose weights, and
+    constants of its arithmetic, the run begins with; None: values of its own, from the seed.
     """
 
     steps: int
@@ -58,6 +59,7 @@ class Recipe:
     validate_every: int = 0
     checkpoint_every: int = 0
     keep_checkpoints: int = 2
+    initial: str | None = None
 
     def __post_init__(self) -> None:
         require([f"recipe: {problem} is required" for problem in self._problems()])

@@ -12,12 +12,13 @@ from torch import Tensor
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
-from shardwise.model.numerics import DEFAULT, Numerics
+from shardwise.model.numerics import DEFAULT
 from shardwise.planning.plan import Plan
 from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.data.batches import Batch, Batches
 from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.huggingface.initial import numerics_of, values_of
 from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
@@ -25,14 +26,19 @@ from shardwise.train.world import World
 
 
 class Trainer:
-    """Trains the plan's model on batches, a step at a time; weights have their initial values at first."""
+    """Trains the plan's model on batches, a step at a time; weights have their initial values at first.
 
-    def __init__(
-        self, plan: Plan, recipe: Recipe, batches: Batches, world: World, numerics: Numerics = DEFAULT
-    ) -> None:
+    Raises `InputError` where these are to come from a model that cannot be read, or is another one than the plan's.
+    """
+
+    def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
+        numerics = DEFAULT if recipe.initial is None else numerics_of(recipe.initial, plan.model)
         self.engine = Engine(realisation_of(plan, recipe), recipe, world, numerics)
-        self.engine.initialise(recipe.seed)
+        if recipe.initial is None:
+            self.engine.initialise(recipe.seed)
+        else:
+            self.engine.fill(values_of(recipe.initial))
         self.step = 0
 
     @property

@@ -1,0 +1,44 @@
+"""A run that begins with the weights of a model of `transformers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from torch import Tensor
+
+from shardwise.errors import InputError, require
+from shardwise.layout.groups import Member
+from shardwise.model.architecture import Architecture
+from shardwise.model.numerics import Numerics
+from shardwise.train.huggingface.config import read_config
+from shardwise.train.huggingface.files import CONFIG, load_hf
+
+ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
+
+
+def numerics_of(folder: str | Path, architecture: Architecture) -> Numerics:
+    """The constants of a model's arithmetic. Raises `InputError` where the folder's model is another one than the plan's."""
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--from: cannot read {path}: {error}; a folder of a Hugging Face model is required") from None
+    found, numerics, _ = read_config(config, name=architecture.name)
+    require(
+        [
+            f"--from: {path} has {field.name} = {getattr(found, field.name)!r}; the plan's model has "
+            f"{getattr(architecture, field.name)!r}, which is required: plan for {path}"
+            for field in fields(Architecture)
+            if field.name not in ABOUT and getattr(found, field.name) != getattr(architecture, field.name)
+        ]
+    )
+    return numerics
+
+
+def values_of(folder: str | Path) -> Callable[[Member], Tensor]:
+    """Each parameter's value, whole. Raises `InputError` as `load_hf` does."""
+    parameters = dict(load_hf(folder).named_parameters())
+    return lambda member: parameters[member.parameter.name].detach()
