@@ -8,6 +8,7 @@ from harness import run_ranks
 from training import Case, Found, plain, trained
 
 from shardwise.layout.layout import Layout
+from shardwise.layout.placement import Placement
 
 CASES = {
     "one process": Case(),
@@ -55,6 +56,23 @@ CASES = {
     "moe selective recompute 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2, recompute="selective")),
     "tied full recompute 4 hybrid zero-2": Case("tied", Layout(dp=2, fsdp=2, zero_stage=2, recompute="full")),
     "adapted 2 bucketed": Case("adapted", Layout(dp=2)),
+    "adapted 2 accumulating": Case("adapted", Layout(dp=2, recompute="full"), num_seqs=5),
+    "adapted 3 zero-1": Case("adapted", Layout(fsdp=3, zero_stage=1)),
+    "adapted 4 hybrid zero-2": Case("adapted", Layout(dp=2, fsdp=2, zero_stage=2)),
+    "biased 3 zero-1": Case("biased", Layout(fsdp=3, zero_stage=1)),
+    "biased 2 zero-3": Case("biased", Layout(fsdp=2, zero_stage=3)),
+    "flat norms 2 zero-2": Case("flat norms", Layout(fsdp=2, zero_stage=2)),
+    "leading 2 zero-3": Case("leading", Layout(fsdp=2, zero_stage=3, recompute="selective")),
+    "leading 3 uneven": Case("leading", Layout(dp=3), num_seqs=7),
+    "fsdp outside dp": Case(
+        layout=Layout(
+            dp=2, fsdp=2, zero_stage=1, placement=Placement(axes=("tp", "cp", "dp", "fsdp", "pp"), levels=(0,))
+        )
+    ),
+    "compiled": Case(recipe={"compile": True}),
+    "compiled 2 bucketed": Case(layout=Layout(dp=2, recompute="full"), recipe={"compile": True}),
+    "compiled 2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}),
+    "compiled moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2), recipe={"compile": True}),
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
 }
 

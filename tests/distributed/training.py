@@ -13,6 +13,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.realisation import Realisation
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision
+from shardwise.train import engine as engine_module
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.model import build, initialise
 from shardwise.train.model.experts import balance
@@ -28,7 +29,12 @@ DENSE = Architecture(
 TIED = replace(DENSE, name="tied", tied_embeddings=True, qk_norm=True)
 MOE = replace(DENSE, name="moe", d_ff=10, num_experts=5, experts_per_token=2, num_layers=2)
 ADAPTED = replace(DENSE, name="adapted", lora_rank=2, lora_targets=("qkv", "mlp"))
-MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED)}
+BIASED = replace(DENSE, name="biased", bias=("qkv", "attention_out", "mlp"), sinks=True, norm="layer", norm_bias=True)
+FLAT_NORMS = replace(
+    DENSE, name="flat norms", qk_norm=True, qk_norm_over="projection", pre_norms=False, post_norms=True
+)
+LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
+MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING)}
 STEPS, POSITIONS, SEED = 3, 6, 5
 
 
@@ -102,7 +108,10 @@ def plain(case: Case) -> Found:
     model = build(architecture, dtype=torch.float64)
     initialise(model, SEED)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    kinds = [[one for one in trained.values() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    plain_names = ("norm_weight", "norm_bias", "_bias", "sinks")
+    kinds = [
+        [one for name, one in trained.items() if name.endswith(plain_names) is not matrix] for matrix in (True, False)
+    ]
     optimizer = torch.optim.AdamW(
         [{"params": kinds[0], "weight_decay": recipe.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
         betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, lr=1.0,
@@ -135,10 +144,11 @@ def plain(case: Case) -> Found:
 
 
 def engine_of(case: Case) -> Engine:
+    engine_module.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
     realisation = case.realisation()
-    engine = Engine(realisation, case.recipe_of(), World(realisation.mesh))
-    engine.initialise(SEED)
-    return engine
+    made = Engine(realisation, case.recipe_of(), World(realisation.mesh))
+    made.initialise(SEED)
+    return made
 
 
 def replica_of(engine: Engine, case: Case) -> int:
@@ -175,7 +185,6 @@ def trained(case: Case) -> Found:
     """What the engine finds, on every rank."""
     engine = engine_of(case)
     found = Found()
-    engine.recipe = replace(engine.recipe)
     for step in range(STEPS):
         before = _capture_gradients(engine)
         result = run_step(engine, case, step)

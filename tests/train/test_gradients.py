@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwise.train.data.batches import IGNORED
 from shardwise.train.model.functions import GATED_ACTIVATIONS, activate
-from shardwise.train.model.gradients import IGNORED, Dispatch, HeadLoss, Reorder, RMSNorm, applied
+from shardwise.train.model.gradients import Dispatch, HeadLoss, Reorder, RMSNorm, applied
 
 TARGETS = torch.tensor([3, IGNORED, 0, 6, 3])
 ORDER = torch.tensor([4, 0, 5, 2, 1, 3])
@@ -26,8 +27,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [
-        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, None), [(5, 4), (7, 4)]),
-        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, 1.5) / 3, [(5, 4), (7, 4)]),
+        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, None, 1.0), [(5, 4), (7, 4)]),
+        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, 1.5, 1 / 3) / 2, [(5, 4), (7, 4)]),
         (lambda x, weight: applied(RMSNorm, x, weight, 1e-5), [(2, 3, 4), (4,)]),
         (lambda x, weight: applied(RMSNorm, x, weight, 1e-5), [(2, 3, 2, 4), (2, 4)]),
         (lambda y: applied(Dispatch, y, ORDER, ORDER.argsort(), 2), [(3, 4)]),
@@ -79,13 +80,28 @@ def test_loss_in_parts_is_cross_entropy(dtype: torch.dtype, tolerance: float) ->
     def reference(x: Tensor, weight: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=IGNORED, reduction="sum") / 300
 
-    pairs = both(lambda x, w: applied(HeadLoss, x, w, targets, None) / 300, reference, x, weight)
+    pairs = both(lambda x, w: applied(HeadLoss, x, w, targets, None, 1 / 300), reference, x, weight)
     assert_alike(pairs, tolerance)
 
 
 def test_a_loss_without_gradients_leaves_none() -> None:
     x, weight = random(5, 4), random(7, 4, seed=1)
     with torch.no_grad():
-        loss = applied(HeadLoss, x, weight, TARGETS, None)
+        loss = applied(HeadLoss, x, weight, TARGETS, None, 1.0)
     assert loss.grad_fn is None
-    torch.testing.assert_close(loss, applied(HeadLoss, x, weight, TARGETS, None).detach(), rtol=1e-14, atol=0)
+    torch.testing.assert_close(loss, applied(HeadLoss, x, weight, TARGETS, None, 1.0).detach(), rtol=1e-14, atol=0)
+
+
+def test_a_loss_over_many_targets_scales_its_gradient_in_float32() -> None:
+    """1/3000 is no number of bf16: rounded to one, it would make the whole gradient 0.15% too large."""
+    generator = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(*shape, generator=generator) for shape in ((3000, 16), (40, 16)))
+    targets = torch.randint(40, (3000,), generator=generator)
+    found = {}
+    for dtype in (torch.float64, torch.bfloat16):
+        own = weight.to(torch.bfloat16).to(dtype).requires_grad_()
+        applied(HeadLoss, x.to(torch.bfloat16).to(dtype), own, targets, None, 1 / 3000).backward()
+        assert own.grad is not None
+        found[dtype] = own.grad.double().flatten()
+    exact = found[torch.float64]
+    assert torch.dot(found[torch.bfloat16], exact) / torch.dot(exact, exact) == pytest.approx(1.0, abs=5e-4)

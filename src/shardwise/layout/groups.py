@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from shardwise.layout.parameters import Parameter, Sync
 from shardwise.model.architecture import Architecture
 from shardwise.sharding.mesh import Mesh
+
+# Parameters and parts begin at a multiple of so many elements, 16 bytes in the narrowest format that weights rest in (bf16).
+# Source: CUTLASS, functionality.md: operands of tensor core kernels are aligned to 128 bits.
+ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Group:
     @property
     def shard_size(self) -> int:
         """Elements of each device's part, padding included."""
-        return -(-self.members[-1].stop // self.num_shards)
+        return _aligned(-(-self.members[-1].stop // self.num_shards))
 
     @property
     def padded_size(self) -> int:
@@ -62,13 +65,13 @@ class Group:
 
 
 def unit_groups(parameters: Iterable[Parameter], architecture: Architecture, mesh: Mesh) -> tuple[Group, ...]:
-    """A group for each unit, and for each way of synchronising in it. What the head of a tied model has of its own travels with
-    the embedding."""
+    """A group for each unit, and for each way of synchronising in it, in the order in which gradients are ready. What the head
+    of a tied model has of its own travels with the embedding."""
     keyed: dict[Hashable, list[Parameter]] = {}
     for one in parameters:
         path = "embedding" if architecture.tied_embeddings and one.path == "head" else one.path
         keyed.setdefault((path, one.trained, _sync(one, mesh)), []).append(one)
-    return tuple(_group(members, architecture, mesh) for members in keyed.values())
+    return tuple(_group(members, architecture, mesh) for members in reversed(keyed.values()))
 
 
 def bucket_groups(
@@ -76,25 +79,23 @@ def bucket_groups(
 ) -> tuple[Group, ...]:
     """Buckets of at most so many elements, or of one parameter, in the order in which gradients are ready: that of the last use
     comes first. Source: Li et al. 2020, PyTorch Distributed, section 3.2.3."""
-    found: list[Group] = []
-    for _, run in groupby(reversed(parameters), key=lambda one: (one.trained, _sync(one, mesh))):
-        bucket: list[Parameter] = []
-        filled = 0
-        for one in run:
-            size = math.prod(_shape(one, architecture, mesh))
-            if bucket and filled + size > most_elements:
-                found.append(_group(bucket, architecture, mesh))
-                bucket, filled = [], 0
-            bucket.append(one)
-            filled += size
-        found.append(_group(bucket, architecture, mesh))
-    return tuple(found)
+    full: list[list[Parameter]] = []
+    filling: dict[Hashable, list[Parameter]] = {}
+    for one in reversed(parameters):
+        bucket = filling.setdefault((one.trained, _sync(one, mesh)), [])
+        if bucket and sum(_size(each, architecture, mesh) for each in (*bucket, one)) > most_elements:
+            full.append(bucket.copy())
+            bucket.clear()
+        bucket.append(one)
+    place = {one: number for number, one in enumerate(reversed(parameters))}
+    ready = sorted([*full, *filling.values()], key=lambda bucket: place[bucket[-1]])
+    return tuple(_group(bucket, architecture, mesh) for bucket in ready)
 
 
 def _group(parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh) -> Group:
     members: list[Member] = []
     for one in parameters:
-        start = members[-1].stop if members else 0
+        start = _aligned(members[-1].stop) if members else 0
         members.append(Member(one, _shape(one, architecture, mesh), start))
     sync = _sync(parameters[0], mesh)
     return Group(tuple(members), sync, mesh.size(sync.shard))
@@ -103,6 +104,14 @@ def _group(parameters: Sequence[Parameter], architecture: Architecture, mesh: Me
 def _sync(one: Parameter, mesh: Mesh) -> Sync:
     """Over the axes that have more than one device: what differs in others alone travels together."""
     return Sync(*(tuple(axis for axis in axes if mesh.size(axis) > 1) for axes in one.sync))
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // ALIGNED) * ALIGNED
+
+
+def _size(one: Parameter, architecture: Architecture, mesh: Mesh) -> int:
+    return math.prod(_shape(one, architecture, mesh))
 
 
 def _shape(one: Parameter, architecture: Architecture, mesh: Mesh) -> tuple[int, ...]:

@@ -57,6 +57,11 @@ class Parameter:
         return f"{self.path}.{attribute(self.weight)}"
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, however many dims it is split into, and no bias, norm, sink or gate's vector."""
+        return len(self.use.dims) > 1 and not self.weight.endswith((".bias", "norm.weight")) and self.weight != "sinks"
+
+    @property
     def trained(self) -> bool:
         return self.gradient is not None
 

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from shardwise.errors import InputError, collect, require
+from shardwise.layout.layout import Layout
 from shardwise.measurement.folder import RunFolder, RunOf
 from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, versions
-from shardwise.planning.runnable import require_runnable
+from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named
 from shardwise.train.data.batches import Batches
 from shardwise.train.data.order import BatchRamp
@@ -31,6 +32,16 @@ class Data:
     @property
     def fingerprint(self) -> str:
         return self.train.shards.index.fingerprint
+
+
+def require_compilable(layout: Layout, recipe: Recipe) -> None:
+    """Raise `InputError` where blocks are to be compiled and some of their results kept: which these are is seen operation by
+    operation, of which a compiled block has none."""
+    if recipe.compile and layout.recompute not in ("none", "full"):
+        raise InputError(
+            f"--compile: found with recompute={layout.recompute}; none or full is required: leave out --compile, or plan again "
+            f"with {pins_text({'recompute': 'full'})}"
+        )
 
 
 def require_world(plan: Plan, world_size: int) -> None:
@@ -67,7 +78,11 @@ def _held_out(plan: Plan, settings: Settings) -> Batches:
 def admit(plan: Plan, settings: Settings) -> Data:
     """All checks of what was given, at once. Raises `InputError`."""
     precision = precision_named(plan.job.precision)
-    _, data = collect(lambda: require_runnable(plan.layout, precision), lambda: open_data(plan, settings))
+    _, _, data = collect(
+        lambda: require_runnable(plan.layout, precision),
+        lambda: require_compilable(plan.layout, settings.recipe),
+        lambda: open_data(plan, settings),
+    )
     assert isinstance(data, Data)
     require_tensorboard(settings)
     if settings.resume:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import sys
 from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # Linux, control groups v2: "max" or bytes
@@ -12,7 +13,7 @@ GIB = 2**30
 # glibc, malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX of mallopt(3).
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 NEVER, AHEAD_BYTES = -1, 2**26
-RSS_UNIT = 1024  # Linux, getrusage(2): ru_maxrss is in kilobytes
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is in kilobytes, on macOS in bytes
 
 
 def host_bytes() -> int:

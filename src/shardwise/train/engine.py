@@ -27,6 +27,8 @@ from shardwise.train.recompute import recompute
 from shardwise.train.routing import Balancer
 from shardwise.train.world import World
 
+COMPILER = "inductor"  # of torch.compile: its default
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -60,8 +62,7 @@ class Engine:
         self._join_groups()
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
-            trained[::-1] if realisation.layout.zero_stage >= 2 else trained,  # in the order in which they are ready
-            self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch,
+            trained, self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe)
@@ -71,9 +72,10 @@ class Engine:
 
     def _run_blocks_as_planned(self) -> None:
         layout = self.realisation.layout
-        recompute(self.model, layout.recompute, layout.recompute_layers, lambda: self.clock("recompute"))
+        # compiled inside: the hooks that gather weights, and recomputation, stay out of the graph
         for block in self.model.layers.values() if self.recipe.compile else ():
-            block.compile()
+            block.steps = torch.compile(block.steps, backend=COMPILER)  # type: ignore[assignment, arg-type]
+        recompute(self.model, layout.recompute, layout.recompute_layers, lambda: self.clock("recompute"))
 
     def _make_buffers(self) -> None:
         for module in self.model.modules():
@@ -84,13 +86,7 @@ class Engine:
         """Make every process group at once, in one order on all processes."""
         used = {self.batch_axes}
         for group in self.groups:
-            used |= {
-                group.sync.gather,
-                group.sync.scatter,
-                group.sync.step_scatter,
-                group.sync.reduce,
-                group.sync.step_gather,
-            }
+            used |= set(group.sync)
         for axes in sorted(used - {()}):
             self.world.group(axes)
 

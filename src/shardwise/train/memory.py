@@ -8,7 +8,6 @@ allocator rounds up or keeps, and what a kernel takes for itself while it runs, 
 from __future__ import annotations
 
 import resource
-import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.measurement.inspection import Memory, ProcessMemory
+from shardwise.train.device_memory import RSS_UNIT
 
 # The terms of a plan's memory that storages have here; `inputs` are tensors that were there before and that nobody named.
 PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
@@ -127,8 +127,7 @@ def _tensors(found: Any) -> Iterator[Tensor]:
 
 def process_memory(device: torch.device) -> ProcessMemory:
     """The peaks so far."""
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): kilobytes on Linux, bytes on macOS
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
     if device.type != "cuda":
         return ProcessMemory(resident, None, None)
     return ProcessMemory(resident, torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))

@@ -6,7 +6,6 @@ experts were sent. A product is known by the weight that it reads, wherever that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -119,37 +118,3 @@ class Again:
 def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
     with first, second:
         yield
-
-
-class Stopwatch:
-    """A clock that adds up the seconds of what was run again, on a GPU those that the device took."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            try:
-                yield
-            finally:
-                end.record()
-                self._events.append((begin, end))
-            return
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds += time.perf_counter() - begun
-
-    def seconds(self) -> float:
-        """Seconds since the last call; on a GPU it waits for them to be over."""
-        for _, end in self._events:
-            end.synchronize()
-        found = self._seconds + sum(float(begin.elapsed_time(end)) for begin, end in self._events) / 1e3
-        self._seconds, self._events = 0.0, []
-        return found

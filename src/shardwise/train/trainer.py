@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
@@ -55,6 +57,7 @@ class Trainer:
         result = engine.step(self._micro_batches(self.batches, step), num_targets, count, step)
         loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
+        _require_finite(loss, norm, step)
         self.step += 1
         auxiliary = engine.balancer.loss
         return StepRecord(
@@ -66,6 +69,8 @@ class Trainer:
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
         """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
+        if self.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.world.device)
         engine, tracker = self.engine, MemoryTracker(self.plan.model.vocab_size)
         capture = Capture(self.world)
         held = list(engine.held())
@@ -124,3 +129,12 @@ class Trainer:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.world.device, non_blocking=True)
+
+
+def _require_finite(loss: float, norm: float, step: int) -> None:
+    """Raise `InputError`, on every process alike, before a checkpoint keeps what cannot be trained any further."""
+    if not math.isfinite(loss + norm):
+        raise InputError(
+            f"step {step + 1}: found a loss of {loss} and a norm of all gradients of {norm}; finite ones are required: a lower "
+            "--learning-rate or a longer --warmup, from the last checkpoint with --resume"
+        )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.layout.derivation import derived_unit
+from shardwise.layout.groups import ALIGNED
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.parameters import unit_paths
@@ -80,8 +81,10 @@ def test_bytes_are_conserved(
     derived = derived_bytes(one, num_micro_batches)
     assert set(issued) == set(derived)
     for key, num_bytes in issued.items():
-        # a group is padded to a multiple of its shards; a tied head's norm is gathered with the embedding it travels with
-        padding = counts[key] * 4 * fsdp
+        # a group is padded to a multiple of its shards, each parameter to its alignment, and a tied head's norm is gathered
+        # with the embedding that it travels with
+        members = sum(len(group.members) for group in one.groups) * 2 * num_micro_batches
+        padding = (counts[key] * fsdp + members) * 4 * ALIGNED
         lent = num_micro_batches * 4 * 24 if MODELS[model].tied_embeddings and key[2] == "weights" else 0
         assert derived[key] <= num_bytes <= derived[key] + padding + lent, key
 
@@ -92,7 +95,26 @@ def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass()
     assert names == [parameter.name for parameter in reversed(one.parameters)]
     assert len(one.groups) > 3
     for group in one.groups:
-        assert len(group.members) == 1 or 4 * group.members[-1].stop <= 8_000
+        assert len(group.members) == 1 or 4 * sum(member.size for member in group.members) <= 8_000
+
+
+def test_frozen_weights_do_not_cut_buckets() -> None:
+    one = Realisation(architecture=MODELS["adapters"], layout=Layout(dp=2), precision=PRECISIONS["fp32"])
+    assert [group.trained for group in one.groups].count(True) == 1
+
+
+def test_what_is_decayed_is_a_matrix_of_the_model() -> None:
+    """Heads and experts split biases, sinks and norms into several dims; they are none for it."""
+    model = replace(
+        MODELS["experts"], bias=("qkv", "router", "experts"), sinks=True, qk_norm=True, qk_norm_over="projection"
+    )
+    one = Realisation(architecture=model, layout=Layout(), precision=PRECISIONS["fp32"])
+    matrices = {each.weight for each in one.parameters if each.is_matrix}
+    others = {each.weight for each in one.parameters if not each.is_matrix}
+    assert matrices == {
+        "embedding", "wq", "wk", "wv", "wo", "router", "experts_gate", "experts_up", "experts_down", "head",
+    }  # fmt: skip
+    assert {"q_flat.bias", "v.bias", "sinks", "q_norm.weight", "experts_up.bias", "attention_norm.weight"} <= others
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -108,7 +108,7 @@ def _loss(sample: Sample, place: torch.device) -> Operation:
     x = _random(sample, place, one.d_model).detach().flatten(0, 1).requires_grad_()
     weight = torch.randn(one.vocab_size, one.d_model, device=place).to(x.dtype).requires_grad_()
     targets = torch.randint(one.vocab_size, (sample.tokens,), device=place)
-    return Operation(lambda: torch.autograd.grad(applied(HeadLoss, x, weight, targets, None), (x, weight)), 1)
+    return Operation(lambda: torch.autograd.grad(applied(HeadLoss, x, weight, targets, None, 1.0), (x, weight)), 1)
 
 
 def _update(sample: Sample, place: torch.device) -> Operation:

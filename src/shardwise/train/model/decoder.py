@@ -68,7 +68,7 @@ class Head(NormedUnit):
     def forward(self, x: Tensor, targets: Tensor, num_targets: int | Tensor, lent: Tensor | None) -> Tensor:
         """Cross-entropy added up over the targets and divided by those of the whole step."""
         y, limit = self.norm(x, "final_norm").flatten(0, 1), self.numerics.logit_cap
-        return applied(HeadLoss, y, self.weight(lent), targets.flatten(), limit) / num_targets
+        return applied(HeadLoss, y, self.weight(lent), targets.flatten(), limit, 1.0 / num_targets)
 
     def weight(self, lent: Tensor | None) -> Tensor:
         return self.own("head") if lent is None else lent

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100  # a target that is not one: PyTorch's own default for its losses
+from shardwise.train.data.batches import IGNORED
+
 Gated = Callable[[Tensor, Tensor], Tensor]
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in
 # float32 is 1/16 byte for each logit, ...
@@ -130,31 +131,33 @@ class HeadLoss(Function):
     """Cross-entropy added up over targets [N], of logits x [N, D] by weight [V, D].
 
     The logits are there once: in the forward pass their gradient is written over them, so that one value in the format of x
-    is kept for each. Targets of `IGNORED` do not count; `limit` caps the logits.
+    is kept for each. Targets of `IGNORED` do not count; `limit` caps the logits, and `scale` multiplies the loss.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, limit: float | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, limit: float | None, scale: float | Tensor
+    ) -> Tensor:
         logits = F.linear(x, weight)
         rows = max(-(-len(logits) // MOST_PARTS), LEAST_LOGITS // logits.shape[-1], 1)
         loss = torch.zeros((), dtype=at_least_fp32(x.dtype), device=x.device)
         for part, wanted in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True):
-            loss += _loss_of(part, wanted, limit, replace=any(ctx.needs_input_grad))
+            loss += _loss_of(part, wanted, limit, scale, replace=any(ctx.needs_input_grad))
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, logits)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight, gradient = ctx.saved_tensors
         # the weight's first: the scaled copy of x is gone when the gradient of x comes
         dweight = gradient.t() @ (x * dloss.to(x.dtype)) if ctx.needs_input_grad[1] else None
         dx = (gradient @ weight).mul_(dloss) if ctx.needs_input_grad[0] else None
-        return dx, dweight, None, None
+        return dx, dweight, None, None, None
 
 
-def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, *, replace: bool) -> Tensor:
-    """The loss of some rows; with `replace` their logits become their gradient."""
+def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, scale: float | Tensor, *, replace: bool) -> Tensor:
+    """The loss of some rows, scaled; with `replace` their logits become their gradient."""
     counted = (targets != IGNORED)[:, None]
     places, fine = torch.where(counted, targets[:, None], 0), at_least_fp32(logits.dtype)
     values = logits if limit is None else torch.tanh(logits.to(fine) / limit)
@@ -162,5 +165,6 @@ def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, *, replace: b
     loss = -torch.where(counted, logs.gather(-1, places), 0.0).sum()
     if replace:
         shares = logs.exp_().scatter_add_(-1, places, logs.new_full(places.shape, -1.0)).mul_(counted)
-        logits.copy_(shares if limit is None else shares.mul_(1.0 - values.square()))
-    return loss
+        # scaled here, where they are fine: a factor in the format of x would be rounded, once for the whole gradient
+        logits.copy_((shares if limit is None else shares.mul_(1.0 - values.square())).mul_(scale))
+    return loss * scale

@@ -21,7 +21,7 @@ class GroupGradients:
     def __init__(self, flat: FlatGroup, exchange: Exchange) -> None:
         self.flat, self.exchange = flat, exchange
         self.fresh = True  # nothing has been added up in this step yet
-        self.missing = len(flat.parameters)
+        self.absent = set(range(len(flat.parameters)))  # of this micro-batch's gradients
         self.low = self._low()
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
@@ -41,12 +41,12 @@ class GroupGradients:
             parameter.grad = None
 
     def begin_micro_batch(self) -> None:
-        self.missing = len(self.flat.parameters)
+        self.absent = set(range(len(self.flat.parameters)))
 
     @torch.no_grad()
-    def take(self, member: Member, parameter: nn.Parameter) -> None:
-        """A parameter's gradient is ready."""
-        self.missing -= 1
+    def take(self, number: int, member: Member, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is ready, the `number`th of the group's."""
+        self.absent.discard(number)
         gradient = parameter.grad
         assert gradient is not None
         if self.flat.scatters:
@@ -74,10 +74,11 @@ class GroupGradients:
         resting.copy_(gradient) if self.fresh else resting.add_(gradient)
 
     @torch.no_grad()
-    def absent(self, member: Member, parameter: nn.Parameter) -> None:
-        """A parameter that this micro-batch did not use."""
-        if not self.flat.scatters and self.fresh:
-            self.flat.view(self.flat.gradients, member).zero_()
+    def do_without(self) -> None:
+        """Whatever this micro-batch did not use has no gradient in it."""
+        for number in self.absent if self.fresh and not self.flat.scatters else ():
+            self.flat.view(self.flat.gradients, self.flat.group.members[number]).zero_()
+        self.absent = set()
 
     @torch.no_grad()
     def send(self) -> None:
@@ -156,13 +157,13 @@ class GradientReducer:
         self.last = True
         self.num_sent = 0
         for one in self.groups:
-            for member, parameter in one.flat.members:
-                self._hook(one, member, parameter)
+            for number, (member, parameter) in enumerate(one.flat.members):
+                self._hook(one, number, member, parameter)
 
-    def _hook(self, one: GroupGradients, member: Member, parameter: nn.Parameter) -> None:
+    def _hook(self, one: GroupGradients, number: int, member: Member, parameter: nn.Parameter) -> None:
         def ready(parameter: nn.Parameter) -> None:
-            one.take(member, parameter)
-            if one.missing == 0:
+            one.take(number, member, parameter)
+            if not one.absent:
                 self._ready(one)
 
         parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
@@ -188,7 +189,7 @@ class GradientReducer:
 
     def _send_ready(self) -> None:
         """Send the groups that are ready, in their order; of scattered ones the one before has arrived by then."""
-        while self.num_sent < len(self.groups) and self.groups[self.num_sent].missing == 0:
+        while self.num_sent < len(self.groups) and not self.groups[self.num_sent].absent:
             one = self.groups[self.num_sent]
             if one.flat.scatters and self.num_sent:
                 self.groups[self.num_sent - 1].receive()
@@ -199,11 +200,7 @@ class GradientReducer:
     def end_micro_batch(self) -> None:
         """Send what is left, wait for all of it; after the step's last micro-batch each process has the whole sum of its part."""
         for one in self.groups:
-            if one.missing:
-                for member, parameter in one.flat.members:
-                    if parameter.grad is None:
-                        one.absent(member, parameter)
-                one.missing = 0
+            one.do_without()
         self._send_ready()
         for one in self.groups:
             one.receive()

@@ -117,4 +117,4 @@ class Updater:
 
 
 def _is_matrix(slot: Slot) -> bool:
-    return len(slot.interval.member.shape) > 1
+    return slot.interval.member.parameter.is_matrix
