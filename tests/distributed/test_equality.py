@@ -82,7 +82,8 @@ def test_equals_one_process(name: str) -> None:
     case = CASES[name]
     wanted = plain(case)
     size = case.layout.num_devices
-    for found in run_ranks(trained, size, case) if size > 1 else [trained(case)]:
+    apart = size > 1 or case.recipe_of().compile  # torch.compile warns of itself, which this process has for an error
+    for found in run_ranks(trained, size, case) if apart else [trained(case)]:
         compare(found, wanted)
 
 
