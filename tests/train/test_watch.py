@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from train.stand_in import small_plan
 
+from shardwise.cluster.load import load_cluster
 from shardwise.measurement.folder import RunFolder
 from shardwise.measurement.record import StepRecord
 from shardwise.train.flags import Settings
@@ -93,3 +95,11 @@ def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: p
         watch.step(record(1), {})
     assert "MFU n/a: local has no sourced fp32 peak" in terminal.getvalue()
     assert "MFU n/a  " in terminal.getvalue()
+
+
+def test_a_run_on_cpus_is_not_held_against_the_peak_of_an_accelerator(tmp_path: Path) -> None:
+    plan, terminal = small_plan(), Terminal()
+    plan = replace(plan, cluster=load_cluster(f"h100:{plan.layout.num_devices}"))
+    with Watch(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
+        watch.step(record(1), {})
+    assert "MFU n/a: a CPU (the plan is for h100) has no sourced fp32 peak" in terminal.getvalue()

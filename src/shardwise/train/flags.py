@@ -71,6 +71,7 @@ class Settings:
     def resume_command(self) -> str:
         """What goes on with this run."""
         words = ["shardwise", "train", self.plan, "--data", self.data, "--out", self.out.path, "--resume"]
+        words += [] if self.device == "auto" else ["--device", self.device]
         return shlex.join(map(str, words))
 
 

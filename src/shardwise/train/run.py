@@ -184,8 +184,8 @@ class Run:
             return {}
         out = self.settings.out
         found = summarised(
-            read_log(out.log), throughput_of(self.plan), log_path=str(out.log), held_out_loss=held_out_loss,
-            unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
+            read_log(out.log), throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
+            held_out_loss=held_out_loss, unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
         )  # fmt: skip
         write_json(out.summary, found)
         return found
