@@ -6,13 +6,14 @@ make demo
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 OUT = Path("out/demo")
-MODEL = Path(__file__).parent / "small-llama" / "config.json"
+MODEL = Path("examples/small-llama/config.json")
 RUNS = (
     "plan llama-3-70b h100:512 --batch-tokens 4Mi --seq-len 8192 --tokens 15T",
     f"tokenize --python-library 4MB --vocab-size 2048 --held-out 0.05 --out {OUT}/data --force",
@@ -25,6 +26,7 @@ RUNS = (
 
 def demo() -> int:
     """Run each command as a user would and stop at the first that fails."""
+    os.chdir(Path(__file__).parent.parent)
     OUT.mkdir(parents=True, exist_ok=True)
     for run in RUNS:
         print(f"$ shardwise {run}\n", flush=True)
