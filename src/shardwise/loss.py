@@ -8,12 +8,15 @@ from typing import NamedTuple
 class Loss(NamedTuple):
     """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
 
-    `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32.
+    `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32. `stepwise`: the engine that has
+    it runs the derived operations one after the other, so that what is there at each moment follows (`layout/liveness.py`);
+    of others it is a share of the activations (`cost.workspace`).
     """
 
     bytes_per_logit: float
     source: str
     in_one_format: bool = False
+    stepwise: bool = False
 
     def bytes_at(self, width: float) -> float:
         """The same for logits of `width` bytes."""
@@ -46,6 +49,7 @@ LOSSES: dict[str, Loss] = {
         "the gradient written over the logits as soon as there is a loss, with fp32 for a part of the tokens at a time: "
         "train/model/gradients.py (HeadLoss), which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
         in_one_format=True,
+        stepwise=True,
     ),
     "chunked": Loss(
         1.0,

@@ -13,7 +13,7 @@ from shardwise.planning.plan import Plan
 from shardwise.reconcile.run.collectives import Collectives
 from shardwise.reconcile.run.compare import REST, Reconciliation
 from shardwise.reconcile.run.memory import CLOSE as MEMORY_CLOSE
-from shardwise.reconcile.run.memory import StepMemory
+from shardwise.reconcile.run.memory import MemoryTerm, StepMemory
 from shardwise.reconcile.run.time import CLOSE, Guilty, StepTime
 from shardwise.terms import MEMORY_TERMS
 from shardwise.units import counted, format_bytes, format_seconds
@@ -134,7 +134,7 @@ def _time(time: StepTime) -> Iterator[str]:
 
 
 def _memory(memory: StepMemory) -> Iterator[str]:
-    rows = [_Row(one.name, one.predicted, one.measured, _holds(one.within)) for one in (*memory.terms, memory.total)]
+    rows = [_Row(one.name, one.predicted, one.measured, _judged(one)) for one in (*memory.terms, memory.total)]
     yield from _table("memory of a device", rows, memory.total.measured, format_bytes)
     if memory.runtime:
         yield f"  beside tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragments"
@@ -148,6 +148,14 @@ def _memory(memory: StepMemory) -> Iterator[str]:
             f"  the process has {format_bytes(memory.resident_bytes)} of the host: libraries, the allocator's own, the data"
             f"{', and on a CPU the tensors' if memory.allocated_bytes is None else ''}"
         )
+
+
+def _judged(term: MemoryTerm) -> str:
+    """Whether a term is as predicted; where it had more at another moment, that is what is judged."""
+    holds = _holds(term.within)
+    if term.largest is None or term.largest <= term.measured * (1 + MEMORY_CLOSE):
+        return holds
+    return f"{format_bytes(term.largest)} at its most, {holds}"
 
 
 def _holds(within: bool | None) -> str:

@@ -195,7 +195,16 @@ class Pricing:
     def memory(
         self, stage: int, counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost]
     ) -> dict[str, float]:
-        return stage_memory(counts, activation, state, self.pipeline, stage, self.cluster.chip, self.host)
+        return stage_memory(
+            counts,
+            activation,
+            state,
+            self.pipeline,
+            stage,
+            self.cluster.chip,
+            self.host,
+            stepwise=self.pricer.loss.stepwise,
+        )
 
     def terms(self, cost: StageCost, bubble_s: float) -> tuple[dict[str, float], dict[str, float]]:
         """Exposed terms that add up to the step, and what of the traffic is hidden."""

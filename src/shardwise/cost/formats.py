@@ -46,14 +46,36 @@ def products_of(unit: Unit) -> Products:
     """Read both off a unit."""
     phases, tensors = unit.phases(), unit.tensors
     taken = operands(phases, tensors, unit.saved)
-    orders = {one.name: len(one.orders) for one in taken if not one.is_forward}
-    kept: dict[tuple[Role, int, bool], Polynomial] = {}
-    for name, spec in unit.saved.items():
-        role = tensors[name].role
-        by_products, also = readers_of_saved(phases, tensors, name)
-        key = (role, orders[name] if by_products else 0, also or not by_products)
-        kept[key] = kept.get(key, ZERO) + spec.local_elements() * density(role)
-    return Products(taken, tuple(Saved(*key, elements) for key, elements in kept.items()))
+    return Products(taken, Keys(unit, taken).saved(unit.saved))
+
+
+class Keys:
+    """How the tensors of a unit are kept for its backward pass; a gradient is kept as it comes."""
+
+    def __init__(self, unit: Unit, taken: Iterable[Operand]) -> None:
+        self.unit, self.phases = unit, unit.phases()
+        self.orders = {one.name: len(one.orders) for one in taken if not one.is_forward}
+        self._known: dict[str, tuple[tuple[Role, int, bool], Polynomial]] = {}
+
+    def saved(self, names: Iterable[str]) -> tuple[Saved, ...]:
+        """These tensors, those that are kept alike together."""
+        kept: dict[tuple[Role, int, bool], Polynomial] = {}
+        for name in names:
+            key, elements = self.of(name)
+            kept[key] = kept.get(key, ZERO) + elements
+        return tuple(Saved(*key, elements) for key, elements in kept.items())
+
+    def of(self, name: str) -> tuple[tuple[Role, int, bool], Polynomial]:
+        """Role, orders and whether anything but products reads it; and its elements."""
+        if name not in self._known:
+            unit, role = self.unit, self.unit.tensors[name].role
+            by_products, also = False, True
+            if name in unit.forward.program.tensors:
+                by_products, also = readers_of_saved(self.phases, unit.tensors, name)
+            spec = unit.saved.get(name) or unit.backward.specs[name]
+            key = role, self.orders[name] if by_products else 0, also or not by_products
+            self._known[name] = key, spec.local_elements() * density(role)
+        return self._known[name]
 
 
 def waiting_of(unit: Unit, found: Iterable[Kernel]) -> tuple[Saved, ...]:

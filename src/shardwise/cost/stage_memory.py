@@ -11,7 +11,7 @@ from shardwise.cost.host import NOTHING, STAYING, Host
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.schedule.closed_form import SPLIT
-from shardwise.symbolic import Value, maximum
+from shardwise.symbolic import Value, maximum, where
 
 
 def stage_memory(
@@ -22,14 +22,16 @@ def stage_memory(
     stage: Value,
     chip: Chip,
     host: Host = NOTHING,
+    *,
+    stepwise: bool = False,
 ) -> dict[str, Value]:
     """Bytes of one device of a stage (from 0), by term.
 
     Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. One that waits
     for its weight gradients holds what they are made of instead, which counts where it is more. ZeRO's gathered weights and
     unscattered gradients are those of `_gathered`. With passes from both ends two run at once. What the host holds is not
-    among them, but for what is on its way. The loss has let go of the logits before the first block runs backward, so the
-    peak is at the one or the other, and the term of the other is 0.
+    among them, but for what is on its way. The workspace and the logits are those of the fullest moment (`_fullest`), and with
+    a `stepwise` engine (`loss.Loss`) so is what is gathered.
     """
     held = partial(add_up, state, counts.held)
     ends = {"head": counts.head, "predict": counts.predict}
@@ -39,9 +41,7 @@ def stage_memory(
     activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
     if pipeline.schedule in SPLIT:
         activations = activations + pipeline.waiting(stage) * _more_to_wait(activation, counts.running, host)
-    workspace, logits = _largest(activation, several, "workspace_bytes"), add_up(activation, ends, "logits_bytes")
-    if counts.head or counts.predict:
-        workspace, logits = workspace * (workspace > logits), logits * (logits >= workspace)
+    workspace, logits, gathered = _fullest(counts, activation, state, chip, stepwise=stepwise)
     return {
         "parameters": held("parameters_bytes"),
         "gradients": held("gradients_bytes"),
@@ -53,11 +53,59 @@ def stage_memory(
         else STAYING * _largest(state, counts.held, "optimizer_bytes"),
         "activations": activations,
         "workspace": workspace,
-        "gathered": times_each(at_once, _gathered(counts, state, chip) + _largest(state, counts.held, "passing_bytes")),
+        "gathered": times_each(at_once, gathered + _largest(state, counts.held, "passing_bytes")),
         "logits": logits,
         "buffers": times_each(at_once, _largest(activation, {**counts.running, **ends}, "buffer_bytes")),
         "runtime": chip.runtime_bytes,
     }
+
+
+def _fullest(
+    counts: Counts,
+    activation: Mapping[str, ActivationCost],
+    state: Mapping[str, StateCost],
+    chip: Chip,
+    *,
+    stepwise: bool,
+) -> tuple[Value, Value, Value]:
+    """Workspace, logits, and what ZeRO gathers, when the device is the fullest: at the loss or in a layer's backward pass.
+
+    The loss has let go of the logits before the first layer runs backward, and the head of what it saved. The share of the
+    activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
+    """
+    layer = _largest(activation, {**counts.running, "predict": counts.predict}, "workspace_bytes")
+    gathered = _gathered(counts, state, chip)
+    if not (counts.head or counts.predict):
+        return layer, 0.0, gathered
+    head = {"head": counts.head}
+    logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
+    at_loss = in_layer = gathered
+    if stepwise:
+        beside = add_up(activation, head, "workspace_bytes")
+        layer = layer - add_up(activation, head, "saved_bytes")
+        at_loss, in_layer = _gathered_stepwise(counts, state)
+    later = layer + in_layer > logits + beside + at_loss
+    return where(later, layer, beside), logits * (1 - later), where(later, in_layer, at_loss)
+
+
+def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[Value, Value]:
+    """What is gathered at the loss, and in the last layer.
+
+    At the loss, weights of the head and of the layer before it; in that layer its own and those of the one before, its gradients
+    and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights are gathered
+    one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
+    """
+    ends = {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
+    whole, gradients = (
+        [(getattr(state[unit], field), count) for unit, count in counts.layers.items() if not never(count)]
+        for field in ("transient_bytes", "unscattered_bytes")
+    )
+    weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
+    of_head = _largest(state, ends, "transient_bytes") - _largest(state, ends, "unscattered_bytes")
+    of_layer, made = (maximum(0.0, *(size * (count > 0) for size, count in sizes)) for sizes in (weights, gradients))
+    two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
+    scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
+    return of_layer + of_head, two + made + scattered
 
 
 def _more_to_wait(activation: Mapping[str, ActivationCost], layers: Mapping[str, Value], host: Host) -> Value:

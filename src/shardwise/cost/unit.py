@@ -14,7 +14,8 @@ from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ActivationCost, StateCost
-from shardwise.cost.unit_parts import Parts, parts_of
+from shardwise.cost.unit_parts import Parts, held_in, parts_of
+from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
 from shardwise.layout.kernels import Kernel
@@ -26,10 +27,6 @@ from shardwise.loss import LOSSES
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.symbolic import Local, Value, Values, maximum
-
-# While a block runs backward, gradients of about half of its activations are alive beside them.
-# Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
-GRADIENT_SHARE = 0.5
 
 
 def unit_values(
@@ -59,7 +56,8 @@ class UnitPricer:
         self.rates = rates
         self.precision = precision
         self.formats = Formats(precision)
-        self.bytes_per_logit = LOSSES[loss].bytes_at(bytes_per_element(precision.activations))
+        self.loss = LOSSES[loss]
+        self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
 
     def at(self, rates: Rates) -> UnitPricer:
         """The same at other rates."""
@@ -90,15 +88,14 @@ class UnitPricer:
 
         again = ("recompute", "backward")
         saved, logits = self.saved_bytes(parts, values)
-        plain = self.parts(replace(family, recompute="none"), name)
-        kept = self.saved_bytes(plain, values)[0] + self.score_bytes(plain, values)
-        saved = kept if family.recompute == "none" else saved
+        if family.recompute == "none":
+            saved = saved + SCORES * self.written_scores(parts, values)
         return ActivationCost(
             launched["forward"], launched["backward"], launched["recompute"],
             seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
             seconds("ep", "forward"), seconds("ep", *again),
             seconds("pp", "forward"), seconds("pp", *again),
-            saved, kept - saved + GRADIENT_SHARE * kept, logits, self.buffer_bytes(parts, values),
+            saved, self.workspace_bytes(name, family, values) - saved, logits, self.buffer_bytes(parts, values),
             weight_s, self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
 
@@ -202,15 +199,21 @@ class UnitPricer:
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
-    def score_bytes(self, parts: Parts, values: Values) -> Value:
-        """Bytes of scores that the backward pass reads where attention is not fused; every recompute rebuilds them.
+    def workspace_bytes(self, name: str, family: Family, values: Values) -> Value:
+        """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits."""
+        if self.loss.stepwise:
+            scores = self.written_scores(self.parts(family, name), values)
+            return fullest_bytes(held_in(self.structure, family, name), self.formats, scores, values)
+        plain = self.parts(replace(family, recompute="none"), name)
+        kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
+        return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
 
-        Source: Korthikanti et al. 2022, 4.1: softmax's result and dropout's (2 bytes each) and dropout's mask (1).
-        """
+    def written_scores(self, parts: Parts, values: Values) -> Value:
+        """Scores of a unit that are written to memory, where attention is not fused; every recompute rebuilds them."""
         if self.rates.fused_attention:
             return 0.0
         scans = (k for k in parts.kernels if k.phase == "forward" and k.kind == "scan")
-        return sum((5.0 * kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
+        return sum((kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
 
     def buffer_bytes(self, parts: Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
@@ -253,5 +256,7 @@ class UnitPricer:
             shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
             shard * precision.moment_bytes,
             transient,
+            own * unscattered if self.loss.stepwise else 0.0,
+            shard * unscattered if self.loss.stepwise else 0.0,
             on_way * passing if casts else 0.0,
         )

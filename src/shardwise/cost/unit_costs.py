@@ -11,7 +11,8 @@ class ActivationCost(NamedTuple):
     """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working.
 
     `weight_s` is the part of `backward_s` that makes weight gradients (the casts of what it takes are no part of it: they run
-    at once), `waiting_bytes` what that part reads.
+    at once), `waiting_bytes` what that part reads. `workspace_bytes` are beside what is saved, of the
+    head beside the logits.
     """
 
     forward_s: Value
@@ -49,4 +50,6 @@ class StateCost(NamedTuple):
     master_bytes: Value
     optimizer_bytes: Value
     transient_bytes: Value
+    unscattered_bytes: Value  # the gradients among the transient bytes
+    arriving_bytes: Value  # what a device gets when they are scattered, before it is added to those that rest
     passing_bytes: Value  # gradients as products give them, where the ones that rest have another format

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
+from shardwise.cost.workspace import Held, held_of
 from shardwise.layout.derivation import Unit, derived_unit
 from shardwise.layout.kernels import Kernel, kernels
 from shardwise.layout.realise import Realised, realise
@@ -62,3 +63,10 @@ def parts_of(structure: Structure, family: Family, name: str) -> Parts:
         bool(unit.forward.program.named(Role.ROUTED)),
         _state_of(unit, family),
     )
+
+
+@lru_cache(maxsize=1024)
+def held_in(structure: Structure, family: Family, name: str) -> tuple[Held, ...]:
+    """What a unit holds at the moments of its backward pass that may be the fullest."""
+    parts = parts_of(structure, family, name)
+    return held_of(parts.unit, parts.products.operands)

@@ -38,7 +38,7 @@ class Unit:
     """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
 
     `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
-    `tensors` are those of all three programs, by name.
+    `tensors` are those of all three programs, by name; `nodes` as in `model.backward.Backward`.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Unit:
     saved: Mapping[str, Spec]
     gradients: Mapping[str, str]
     tensors: Mapping[str, Tensor]
+    nodes: Mapping[str, int]
 
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
@@ -102,7 +103,7 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     return Unit(
         name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
         backward_steps=sharded.steps[border:], update=update, saved=saved, gradients=gradients,
-        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
+        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors}, nodes=transposed.nodes,
     )  # fmt: skip
 
 

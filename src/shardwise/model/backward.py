@@ -22,10 +22,14 @@ def gradient_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward program, and which of its tensors is the gradient of which forward input."""
+    """The backward program, and which of its tensors is the gradient of which forward input.
+
+    `nodes`: of what transposes give, the place of the forward operation that was transposed.
+    """
 
     program: Program
     gradients: Mapping[str, str]
+    nodes: Mapping[str, int]
 
 
 def backward(forward: Program, *, given: Iterable[str], wanted: Iterable[str]) -> Backward:
@@ -42,21 +46,26 @@ class _Transposer:
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
         self.operations: list[Operation] = []
         self.parts: dict[str, list[str]] = {}
+        self.nodes: dict[str, int] = {}
         for name in given:
             self.parts[name] = [self.define(gradient_name(name), name)]
         self.given = tuple(gradient_name(name) for name in given)
 
     def run(self, wanted: tuple[str, ...]) -> Backward:
         useful = _reaching(self.forward, wanted)
-        for operation in reversed(self.forward.operations):
+        for place, operation in reversed(list(enumerate(self.forward.operations))):
             cotangents = {out: self.settle(out) for out in operation.outputs if out in self.parts}
             if cotangents and operation.outputs[0] in cotangents:
+                before = len(self.operations)
                 self.transpose(operation, cotangents, useful)
+                self.nodes |= {out: place for one in self.operations[before:] for out in one.outputs}
         gradients = {name: self.settle(name) for name in wanted if name in self.parts}
         made = {out for operation in self.operations for out in operation.outputs}
         read = {name for operation in self.operations for name in operation.operands}
         inputs = tuple(name for name in (*self.given, *self.forward.tensors) if name in read - made)
-        return Backward(Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())), gradients)
+        return Backward(
+            Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())), gradients, self.nodes
+        )
 
     def define(self, name: str, like: str) -> str:
         tensor = self.forward.tensors[like]

@@ -22,6 +22,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
+from shardwise.loss import LOSSES
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
@@ -88,6 +89,7 @@ def search(
 class _Search:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
+        self.stepwise = LOSSES[job.loss].stepwise
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)
@@ -157,7 +159,9 @@ class _Search:
             cost = stage_cost(counts, activation, state, schedule, host)
             np.maximum(slowest, step_time(cost, pipeline, self.job.overlap, self.exposed).total_s, out=slowest)
             number = stage.number.take(stage_row)
-            memory = stage_memory(counts, activation, state, pipeline, number, self.cluster.chip, host)
+            memory = stage_memory(
+                counts, activation, state, pipeline, number, self.cluster.chip, host, stepwise=self.stepwise
+            )
             np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)
         return slowest, fullest
 

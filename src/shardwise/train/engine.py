@@ -160,11 +160,14 @@ class Engine:
         self.gatherer.end()
         return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
 
-    def watch(self, forward_ended: Callable[[], None], unscattered: Callable[[Tensor], None]) -> None:
-        """Call these after each forward pass, and with each whole gradient that waits to be scattered, from now on."""
+    def watch(self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None]) -> None:
+        """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with
+        gathered weights whenever they come or go."""
         self.forward_ended = forward_ended
         for group in self.reducer.groups:
-            group.made = unscattered
+            group.made = gathered
+        for flat in self.groups:
+            flat.resized = gathered if flat.splits_weights else flat.resized
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""

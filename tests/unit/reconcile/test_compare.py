@@ -193,11 +193,12 @@ def test_another_loss_than_the_engines_and_a_run_that_has_not_ended_are_said() -
 
 def test_memory_at_the_loss_and_in_a_block() -> None:
     sizes = {**dict.fromkeys(PLAN.estimate.memory, 0.0), "parameters": 100.0, "activations": 50.0, "runtime": 1000.0}
-    largest = {"parameters": 100, "activations": 51, "logits": 30, "workspace": 40}
-    seen = seen_of(PLAN, memory=Memory(peak_bytes=200, at_peak={}, largest=largest))
-    at_loss = {one.name: one for one in step_memory({**sizes, "logits": 33.0}, seen).terms}
+    largest = {"parameters": 100, "activations": 51, "logits": 33, "workspace": 40}
+    at_peak = {"parameters": 100, "activations": 45, "logits": 30, "workspace": 25}
+    seen = seen_of(PLAN, memory=Memory(peak_bytes=200, at_peak=at_peak, largest=largest))
+    at_loss = {one.name: one for one in step_memory({**sizes, "logits": 33.0, "workspace": 19.0}, seen).terms}
     assert [(one.predicted, one.measured, one.within) for one in at_loss.values()] == [
-        (100.0, 100, True), (50.0, 51, True), (33.0, 30, False), (None, 19, None),
+        (100.0, 100, True), (50.0, 51, True), (33.0, 30, False), (19.0, 19, True),
     ]  # fmt: skip
     in_block = step_memory({**sizes, "workspace": 40.0, "buffers": 8.0}, seen)
     assert [(one.name, one.predicted, one.measured) for one in in_block.terms][2:] == [("workspace", 48.0, 49)]
@@ -205,6 +206,16 @@ def test_memory_at_the_loss_and_in_a_block() -> None:
     assert in_block.total.within
     for found in (at_loss.values(), in_block.terms):
         assert sum(one.measured for one in found) == 200
+
+
+def test_what_is_gathered_is_judged_as_it_is_at_the_peak() -> None:
+    sizes = {**dict.fromkeys(PLAN.estimate.memory, 0.0), "gathered": 41.0, "workspace": 10.0}
+    seen = seen_of(
+        PLAN, memory=Memory(peak_bytes=50, at_peak={"gathered": 40, "workspace": 10}, largest={"gathered": 60})
+    )
+    gathered, workspace = step_memory(sizes, seen).terms
+    assert (gathered.measured, gathered.largest, gathered.within) == (40, 60, True)
+    assert (workspace.measured, workspace.largest, workspace.within) == (10, None, True)
 
 
 def test_collectives_that_differ_are_listed() -> None:

@@ -76,7 +76,8 @@ FORMULAS: Mapping[str, Formula] = {
         "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
     ),
     "memory.workspace": Formula(
-        "what one block needs while it runs backward", "what recompute rebuilds + half of a block's activations"
+        "what one block needs while it runs backward",
+        "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved",
     ),
     "memory.gathered": Formula(
         "gathered weights and unscattered gradients of two neighbouring units (on a TPU of one)",

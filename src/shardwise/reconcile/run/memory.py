@@ -9,22 +9,28 @@ from shardwise.measurement.inspection import Measured, Memory
 from shardwise.terms import MEMORY_TERMS
 
 CLOSE = 0.05  # of a term, and of the peak
-# What a plan has beside what rests and what is saved: of the first two, only the one that is there at the peak.
+# What a plan has at its peak alone: the logits only where that is at the loss.
 AT_PEAK = ("workspace", "logits", "buffers")
 NO_TENSOR = ("runtime",)
+SAVED, PASSING = "activations", "gathered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTerm:
-    """One term in bytes; `predicted` is None for what no plan has."""
+    """One term in bytes, measured at the peak; `predicted` is None for what no plan has.
+
+    `largest` is the most that was measured of it at any moment; None for what a plan has at its peak alone.
+    """
 
     name: str
     predicted: float | None
     measured: float
+    largest: float | None = None
 
     @property
     def difference(self) -> float:
-        return self.measured - (self.predicted or 0.0)
+        judged = self.measured if self.largest is None or self.name == PASSING else self.largest
+        return judged - (self.predicted or 0.0)
 
     @property
     def within(self) -> bool | None:
@@ -47,11 +53,11 @@ class StepMemory:
 def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
     """Compare by term. `seen` has the memory of a watched step.
 
-    Terms that rest, what is saved for the backward pass and what is gathered are compared by the most that each ever had. A
-    plan's peak is at the loss or in a block's backward pass, and the term of the other is 0 (`cost.stage_memory`). Where it is
-    at the loss, the logits are compared by the most that they had, and what is left of the measured peak is workspace that
-    nothing predicts. Where it is in a block, all that is left of the measured peak beside the other terms is held against
-    the workspace, logits too if the peak was at the loss after all. So what is measured adds up to the peak.
+    All terms are measured at the peak and add up to it. Those that rest are judged by the most that each ever had. What is
+    gathered is not at its most when the rest is, neither here nor in a plan, and is judged as it is at the peak. Activations
+    are what was saved for the backward pass; what of it has gone by the peak is taken off the workspace, here as in a plan.
+    Where the plan's peak is at the loss (`cost.stage_memory`), logits are held against logits; where it is in a block, logits are
+    workspace, as the peak was at the loss after all.
     """
     assert seen.memory is not None
     process = seen.process
@@ -72,14 +78,15 @@ def _terms(predicted: Mapping[str, float], memory: Memory) -> Iterator[MemoryTer
     left = float(memory.peak_bytes)
     for name in MEMORY_TERMS:
         if name not in (*AT_PEAK, *NO_TENSOR):
-            term = MemoryTerm(name=name, predicted=predicted[name], measured=memory.largest.get(name, 0))
-            left -= term.measured
-            if term.predicted or term.measured:
-                yield term
-    beside = sum(predicted[name] for name in AT_PEAK)
+            largest = memory.largest.get(name, 0)
+            measured = largest if name == SAVED else memory.at_peak.get(name, 0)
+            left -= measured
+            if predicted[name] or largest:
+                yield MemoryTerm(name=name, predicted=predicted[name], measured=measured, largest=largest)
+    beside = predicted["workspace"] + predicted["buffers"]
     if predicted["logits"]:
-        logits = MemoryTerm(name="logits", predicted=beside, measured=memory.largest.get("logits", 0))
+        logits = MemoryTerm(name="logits", predicted=predicted["logits"], measured=memory.at_peak.get("logits", 0))
         yield logits
-        yield MemoryTerm(name="workspace", predicted=None, measured=left - logits.measured)
+        yield MemoryTerm(name="workspace", predicted=beside or None, measured=left - logits.measured)
     else:
         yield MemoryTerm(name="workspace", predicted=beside, measured=left)

@@ -38,6 +38,7 @@ class FlatGroup:
         sync = group.sync
         self.splits_weights, self.scatters = bool(sync.gather), bool(sync.scatter)
         self.begin = world.position(sync.shard) * group.shard_size
+        self.resized: Callable[[Tensor], None] = lambda weights: None  # called whenever gathered weights come and go
         self._make_weights()
         self.parameters = [self._put(model, member) for member in group.members]
         if self.splits_weights:
@@ -90,11 +91,13 @@ class FlatGroup:
         """Give the gathered weights their memory; the parameters are views of it again."""
         self.weights.untyped_storage().resize_(self.group.padded_size * self.weights.element_size())
         self.whole = True
+        self.resized(self.weights)
 
     def release(self) -> None:
         """Take it away. Whatever autograd has kept of the parameters is good again once they are gathered."""
         self.weights.untyped_storage().resize_(0)
         self.whole = False
+        self.resized(self.weights)
 
     def intervals(self) -> Iterator[Interval]:
         """This process's part of each parameter; parameters that it has nothing of are left out."""

@@ -26,7 +26,9 @@ class GroupGradients:
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: Pending | None = None
-        self.made: Callable[[Tensor], None] = lambda whole: None  # called with each gradient that waits to be scattered
+        self.made: Callable[[Tensor], None] = lambda whole: (
+            None
+        )  # called with gradients that are scattered, and as they arrive
 
     def _low(self) -> Tensor | None:
         """The copy in which products give gradients, where they are added up in another."""
@@ -96,6 +98,7 @@ class GroupGradients:
 
     def _scatter(self, whole: Tensor, axes: tuple[str, ...]) -> None:
         self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
+        self.made(self.arriving)
         self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes)
 
     @torch.no_grad()

@@ -1,0 +1,76 @@
+"""What a unit has in memory beside what it saved, while it runs backward: derived for an engine that runs the derived operations
+one after the other, a share of its activations for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from shardwise.cost.formats import Formats, Keys, Saved
+from shardwise.dtypes import bytes_per_element
+from shardwise.layout.derivation import Unit
+from shardwise.layout.liveness import Moment, moments
+from shardwise.layout.products import Operand
+from shardwise.symbolic import Polynomial, Value, Values, maximum, total
+
+# While a block runs backward, gradients of about half of its activations are alive beside them.
+# Source: SimuMax's measured peaks (B200, allocated bytes): a block in its backward pass holds 1.5 times its activations.
+GRADIENT_SHARE = 0.5
+# Bytes of a score that the backward pass reads where attention is not fused: softmax's result and dropout's (2 each) and
+# dropout's mask (1). Source: Korthikanti et al. 2022, 4.1. What was read last has a gradient (2) by then.
+SCORES, THEIR_GRADIENT = 5.0, 2.0
+
+
+class Held(NamedTuple):
+    """What a moment holds: tensors, elements of weights' gradients on their way, bytes of each score where scores are written."""
+
+    tensors: tuple[Saved, ...]
+    gradients: Polynomial
+    score_bytes: float
+
+
+def held_of(unit: Unit, taken: Iterable[Operand]) -> tuple[Held, ...]:
+    """The moments of a unit's backward pass that may be the fullest: none of which another has all of and more."""
+    keys = Keys(unit, taken)
+    fullest: list[Held] = []
+    for moment in moments(unit):
+        one = _held(moment, keys)
+        if not any(_covers(other, one) for other in fullest):
+            fullest = [other for other in fullest if not _covers(one, other)] + [one]
+    return tuple(fullest)
+
+
+def _held(moment: Moment, keys: Keys) -> Held:
+    gradients = total(spec.local_elements() for spec in moment.gradients)
+    return Held(
+        keys.saved(moment.tensors), gradients, SCORES * moment.scores + THEIR_GRADIENT * moment.gradient_of_scores
+    )  # fmt: skip
+
+
+def _covers(more: Held, less: Held) -> bool:
+    """Whether a moment holds as much as another of everything, at any sizes."""
+    largest = _amounts(more)
+    return all(largest.get(key, 0.0) >= amount for key, amount in _amounts(less).items())
+
+
+def _amounts(held: Held) -> Mapping[object, float]:
+    """Coefficients, by what they are of."""
+    found: dict[object, float] = {"scores": held.score_bytes}
+    found |= {monomial.factors: monomial.coefficient for monomial in held.gradients.monomials}
+    for kept in held.tensors:
+        kind = kept._replace(elements=Polynomial())
+        found |= {(kind, monomial.factors): monomial.coefficient for monomial in kept.elements.monomials}
+    return found
+
+
+def fullest_bytes(held: Iterable[Held], formats: Formats, scores: Value, values: Values) -> Value:
+    """Bytes of the fullest of some moments, without the logits and their gradient.
+
+    A weight's gradient is made beside where gradients rest, in the format of the activations, and added there.
+    """
+    width = bytes_per_element(formats.precision.activations)
+    sizes = (
+        formats.saved_bytes(one.tensors, values) + width * one.gradients.evaluate(values) + one.score_bytes * scores
+        for one in held
+    )
+    return maximum(0.0, *sizes)
