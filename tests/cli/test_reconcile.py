@@ -64,7 +64,7 @@ def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], 
     assert (code, err) == (0, "")
     for part in (
         "against " + named[1], "local:N is a cluster", "predicted", "measured", "unexplained", "forward", "backward",
-        "optimizer", "activations", "none planned, none issued", "shardwise calibrate local:1",
+        "optimizer", "activations", "none planned, none issued", "shardwise bench machine --processes 1",
     ):  # fmt: skip
         assert part in out
     drawn = {one.text for one in ElementTree.parse(picture).iter(f"{SVG}text")}

@@ -51,7 +51,7 @@ def reconcile(plan: Plan, run: MeasuredRun) -> Reconciliation:
         machine=run.seen.machine, changes=changes, time=time, guilty=blamed,
         memory=step_memory(plan.estimate.memory, run.seen),
         collectives=collectives(plan, run.recipe, run.watched.num_tokens, run.seen.collectives),
-        remarks=tuple(_remarks(plan, run.seen, changes)), advice=tuple(_advice(plan, time, noisy=bool(noise(changes)))),
+        remarks=tuple(_remarks(plan, run.seen, changes)), advice=tuple(_advice(plan, time, run.seen, noisy=bool(noise(changes)))),
     )  # fmt: skip
 
 
@@ -90,11 +90,15 @@ def is_other(chip: Chip, seen: Measured) -> bool:
     return chip.name.partition("-")[0] not in re.split(r"[^a-z0-9]+", seen.machine.lower())
 
 
-def _advice(plan: Plan, time: StepTime, *, noisy: bool) -> Iterator[str]:
+def _advice(plan: Plan, time: StepTime, seen: Measured, *, noisy: bool) -> Iterator[str]:
     """What would make the plan's seconds this machine's; nothing where they are."""
     if noisy:
         yield "run it again while nothing else runs on the machine"
     if time.within:
+        return
+    if seen.machine.startswith("CPU"):
+        yield f"shardwise bench machine --processes {plan.layout.num_devices} --out machine.toml"
+        yield "shardwise plan MODEL machine.toml ... --runnable, and reconcile that plan with this run or the next"
         return
     cluster = plan.cluster.name if ":" in plan.cluster.name else "CLUSTER.toml"
     yield "shardwise bench all --out machine.jsonl"
