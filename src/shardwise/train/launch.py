@@ -36,7 +36,8 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # our ranks say what is wrong
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # our ranks say what is wrong
     before = {one: signal.getsignal(one) for one in SIGNALS}
     try:
         with tempfile.TemporaryDirectory() as logs:
@@ -52,6 +53,7 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
     except SignalException as error:
         return exit_code(error.sigval)
     finally:
+        logging.disable(disabled)
         for one, handler in before.items():
             signal.signal(one, handler)
     return 0
