@@ -37,7 +37,7 @@ def test_the_report_says_what_came_out(capsys: pytest.CaptureFixture[str], tmp_p
     assert code == 0
     assert out.startswith("5 steps, 640 tokens in ")
     assert "3.4657 nats per token at first" in out  # ln 32
-    assert "below how often each token comes alone: 1.0000 nats per token" in out
+    assert "above how often each token comes alone: 1.0000 nats per token" in out
     assert str(tmp_path / "run" / "log.jsonl") in out
     assert "MFU n/a: local has no sourced fp32 peak" in err
 

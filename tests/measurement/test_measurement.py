@@ -136,6 +136,7 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     text = summary_text(found)
     assert "held out" not in text
     assert "held out   4.2500 nats per token, 0.7500 below how" in summary_text(found | {"held_out_loss": 4.25})
+    assert "held out   5.2500 nats per token, 0.2500 above how" in summary_text(found | {"held_out_loss": 5.25})
     assert "3 steps, 3,145,728 tokens in 12 s" in text
     text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
     assert "nan nats per token, nan below how often each token comes alone: 5.0000 nats per token" in text

@@ -19,7 +19,7 @@ from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folder
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.model import build, initialise
 
-DAMAGED = "what was written is required: take another checkpoint of the run"
+DAMAGED = "what was written is required: remove its folder, and the checkpoint before it is the latest"
 FIX = "load it with the plan and the optimizer that it was saved with"
 
 

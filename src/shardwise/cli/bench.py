@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "shardwise.bench/1"
 DESCRIPTION = """Measure products, memory, attention or collectives on this machine, on its GPUs or its CPU, and add a JSON line
-for each to --out. What the file has of this machine already is not measured again, so a run that was cut short goes on where it
-stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
+for each to --out. Lines that the file has of this machine already are not measured again, so a run that was cut short goes on
+where it stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
 
 `bench machine` times the operations of small models on the CPU in all --processes at once, for 10 to 25 seconds, and writes a
 cluster file: plans for it say what `train` takes on this machine."""

@@ -73,7 +73,7 @@ def _steady(found: Reconciliation) -> str:
 
 def _verdict(found: Reconciliation) -> Iterator[str]:
     time = found.time
-    spread = f"(8 of 10 of {time.num_steps} between {format_seconds(time.low_s)} and {format_seconds(time.high_s)})"
+    spread = f"(80% of {time.num_steps} steps between {format_seconds(time.low_s)} and {format_seconds(time.high_s)})"
     yield f"step {format_seconds(time.predicted_s)} predicted, {format_seconds(time.measured_s)} measured {spread}"
     if time.interval90 is None:
         yield f"the prediction is a bound: the step took {time.measured_s / time.predicted_s:.2f} times as long"

@@ -52,7 +52,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if summary["held_out_loss"] is not None:
         gained = summary["unigram_entropy_nats"] - float(summary["held_out_loss"])
         lines.append(
-            f"  held out   {_nats(summary['held_out_loss'])}, {gained:.4f} below how often each token comes alone: "
+            f"  held out   {_nats(summary['held_out_loss'])}, {_beside(gained)} how often each token comes alone: "
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
     used = (
@@ -64,6 +64,10 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
     )
     return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _beside(gained: float) -> str:
+    return f"{-gained:.4f} above" if gained < 0 else f"{gained:.4f} below"
 
 
 def _nats(loss: float | str) -> str:

@@ -153,6 +153,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _whole(text: str, what: str) -> int:
+    if text.strip().startswith("-"):
+        raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")
     return 0 if text.strip() == "0" else parse_count(text, what=what)
 
 

@@ -19,7 +19,7 @@ MANIFEST = "checkpoint.json"
 SCHEMA = "shardwise.checkpoint/1"
 BLOCK = 1 << 22  # bytes read at a time: large enough that zlib.crc32 lets other threads run (from 5 KiB on)
 WRITER = re.compile(r"__(\d+)_")  # torch.distributed.checkpoint names a file by the rank that wrote it
-AGAIN = "take another checkpoint of the run"
+AGAIN = "remove its folder, and the checkpoint before it is the latest"
 
 
 @dataclass(frozen=True, slots=True)
