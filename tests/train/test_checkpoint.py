@@ -203,7 +203,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
         manifest.write_text(json.dumps(content))
         (text,) = refusal(tmp_path, state())
         assert text.startswith(
-            f"checkpoint: {manifest}: found schema {schema}; 'shardwise.checkpoint/1' is required: take another"
+            f"checkpoint: {manifest}: found schema {schema}; 'shardwise.checkpoint/1' is required: remove its folder"
         )
     manifest.write_text(json.dumps({"schema": "shardwise.checkpoint/1", "step": 3, "values": {}, "files": {"a": 5}}))
     assert "files.a: found 5; " in refusal(tmp_path, state())[0]
