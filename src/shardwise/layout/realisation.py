@@ -45,7 +45,7 @@ class Realisation:
 
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are; `reduce_each_micro_batch`: in every one, not in a step's last only.
-    `statistics`: how often the routers' are added up. `clips`: the norm of all gradients is needed.
+    `statistics`: how often the routers' are added up.
     """
 
     architecture: Architecture
@@ -133,11 +133,8 @@ class Realisation:
     def _gradients(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         steps = num_micro_batches if self.reduce_each_micro_batch else 1
         for group in (group for group in self.groups if group.trained):
-            sync, whole, part = (
-                group.sync,
-                _bytes(group.padded_size, self.reduced),
-                _bytes(group.shard_size, self.reduced),
-            )
+            whole, part = (_bytes(size, self.reduced) for size in (group.padded_size, group.shard_size))
+            sync = group.sync
             yield Issued(Kind.REDUCE_SCATTER, sync.scatter, self.reduced, whole, "gradients"), num_micro_batches
             yield Issued(Kind.REDUCE_SCATTER, sync.step_scatter, self.reduced, whole, "gradients"), steps
             yield Issued(Kind.ALL_REDUCE, sync.reduce, self.reduced, part, "gradients"), 1 if sync.scatter else steps

@@ -58,7 +58,7 @@ class Engine:
         self.model = build(realisation.architecture, numerics, formats.weights)
         self._make_buffers()
         self.groups = [FlatGroup(group, self.model, formats, world) for group in realisation.groups]
-        self.batch_axes = tuple(axis for axis in realisation.batch_axes if world.degree((axis,)) > 1)
+        self.batch_axes = realisation.several(realisation.batch_axes)
         self._join_groups()
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
