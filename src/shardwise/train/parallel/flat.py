@@ -109,11 +109,10 @@ class FlatGroup:
 
     @torch.no_grad()
     def fill(self, value: Callable[[Member], Tensor]) -> None:
-        """Set this process's part from whole values of the parameters, and hand it to the weights."""
+        """Set this process's part from whole values of the parameters; `publish` hands it to the weights."""
         for one in self.intervals():
             part = value(one.member).reshape(-1)[one.offset : one.offset + one.size]
             self.state[one.start : one.start + one.size] = part.to(self.state)
-        self.publish()
 
     @torch.no_grad()
     def publish(self) -> None:
