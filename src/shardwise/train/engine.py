@@ -19,7 +19,7 @@ from shardwise.train.model import build, parameter_weights
 from shardwise.train.model.initialise import initial_value
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup, Interval
-from shardwise.train.parallel.gradients import GradientReducer
+from shardwise.train.parallel.reducer import GradientReducer
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.recipe import Recipe
@@ -62,8 +62,8 @@ class Engine:
         self._join_groups()
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
-            trained, self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch,
-        )  # fmt: skip
+            trained, self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch
+        )
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe)
         self.balancer = Balancer(self.model, self.exchange, self.batch_axes, recipe)

@@ -34,10 +34,6 @@ class World:
         self.coordinate = list(mesh.coordinates())[self.rank]
         self._groups: dict[Axes, dist.ProcessGroup] = {}
 
-    def degree(self, axes: Iterable[str]) -> int:
-        """Processes of a group over some axes."""
-        return self.mesh.size(tuple(axes))
-
     def position(self, axes: Iterable[str]) -> int:
         """This process's place in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))
