@@ -86,21 +86,15 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
     )  # fmt: skip
 
 
-def plain_step(dtype: torch.dtype, *, ddp: bool) -> Step:
-    """What one writes by hand around the same model."""
-    model = build(MODEL, dtype=dtype)
-    initialise(model, 0)
-    wrapped: Any = DistributedDataParallel(model, gradient_as_bucket_view=True) if ddp else model
+def loop_step(model: torch.nn.Module, loss_of: Callable[[MicroBatch, int], torch.Tensor]) -> Step:
+    """What one writes by hand around a model; `loss_of` a micro-batch, and its number from 1."""
     optimizer, batches = optimizer_of(model), micro_batches()
-    targets = ACCUMULATION * SEQS * SEQ_LEN  # DDP averages over processes
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for number, batch in enumerate(batches, start=1):
-            if ddp:
-                wrapped.require_backward_grad_sync = number == ACCUMULATION  # what its no_sync() sets
-            loss = wrapped(batch.ids_BT, batch.targets_BT, targets).loss
+            loss = loss_of(batch, number)
             loss.backward()
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE.clip_norm or 1.0)
@@ -110,8 +104,24 @@ def plain_step(dtype: torch.dtype, *, ddp: bool) -> Step:
     return step
 
 
+def plain_step(dtype: torch.dtype, *, ddp: bool) -> Step:
+    """A loop around the engine's own model, which DistributedDataParallel wraps where it is asked to."""
+    model = build(MODEL, dtype=dtype)
+    initialise(model, 0)
+    wrapped: Any = DistributedDataParallel(model, gradient_as_bucket_view=True) if ddp else model
+    targets = ACCUMULATION * SEQS * SEQ_LEN  # DDP averages over processes
+
+    def loss_of(batch: MicroBatch, number: int) -> torch.Tensor:
+        if ddp:
+            wrapped.require_backward_grad_sync = number == ACCUMULATION  # what its no_sync() sets
+        loss: torch.Tensor = wrapped(batch.ids_BT, batch.targets_BT, targets).loss
+        return loss
+
+    return loop_step(model, loss_of)
+
+
 def transformers_step(dtype: torch.dtype) -> Step:
-    """The same around `transformers`' model of the same shape."""
+    """A loop around `transformers`' model of the same shape."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -120,21 +130,12 @@ def transformers_step(dtype: torch.dtype) -> Step:
         head_dim=MODEL.head_dim, tie_word_embeddings=False, use_cache=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype)
-    optimizer, batches = optimizer_of(model), micro_batches()
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for batch in batches:
-            logits = model(input_ids=batch.ids_BT).logits.float()
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten()) / ACCUMULATION
-            loss.backward()
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE.clip_norm or 1.0)
-        optimizer.step()
-        return total
+    def loss_of(batch: MicroBatch, number: int) -> torch.Tensor:
+        logits = model(input_ids=batch.ids_BT).logits.float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten()) / ACCUMULATION
 
-    return step
+    return loop_step(model, loss_of)
 
 
 def timed(step: Step, num_steps: int) -> float:

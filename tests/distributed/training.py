@@ -17,6 +17,7 @@ from shardwise.train import engine as engine_module
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.model import build, initialise
 from shardwise.train.model.experts import balance
+from shardwise.train.realised import STATISTICS
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
@@ -65,11 +66,10 @@ class Case:
 
     def realisation(self) -> Realisation:
         recipe = self.recipe_of()
-        often = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
         return Realisation(
             architecture=self.architecture, layout=self.layout, precision=self.precision, reduction=recipe.reduction,
             bucket_bytes=recipe.bucket_bytes, reduce_each_micro_batch=recipe.reduce_each_micro_batch,
-            statistics=often[recipe.balance] if self.architecture.num_experts else "never",
+            statistics=STATISTICS[recipe.balance] if self.architecture.num_experts else "never",
         )  # fmt: skip
 
     @property
