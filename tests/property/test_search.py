@@ -168,6 +168,33 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
 
+STRUCTURES = [  # experts, whole or split; biases; tied embeddings; latent attention; multi-token prediction; sinks
+    "gpt-oss-20b", "gpt-3-6.7b", "gpt-neox-20b", "falcon-40b", "gemma-2-2b", "qwen2.5-7b", "olmo-2-7b", "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "glm-4.5-air", "tiny-latent-moe-18m",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", STRUCTURES)
+def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
+    """The rows that a plan is chosen from, with the weights of every structure moved as its own derivation says."""
+    architecture, cluster = load_model(model), load_cluster("h100:32")
+    job = Job(global_batch_tokens=2**17, seq_len=1024)
+    choices = Choices(
+        micro_batch_seqs=(1,),
+        num_virtual_stages=(1, 2),
+        zero_stage=(1, 3),
+        recompute=("none", "full"),
+        maxima={"pp": 2},
+    )
+    found = search(architecture, cluster, job, choices=choices, top=20, sample=60)
+    rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
+    assert len(rows) > 60
+    for layout, row in rows.items():
+        scalar = estimate(architecture, cluster, job, layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), layout
+        assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), layout
+
+
 PREDICTED = [
     ("llama-3-70b", "h100:512", "nemo-25", Job(global_batch_tokens=4 * 2**20, seq_len=8192)),
     ("mixtral-8x7b", "h100:64", "nemo-25", Job(global_batch_tokens=2**20, seq_len=4096, precision="fp8_torchao")),

@@ -6,7 +6,7 @@ Every number comes out of evaluating the derived expressions at the sizes and de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 
@@ -79,7 +79,8 @@ class UnitPricer:
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
         launched = {p: self.launched_s(parts, p, seconds) for p, seconds in compute.items()}
-        comm = self.traffic(parts, values, links, lambda one: not one.carries_weights and not one.beside)
+        plain = (one for one in parts.collectives if not one.carries_weights and not one.beside)
+        comm = self.traffic(parts, plain, values, links)
         for key, seconds_left in self.pipelined_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
 
@@ -103,8 +104,8 @@ class UnitPricer:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
         family = self.of_structure(family)
         parts = self.parts(family, name)
-        comm = self.traffic(parts, values, links, lambda one: one.carries_weights or one.scope == "step")
-        gathered = self.traffic(parts, values, links, lambda one: one.role is Role.WEIGHT)
+        comm = self.traffic(parts, parts.state_collectives, values, links)
+        gathered = self.traffic(parts, (one for one in parts.collectives if one.role is Role.WEIGHT), values, links)
 
         def seconds(phase: str, *groups: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for group in groups), start=0.0)
@@ -180,14 +181,13 @@ class UnitPricer:
         return self.formats.kernel_bytes(kernel, parts.products, values)
 
     def traffic(
-        self, parts: Parts, values: Values, links: Links, wanted: Callable[[Realised], bool]
+        self, parts: Parts, collectives: Iterable[Realised], values: Values, links: Links
     ) -> dict[tuple[str, str], Value]:
-        """Seconds of the wanted collectives by phase and axis."""
+        """Seconds of some of a unit's collectives by phase and axis."""
         total: dict[tuple[str, str], Value] = {}
-        for one in parts.collectives:
-            if wanted(one):
-                key = (one.phase, one.group)
-                total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
+        for one in collectives:
+            key = (one.phase, one.group)
+            total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
     def collective_s(self, one: Realised, parts: Parts, values: Values, links: Links) -> Value:

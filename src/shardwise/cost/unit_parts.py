@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,6 +49,17 @@ class Parts(NamedTuple):
     waiting: tuple[Saved, ...]
     routed: bool
     state: State
+
+    @property
+    def state_collectives(self) -> tuple[Realised, ...]:
+        """Those that move weights and gradients, and those that run once per step."""
+        return tuple(moved for moved in self.collectives if moved.carries_weights or moved.scope == "step")
+
+    @property
+    def state_key(self) -> Hashable:
+        """Equal for two units whose state, update, weight and gradient traffic cost the same at any sizes."""
+        update = tuple(tuple(kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
+        return self.state_collectives, update, bool(self.products.operands), self.state
 
 
 @lru_cache(maxsize=1024)

@@ -68,7 +68,7 @@ def shard_program(
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
     shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go);
     `stay` are the shardings that results take as soon as they are made (the residual stream); operations of the kinds
-    `let_go` keep none of what was moved for them.
+    `let_go` keep none of the activations that were moved for them.
     Raises `ShardingError` when an operation cannot be placed.
     """
     walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, let_go)
@@ -115,7 +115,8 @@ class _Walk:
             self.steps.append(Compute(operation, placed))
         if isinstance(operation, self.let_go):
             for name in operation.operands:
-                self.at[name] &= {self.home[name]}
+                if self.program.tensors[name].role is not Role.WEIGHT:
+                    self.at[name] &= {self.home[name]}
         for name, spec in zip(operation.outputs, placed.outputs, strict=True):
             self.home[name] = spec
             self.at[name] = {spec}

@@ -142,8 +142,9 @@ class _Search:
         block_row = tables.block_row[placed, micro_batch]
         costs = tables.activation[family.sequence_parallel, policy.recompute]
         activation: Any = {u: Gathered(cost, block_row) for u, cost in costs.items()}
-        held = tables.state[family.sequence_parallel, family.zero]
-        state: Any = {u: Gathered(cost, placed) for u, cost in held.items()}
+        key = family.sequence_parallel, family.zero, policy.recompute
+        held, state_row = tables.state[key], placed + tables.state_offset[key].take(block_row)
+        state: Any = {u: Gathered(cost, state_row) for u, cost in held.items()}
         stage_row = tables.stage_row[factorisation, virtual]
         degrees: dict[str, Any] = {axis: space.degrees[axis].take(factorisation) for axis in ("dp", "fsdp", "pp")}
         degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)

@@ -1,13 +1,13 @@
 """Sub-tables on unique keys: what a layout costs is gathered from them, not worked out for each layout.
 
 *Block* tables depend on (tp, cp, ep, sequence parallelism, micro-batch, recompute) and the links of tp, cp, ep and pp; *state*
-tables on (factorisation, placement, ZeRO stage); *schedule* tables on (pp, virtual stages). Each is the same evaluation
-of the derived expressions as for one layout, with arrays in place of numbers.
+tables on (factorisation, placement, ZeRO stage, recompute) and on the modes that change them; *schedule* tables on (pp,
+virtual stages). Each is the same evaluation of the derived expressions as for one layout, with arrays in place of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from shardwise.cost.overlap import exposed_s
 from shardwise.cost.rates import exposed_share, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.legality import possible_modes
 from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
@@ -107,7 +108,10 @@ class Tables:
     activation: Mapping[tuple[int, int], Mapping[str, ActivationCost]]  # (sp, recompute) -> unit -> columns
     mode: Mapping[tuple[int, int], Ints]  # (sp, recompute) -> the fastest mode of each row, by its number
     block_row: Ints
-    state: Mapping[tuple[int, int], Mapping[str, StateCost]]  # (sp, zero) -> unit -> columns over the placed rows
+    state: Mapping[tuple[int, int, int], Mapping[str, StateCost]]  # (sp, zero, recompute) -> unit -> columns
+    state_offset: Mapping[
+        tuple[int, int, int], Ints
+    ]  # the same -> what each block row adds to the placed row, by its mode
     stages: Mapping[int, tuple[Stage, ...]]  # by schedule: those that can be the worst
     fullest: Mapping[int, Ints]  # by schedule, over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
@@ -126,7 +130,9 @@ def build_tables(
     activation, mode, block_row = build.block_tables()
     stages, stage_row = build.stages()
     fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
-    return Tables(activation, mode, block_row, build.state_tables(), stages, fullest, stage_row)
+    state, offset = build.state_tables()
+    offsets = {(sp, zero, policy): rows[mode[sp, policy]] for (sp, zero, policy), rows in offset.items()}
+    return Tables(activation, mode, block_row, state, offsets, stages, fullest, stage_row)
 
 
 class _Builder:
@@ -142,6 +148,7 @@ class _Builder:
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)
         self.units = tuple(unit_counts(architecture))
+        self.modes = space.choices.modes(architecture)
 
     def block_tables(
         self,
@@ -165,21 +172,16 @@ class _Builder:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
         return unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
 
-    def state_tables(self) -> dict[tuple[int, int], dict[str, StateCost]]:
-        rows = np.arange(len(self.placed.placement))
-        links = self.placed.links(self.cluster.topology, rows)
-        values = self.values(rows, np.ones_like(rows))
-        tables = {}
-        for sp, zero in {(key.sequence_parallel, key.zero) for key in self.families}:
-            choices = self.space.choices
-            family = Family(choices.zero_stage[zero], bool(choices.sequence_parallel[sp]), "none")
-            tables[sp, zero] = {
-                u: lean_state(
-                    self.pricer.state(u, family, values, links), self.job.overlap, offloads=choices.offloads_optimizer
-                )
-                for u in self.units
-            }
-        return tables
+    def state_tables(
+        self,
+    ) -> tuple[dict[tuple[int, int, int], dict[str, StateCost]], dict[tuple[int, int, int], Ints]]:
+        """By (sequence parallelism, ZeRO stage, recompute): columns over the placed rows, once for each mode whose state is
+        derived otherwise, one behind the other; and where the rows of each mode begin."""
+        priced = _StatePricer(self)
+        structures = {(key.sequence_parallel, key.zero) for key in self.families}
+        policies = range(len(self.space.choices.recompute))
+        found = {(sp, zero, policy): priced.units(sp, zero, policy) for sp, zero in structures for policy in policies}
+        return {key: costs for key, (costs, _) in found.items()}, {key: rows for key, (_, rows) in found.items()}
 
     def stages(self) -> tuple[dict[int, tuple[Stage, ...]], Ints]:
         """The stages of each schedule that can be the worst, and the number of (pp, virtual) of each row."""
@@ -204,6 +206,60 @@ class _Builder:
     def by_kind(self, layers: Ints) -> dict[str, Value]:
         dense = layers[:, 1] if self.architecture.num_dense_layers else 0
         return {"dense_block": dense, "block": layers[:, 0] - dense}
+
+
+class _StatePricer:
+    """Prices the units' state over all placed rows; equal derivations share one table."""
+
+    def __init__(self, builder: _Builder) -> None:
+        self.builder, self.choices = builder, builder.space.choices
+        self.num_rows = len(builder.placed.placement)
+        rows = np.arange(self.num_rows)
+        self.links = builder.placed.links(builder.cluster.topology, rows)
+        self.values = builder.values(rows, np.ones_like(rows))
+        self.known: dict[Hashable, StateCost] = {}
+
+    def units(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
+        """The cost of each unit in each mode that is derived otherwise than those before it, and where each mode's rows begin.
+
+        Modes are told apart by what they move under ZeRO-3, which moves the most and is derived for the block tables anyway.
+        Below it no pass gathers weights, so that recomputation changes nothing.
+        """
+        stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])
+        recompute = self.choices.recompute[policy]
+        keys = [self.key(mode_family(3, sequence_parallel, recompute, mode)) for mode in self.builder.modes]
+        different = list(dict.fromkeys(keys))
+        modes = [self.builder.modes[keys.index(key)] for key in different]
+        families = [mode_family(stage, sequence_parallel, recompute if stage == 3 else "none", mode) for mode in modes]
+        costs = {unit: self.unit(unit, families) for unit in self.builder.units}
+        return costs, np.array([different.index(key) * self.num_rows for key in keys], dtype=np.int64)
+
+    def key(self, family: Family) -> Hashable:
+        return tuple(self.parts(family, unit).state_key for unit in self.builder.units)
+
+    def parts(self, family: Family, unit: str) -> Parts:
+        return self.builder.pricer.parts(self.builder.pricer.of_structure(family), unit)
+
+    def unit(self, name: str, families: Sequence[Family]) -> StateCost:
+        """The columns of a unit in each family."""
+        key = name, families[0].zero_stage, tuple(self.parts(family, name).state_key for family in families)
+        if key not in self.known:
+            costs = [self.builder.pricer.state(name, family, self.values, self.links) for family in families]
+            self.known[key] = lean_state(
+                _stacked(costs, self.num_rows), self.builder.job.overlap, offloads=self.choices.offloads_optimizer
+            )
+        return self.known[key]
+
+
+def _stacked(costs: Sequence[StateCost], num_rows: int) -> StateCost:
+    """Each column of the first cost, then that of the next; what is one number for all of them stays one."""
+
+    def column(parts: tuple[Value, ...]) -> Value:
+        if all(np.ndim(part) == 0 and part == parts[0] for part in parts):
+            return parts[0]
+        return np.concatenate([np.broadcast_to(part, num_rows) for part in parts])
+
+    return costs[0] if len(costs) == 1 else StateCost(*map(column, zip(*costs, strict=True)))
 
 
 def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
@@ -241,7 +297,7 @@ class _ByMode:
     def __init__(self, builder: _Builder, rows: Ints, micro_batch: Ints) -> None:
         self.builder = builder
         self.choices, self.job = builder.space.choices, builder.job
-        self.modes = self.choices.modes(builder.architecture)
+        self.modes = builder.modes
         self.links = builder.placed.links(builder.cluster.topology, rows)
         self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
         self.degrees = {axis: column[rows] for axis, column in builder.whole.items()}
