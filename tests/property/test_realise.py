@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -131,7 +132,7 @@ def test_weights_of_a_unit_travel_together() -> None:
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("mlp", ["swiglu", "relu"])
 def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> None:
-    """Embedding, L blocks and head move what the whole program moves.
+    """Embedding, L blocks and head move what the whole program moves, which as one unit gathers the head's weights again.
 
     With sequence parallelism they differ: only between units is the hidden state brought to rest split over tp.
     """
@@ -147,4 +148,9 @@ def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> 
         for name, count in times.items():
             for key, elements in derived_moves(units[name], mesh, sizes, 2)[scope].items():
                 found[key] = found.get(key, 0) + elements * count
+        kept = (
+            derived_moves(replace(units["head"], backward_steps=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
+        )
+        for key in ((Kind.ALL_GATHER, ("fsdp", "cp")),) if scope == "micro_batch" else ():
+            found[key] = found.get(key, 0) + kept.get(key, 0)
         assert {k: v for k, v in found.items() if v} == {k: v for k, v in expected.items() if v}, scope

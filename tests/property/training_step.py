@@ -151,7 +151,8 @@ class StrictDevices(VirtualDevices):
     """Virtual devices that forget between programs what a real step would not have, and check that copies agree.
 
     The backward program finds the resting weights and the saved tensors only, the update the gradients and states only:
-    a weight that was gathered in the forward pass has to be gathered again, and what was not saved has to be rebuilt.
+    a weight that was gathered in the forward pass has to be gathered again, unless the unit keeps it, and what was not saved
+    has to be rebuilt.
     """
 
     def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, unit: Unit) -> None:
@@ -165,7 +166,9 @@ class StrictDevices(VirtualDevices):
         losses = set() if forward.program.dims(output) else {(output, forward.specs[output])}
         self.known = {
             id(forward.program): weights | hidden,
-            id(unit.backward.program): weights | losses | {(f"d.{output}", forward.specs[output]), *unit.saved.items()},
+            id(unit.backward.program): weights
+            | losses
+            | {(f"d.{output}", forward.specs[output]), *unit.saved.items(), *unit.kept.items()},
             id(unit.update.program): {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
         }
 

@@ -24,7 +24,7 @@ from shardwise.layout.shardings import (
 )
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
-from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, TURNING, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Tensor
 from shardwise.model.update import STATE, update_program
@@ -36,6 +36,7 @@ SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
+    `kept` are the weights that its forward pass gathers and its backward pass still has, as gathered: those of `TURNING` units.
 
     `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
     `tensors` are those of all three programs, by name; `nodes` as in `model.backward.Backward`.
@@ -49,6 +50,7 @@ class Unit:
     backward: ShardedProgram
     update: ShardedProgram
     saved: Mapping[str, Spec]
+    kept: Mapping[str, Spec]
     gradients: Mapping[str, str]
     tensors: Mapping[str, Tensor]
     nodes: Mapping[str, int]
@@ -94,15 +96,19 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
     final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
     operations = (*again.operations, *program.operations)
+    use = using(family, forward.program)
+    weights_used = forward.program.weights if name in TURNING else ()
+    kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
-        program, rest, use=using(family, forward.program), final=final, operations=operations, primal=forward.specs,
+        program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
         stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, family)
     border = _end_of(again.operations, sharded.steps)
     return Unit(
         name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
-        backward_steps=sharded.steps[border:], update=update, saved=saved, gradients=gradients,
+        backward_steps=sharded.steps[border:], update=update, saved=saved, kept=kept,
+        gradients=gradients,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors}, nodes=transposed.nodes,
     )  # fmt: skip
 

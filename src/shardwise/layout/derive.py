@@ -66,7 +66,7 @@ def shard_program(
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
-    shardings in which inputs are still at hand (an activation gathered in the forward pass and not let go);
+    shardings in which inputs are still at hand (a weight or an activation gathered in the forward pass and not released);
     `stay` are the shardings that results take as soon as they are made (the residual stream); operations of the kinds
     `let_go` keep none of the activations that were moved for them.
     Raises `ShardingError` when an operation cannot be placed.

@@ -97,6 +97,10 @@ class Realisation:
         phases = {one.phase for one in derived if one.kind is Kind.ALL_GATHER and one.role is Role.WEIGHT}
         return tuple(phase for phase in ("forward", "backward") if phase in phases)
 
+    def keeps_gathered(self, unit: str) -> bool:
+        """Whether a unit's backward pass reads the weights that its forward pass gathered."""
+        return bool(derived_unit(self.architecture.structure, self.family, unit).kept)
+
     def used_groups(self, path: str) -> tuple[Group, ...]:
         """The groups whose weights a unit uses."""
         lent = self.architecture.tied_embeddings and path == "head"

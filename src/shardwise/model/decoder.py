@@ -85,6 +85,8 @@ UNITS: Mapping[str, Callable[[Architecture], Program]] = {
     "head": head_program,
     "carry": carry_program,
 }
+# Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
+TURNING = ("head",)
 LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
 BORROWED: Mapping[str, tuple[str, ...]] = {"predict": ("embedding", "head", "position_embedding")}

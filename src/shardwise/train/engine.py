@@ -96,7 +96,8 @@ class Engine:
         units: dict[str, nn.Module] = {path: self.model.get_submodule(path) for path in paths}
         used = {path: [flat[group] for group in self.realisation.used_groups(path)] for path in paths}
         backward = frozenset(path for path, unit in paths.items() if "backward" in self.realisation.gathers(unit))
-        return WeightGatherer(units, used, backward, self.exchange)
+        kept = frozenset(path for path, unit in paths.items() if self.realisation.keeps_gathered(unit))
+        return WeightGatherer(units, used, backward, kept, self.exchange)
 
     def initialise(self, seed: int) -> None:
         """Give every weight its initial value (`train.model.initialise`): the same in every layout."""

@@ -13,14 +13,14 @@ from shardwise.train.parallel.flat import FlatGroup
 
 class WeightGatherer:
     """Hooks on the units of a model. `used` are the groups of each unit, in the order of the forward pass; `backward` the units
-    whose backward pass needs its weights."""
+    whose backward pass needs its weights gathered again, `kept` those that keep them from the forward pass until then."""
 
     def __init__(
         self, units: Mapping[str, nn.Module], used: Mapping[str, Sequence[FlatGroup]], backward: frozenset[str],
-        exchange: Exchange,
+        kept: frozenset[str], exchange: Exchange,
     ) -> None:  # fmt: skip
         self.used = {path: [group for group in groups if group.splits_weights] for path, groups in used.items()}
-        self.backward, self.exchange = backward, exchange
+        self.backward, self.kept, self.exchange = backward, kept, exchange
         self.paths = list(units)
         self.pending: dict[int, Pending] = {}
         if any(self.used.values()):
@@ -36,7 +36,7 @@ class WeightGatherer:
         self._prefetch(self.paths.index(path) + 1)
 
     def _after_forward(self, path: str, output: Any) -> None:
-        for group in self.used[path]:
+        for group in self.used[path] if path not in self.kept else ():
             group.release()
         first = output[0] if isinstance(output, tuple) else output
         if isinstance(first, Tensor) and first.requires_grad:
