@@ -3,6 +3,7 @@
     python benchmarks/published.py            # folds only
     python benchmarks/published.py --write    # and src/shardwise/cluster/measured/constants.toml
     python benchmarks/published.py --ablate   # what each constant buys: with it held where it is expected (ten minutes)
+    python benchmarks/published.py --leads    # how often the layout that is predicted to lead does, by its lead
 
 Takes about a minute on one core.
 """
@@ -14,8 +15,11 @@ import sys
 import time
 
 from shardwise.cluster.calibration import CONSTANTS
+from shardwise.reconcile.accuracy import judge
 from shardwise.reconcile.calibrate.published import STRATA, fit_published, fold_report, fold_statistics
 from shardwise.reconcile.calibrate.record import constants_toml, write_constants
+from shardwise.reconcile.published.rows import published_rows
+from shardwise.reconcile.ranking import right_by_lead, timed
 
 
 def ablate() -> None:
@@ -34,11 +38,26 @@ def ablate() -> None:
         print(f"{name:<24}" + "".join(f"{one.mean:>8.1%}{one.median:>8.1%}" for one in errors if one), flush=True)
 
 
+LEADS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
+
+
+def leads() -> None:
+    """Pairs of layouts of one model on one machine: how often the predicted order is the measured one, by the predicted lead."""
+    judged = [one for one in judge(published_rows()) if one.scored and one.error is not None]
+    runs = [timed(one.row, one.row.step_time_s, one.prediction.estimate.step_time_s) for one in judged]
+    for least, (count, share) in zip(LEADS, right_by_lead(runs, LEADS), strict=True):
+        print(f"lead of {least:>4.0%} or more  {count:>5} pairs  {share:>6.1%} ordered rightly")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the constants into the package")
     parser.add_argument("--ablate", action="store_true", help="hold each constant in turn where it is expected")
+    parser.add_argument("--leads", action="store_true", help="how often the layout that is predicted to lead does")
     arguments = parser.parse_args()
+    if arguments.leads:
+        leads()
+        return
     if arguments.ablate:
         ablate()
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shardwise.errors import InputError
 from shardwise.units import parse_count, parse_quantity, unit_of
@@ -30,14 +30,19 @@ def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
     """The value with some of its fields replaced by what their texts say, all at once: they may need each other."""
     given = {}
     for name, text in changes.items():
-        known = {f.name: str(f.type) for f in fields(value)}
+        known = [f.name for f in fields(value)]
         if name not in known:
             raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
-        like = getattr(value, name)
-        if like is None and known[name].startswith("str"):
-            like = ""
-        given[name] = convert(text, like, f"--set {what}.{name}")
+        given[name] = convert(text, _like(value, name), f"--set {what}.{name}")
     return replace(value, **given) if given else value
+
+
+def _like(value: Any, name: str) -> Any:
+    """A field's value, or where it has none a value of its kind: a text where its type has texts."""
+    like = getattr(value, name)
+    kinds = get_args(get_type_hints(type(value))[name])
+    is_text = any(kind is str or get_origin(kind) is Literal for kind in kinds)
+    return "" if like is None and is_text else like
 
 
 def convert(text: str, like: Any, what: str) -> Any:

@@ -20,7 +20,9 @@ MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finit
 class Job:
     """A training job. `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run.
 
-    `loss` is the kind of cross-entropy, which decides the bytes of each logit (`cost/loss.py`). `document_tokens`: where
+    `overlap` is the convention by which a bound hides communication (`convention` where none is named); a job that names one
+    is planned by that bound, not by a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
+    (`loss.py`); None: the leanest that the stack has. `document_tokens`: where
     sequences are packed from documents that do not attend to one another, how long these are; None: attention spans them.
     """
 
@@ -28,8 +30,8 @@ class Job:
     seq_len: int
     tokens: float | None = None
     precision: str = "bf16"
-    overlap: Overlap = "per_axis"
-    loss: str = "unfused"
+    overlap: Overlap | None = None
+    loss: str | None = None
     document_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,15 +61,20 @@ class Job:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
         if self.precision not in PRECISIONS:
             problems.append(f"job: precision is {self.precision!r}; one of {', '.join(PRECISIONS)} is required")
-        if self.overlap not in OVERLAPS:
+        if self.overlap not in (None, *OVERLAPS):
             problems.append(f"job: overlap is {self.overlap!r}; one of {', '.join(OVERLAPS)} is required")
-        if self.loss not in LOSSES:
+        if self.loss not in (None, *LOSSES):
             problems.append(f"job: loss is {self.loss!r}; one of {', '.join(LOSSES)} is required")
         if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
             problems.append(
                 f"job: document_tokens is {self.document_tokens!r}; a whole number of at least 1, at most seq_len, is required"
             )
         require(problems)
+
+    @property
+    def convention(self) -> Overlap:
+        """The convention of overlap of a bound: `per_axis` where none is named."""
+        return self.overlap or "per_axis"
 
     @property
     def attended_tokens(self) -> int:

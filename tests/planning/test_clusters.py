@@ -207,12 +207,13 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_the_estimates_say_about_themselves_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "h100:8", "tpu-v5p:2x2x2", "tpu-v5p:2x2x4", *WORDS[:4])
+    bound = (*WORDS[:4], "--overlap", "per_axis")
+    code, out, _ = run(capsys, "h100:8", "tpu-v5p:2x2x2", "tpu-v5p:2x2x4", *bound)
     assert code == 0
     note = "tpu-v5p has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
     assert out.count(note) == 1
     assert f"  note: tpu-v5p:2x2x2, tpu-v5p:2x2x4: {note}\n\nchosen" in out
-    payload = json.loads(run(capsys, "h100:8", "tpu-v5p:2x2x2", *WORDS[:4], "--json")[1])
+    payload = json.loads(run(capsys, "h100:8", "tpu-v5p:2x2x2", *bound, "--json")[1])
     assert [note in one["notes"] for one in payload["clusters"]] == [False, True]
 
 
@@ -235,7 +236,7 @@ def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str]
 def test_one_cluster_keeps_its_payload_and_says_what_is_spare(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d", "--json")
     assert code == 0
-    assert json.loads(out)["schema"] == "shardwise.plan/1"
+    assert json.loads(out)["schema"] == "shardwise.plan/2"
     _, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d")
     assert "meets the deadline of 30.0 days with" in out
 

@@ -21,12 +21,17 @@ from shardwise.search.plan import nearest_fitting
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
 from shardwise.units import format_bytes
 
-JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, overlap="per_axis")
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), JOB)
+
+
+def job_of(tokens: int, seq_len: int) -> sw.Job:
+    """A job that is planned by the bound of a convention."""
+    return sw.Job(global_batch_tokens=tokens, seq_len=seq_len, overlap="per_axis")
 
 
 def told(plan: Plan, against: str | None = None, term: str | None = None) -> Explanation:
@@ -48,6 +53,7 @@ def test_the_trees_are_the_estimates(plan: Plan) -> None:
     assert story.batch.num_replicas * story.batch.seqs_per_replica >= story.batch.num_seqs
     assert story.notes == plan.estimate.notes == (BOUND,)
     assert story.stack is None
+    assert plan.bound_s is None
     assert FORMULAS.keys() >= {f"time.{t}" for t in TIME_TERMS} | {f"memory.{t}" for t in MEMORY_TERMS}
 
 
@@ -63,7 +69,7 @@ def test_runners_up_carry_their_reason_and_whether_the_model_can_tell(plan: Plan
 def test_rich_and_poor(plan: Plan) -> None:
     """Poor: these degrees need recomputed activations. Source of the two measures: the playbook, step 1."""
     assert told(plan).fit.regime == "GPU-rich"
-    long = replace(plan, job=sw.Job(global_batch_tokens=2**20, seq_len=16384))
+    long = replace(plan, job=job_of(2**20, 16384))
     poor = told(given(long, "fsdp=16 recompute=full"))
     assert poor.fit.fits
     assert poor.fit.regime == "GPU-poor"
@@ -72,14 +78,17 @@ def test_rich_and_poor(plan: Plan) -> None:
 
 
 def test_memory_binds_where_a_faster_neighbour_does_not_fit(plan: Plan) -> None:
-    tight = given(replace(plan, job=sw.Job(global_batch_tokens=2**20, seq_len=16384)), "fsdp=16 recompute=full")
+    tight = given(
+        replace(plan, job=job_of(2**20, 16384)),
+        "fsdp=16 recompute=full",
+    )
     assert told(tight).fit.binding.startswith("memory: recompute=")
     roomy = given(plan, "fsdp=16 micro_batch_seqs=1")
     assert told(roomy).fit.binding == roomy.estimate.bound == "compute"
 
 
 def test_a_batch_that_is_too_small_is_said(plan: Plan) -> None:
-    small = given(replace(plan, job=sw.Job(global_batch_tokens=8 * 8192, seq_len=8192)), "fsdp=16")
+    small = given(replace(plan, job=job_of(8 * 8192, 8192)), "fsdp=16")
     story = told(small)
     assert "8 of 16 replicas have no sequence" in story.batch.because
     assert story.batch.waste["sequences"] == pytest.approx(0.5)
@@ -113,7 +122,7 @@ def test_verdicts(plan: Plan) -> None:
 
 def test_every_option_ends_at_its_step(plan: Plan) -> None:
     """Each is priced again here: what ends at 1 needs more memory, at 2 leaves replicas idle, at 3 has a time."""
-    small = replace(plan, job=sw.Job(global_batch_tokens=8 * 16384, seq_len=16384))
+    small = replace(plan, job=job_of(8 * 16384, 16384))
     found = told(given(small, "tp=2 fsdp=8 recompute=full")).options
     assert {one.step for one in found} == {1, 2, 3}
     for one in found:
@@ -136,11 +145,14 @@ def test_every_option_ends_at_its_step(plan: Plan) -> None:
 
 
 def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(plan: Plan) -> None:
-    idle = given(replace(plan, job=sw.Job(global_batch_tokens=12 * 8192, seq_len=8192)), "fsdp=16 recompute=selective")
+    idle = given(
+        replace(plan, job=job_of(12 * 8192, 8192)),
+        "fsdp=16 recompute=selective",
+    )
     found = {one.what: one for one in told(idle).options}
     assert found["recompute full in place of selective"].step == 3
     assert found["playbook: tp = 8 with ZeRO-3"].step == 3
-    wider = given(replace(idle, job=sw.Job(global_batch_tokens=6 * 8192, seq_len=8192)), "tp=2 fsdp=8")
+    wider = given(replace(idle, job=job_of(6 * 8192, 8192)), "tp=2 fsdp=8")
     found = {one.what: one for one in told(wider).options}
     assert found["replicas in place of tp = 2"].verdict == "10 of 16 replicas have no sequence"
 
@@ -242,7 +254,9 @@ def test_the_run_is_told_with_the_assumptions_of_the_file(plan: Plan) -> None:
 
 def test_runners_up_are_all_different() -> None:
     narrow = sw.plan(
-        sw.load_model("llama-3-8b"), sw.load_cluster("h100:2"), sw.Job(global_batch_tokens=2**16, seq_len=8192)
+        sw.load_model("llama-3-8b"),
+        sw.load_cluster("h100:2"),
+        job_of(2**16, 8192),
     )
     layouts = [str(other.layout) for other in narrow.alternatives]
     assert len(layouts) == len(set(layouts))
@@ -370,7 +384,7 @@ def test_constants_are_sorted_and_priced(plan: Plan) -> None:
 
 
 def test_a_tenth_less_memory_comes_first_where_the_plan_hangs_on_it(plan: Plan) -> None:
-    full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=sw.Job(global_batch_tokens=2**16, seq_len=8192)),
+    full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=job_of(2**16, 8192)),
                  "cp=2 zero_stage=3 recompute=full")  # fmt: skip
     first = told(full).constants[0]
     assert (first.name, first.fits, first.change) == ("chip.memory_bytes", False, 0.0)

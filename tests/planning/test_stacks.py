@@ -16,11 +16,12 @@ from shardwise.cluster.stacks import calibrated
 from shardwise.cost.estimate import BOUND
 from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.compare import Contender, Limits, compare
-from shardwise.planning.explain import explain
+from shardwise.planning.explain import MEMORY_RESERVE, explain
 from shardwise.planning.explain.constants import SCALE
 from shardwise.planning.explain.report import Explanation, reprice
 from shardwise.planning.explain.terms import PREDICTED
 from shardwise.planning.plan import Plan
+from shardwise.search.search import search
 from shardwise.terms import TIME_TERMS
 from shardwise.units import format_seconds
 
@@ -58,10 +59,46 @@ def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
         assert BOUND not in one.notes
 
 
-def test_without_a_stack_the_estimate_is_a_bound() -> None:
-    bound = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), JOB).estimate
-    assert bound.interval90 is None
-    assert bound.notes == (BOUND,)
+@pytest.mark.parametrize(("name", "stack"), [("h100:16", "fused"), ("mi300x:8", "fused"), ("tpu-v5e:4x4", "maxtext")])
+def test_without_a_stack_the_typical_one_of_the_chip_is_predicted(name: str, stack: str) -> None:
+    found = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name), JOB)
+    named = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name, stack=stack), JOB)
+    assert found.cluster.calibration is not None
+    assert found.cluster.calibration.stack == stack
+    assert (found.cluster, found.layout, found.estimate) == (named.cluster, named.layout, named.estimate)
+    assert found.job.loss == found.cluster.calibration.loss
+    assert found.bound_s == sw.estimate(found.model, sw.load_cluster(name), found.job, found.layout).step_time_s
+    assert found.bound_s < found.estimate.step_time_s
+
+
+@pytest.mark.parametrize(("name", "overlap"), [("h100:16", "per_axis"), ("h100:16", "sum"), ("local:2", None)])
+def test_a_convention_of_overlap_and_a_host_are_planned_by_the_bound(name: str, overlap: Any) -> None:
+    precision = "fp32" if name == "local:2" else "bf16"
+    job = sw.Job(global_batch_tokens=2**20, seq_len=4096, overlap=overlap, precision=precision)
+    found = sw.plan(sw.load_model("llama-3.2-1b"), sw.load_cluster(name), job)
+    assert found.cluster.calibration is None
+    assert found.estimate.interval90 is None
+    assert found.estimate.notes[0] == BOUND
+    assert found.bound_s is None
+    assert found.job.loss == "unfused"
+
+
+def test_a_stack_on_chips_that_it_does_not_run_on_is_refused() -> None:
+    for name, stack, platform in (("tpu-v5e:4x4", "nemo-25", "TPU"), ("h100:8", "maxtext", "GPU")):
+        with pytest.raises(sw.InputError, match=rf"stack: {stack} runs on .* is a {platform}; one of .* is required"):
+            sw.load_cluster(name, stack=stack)
+    for name in ("h100:8", "tpu-v5e:4x4"):
+        assert sw.load_cluster(name, stack="compiled").calibration
+
+
+def test_the_default_pick_holds_under_other_stacks() -> None:
+    """Chosen by the bound, this plan was 29% slower under nemo-25 than its best, 57% under torchtitan."""
+    model, job = sw.load_model("llama-3-70b"), sw.Job(global_batch_tokens=2**22, seq_len=8192)
+    layout = sw.plan(model, sw.load_cluster("h100:512"), job).layout
+    for stack in ("nemo-25", "megatron-2022", "torchtitan"):
+        cluster = sw.load_cluster("h100:512", stack=stack)
+        best = search(model, cluster, job, reserve=MEMORY_RESERVE).best[0].step_time_s
+        assert sw.estimate(model, cluster, job, layout).step_time_s < 1.06 * best
 
 
 def test_the_plan_file_keeps_the_calibration(plan: Plan, tmp_path: Path) -> None:
@@ -143,13 +180,16 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert calibration is not None
     assert found.interval90 is not None
     low, high = found.interval90
-    step = f"step {format_seconds(found.step_time_s)} ({format_seconds(low)} to {format_seconds(high)}, 9 of 10 runs)"
-    assert step in out
+    step = f"step {format_seconds(found.step_time_s)} (90% prediction interval {format_seconds(low)} to {format_seconds(high)})"
+    bound = sw.load_plan(path).bound_s
+    assert bound is not None
+    assert f"{step} predicted for nemo-25" in out
+    assert f"lower bound {format_seconds(bound)}, MFU" in out
     slowest, fastest = (found.tokens_per_s_per_device * found.step_time_s / seconds for seconds in (high, low))
     assert f"({slowest:,.0f} to {fastest:,.0f}) tokens/s" in out
     for part in (
         "note: a prediction for nemo-25: fitted to 916 published runs",
-        f"{calibration['exposed']:.0%} of communication shows",
+        f"{calibration['exposed']:.0%} of communication exposed",
     ):
         assert part in out
     assert "overlap convention" not in out
@@ -159,10 +199,11 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert part.replace("a step ", "a step of ") in out
 
 
-def test_without_a_stack_the_report_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "plan", *WORDS)
+def test_the_report_of_a_bound_calls_it_that_and_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", *WORDS, "--overlap", "per_axis")
     assert code == 0
-    assert "9 of 10" not in out
+    assert "90%" not in out
+    assert "  lower bound of the step " in out.splitlines()[1]
     assert f"note: {BOUND}" in out
     assert "overlap convention per_axis" in out
 
@@ -180,21 +221,37 @@ def test_several_clusters_are_predicted_alike(capsys: pytest.CaptureFixture[str]
     words = ["plan", "llama-3-8b", "h100:16", "a100-80gb:16", *WORDS[2:]]
     code, out, _ = run(capsys, *words, "--stack", "nemo-25")
     assert code == 0
-    assert "9 of 10 runs" in out.splitlines()[0]
+    assert "90% prediction interval" in out.splitlines()[0]
     payload = json.loads(run(capsys, *words, "--stack", "nemo-25", "--json")[1])
     for one in payload["clusters"]:
         assert one["stack"] == "nemo-25"
         assert one["interval90"][0] < one["step_time_s"] < one["interval90"][1]
-    code, out, _ = run(capsys, *words)
-    assert "9 of 10 runs" not in out
-    assert [one["stack"] for one in json.loads(run(capsys, *words, "--json")[1])["clusters"]] == [None, None]
+    code, out, _ = run(capsys, *words, "--overlap", "per_axis")
+    assert "90% prediction interval" not in out
+    several = json.loads(run(capsys, "plan", "llama-3-8b", "h100:16", "tpu-v5e:4x4", *WORDS[2:], "--json")[1])[
+        "clusters"
+    ]
+    assert [one["stack"] for one in several] == ["fused", "maxtext"]
+
+
+def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-3-8b", "h100:16", "tpu-v5e:4x4", *WORDS[2:], "--tokens", "1T"]
+    lines = run(capsys, *words)[1].splitlines()
+    for line, stack, name in ((lines[1], "fused", "h100"), (lines[2], "maxtext", "tpu-v5e")):
+        chip = sw.load_cluster("h100:16" if name == "h100" else "tpu-v5e:4x4").chip
+        assert stack in line
+        assert f"${chip.price_usd_per_hour:.2f}/h ({chip.price_date})" in line
 
 
 def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
     from shardwise.cli.comparison import comparison_report
 
     model = sw.load_model("llama-3-8b")
-    plans = [sw.plan(model, sw.load_cluster("h100:16", stack=stack), JOB) for stack in (None, "nemo-25")]
+    by_bound = replace(JOB, overlap="per_axis")
+    plans = [
+        sw.plan(model, sw.load_cluster("h100:16"), by_bound),
+        sw.plan(model, sw.load_cluster("h100:16", stack="nemo-25"), JOB),
+    ]
     for pair, said in ((plans, True), ([plans[1], plans[1]], False)):
         contenders = [
             Contender(cluster=one.cluster.name, chip="h100", num_devices=16, plan=one, problem=None, in_time=None,
@@ -205,11 +262,21 @@ def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
         assert ("which do not compare" in report) == said
 
 
-def test_a_rate_that_would_be_overruled_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--set", "chip.matmul_fraction=0.5")
+def test_a_rate_that_is_set_takes_the_place_of_the_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("estimate", *WORDS, "--layout", "fsdp=16", "--stack", "nemo-25", "--json")
+    usual, slower = (json.loads(run(capsys, *words, *more)[1]) for more in ((), ("--set", "chip.matmul_fraction=0.5")))
+    calibration = slower["cluster"]["calibration"]
+    assert (
+        calibration["constants"]["matmul_fraction"] == slower["cluster"]["chip_specification"]["matmul_fraction"] == 0.5
+    )
+    assert calibration["source"].endswith("chip.matmul_fraction set by hand")
+    assert slower["estimate"]["step_time_s"] > usual["estimate"]["step_time_s"]
+
+
+def test_a_stack_and_a_convention_of_overlap_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--overlap", "sum")
     assert code == 2
-    assert "--set: found chip.matmul_fraction, but h100:16 is predicted with the constants of nemo-25" in err
-    assert run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--set", "chip.memory_bytes=96GB")[0] == 0
+    assert "--stack: found nemo-25 beside --overlap sum" in err
 
 
 def test_a_calibration_of_ones_own_and_a_stack_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -60,13 +60,14 @@ def add_job_arguments(
         help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
     )
     parser.add_argument(
-        "--overlap", default="per_axis", metavar="NAME",
-        help="what communication hides behind: per_axis (default), sum or max; with --stack it is measured",
+        "--overlap", metavar="NAME",
+        help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or max; "
+        "without it the step is predicted for a stack",
     )  # fmt: skip
     parser.add_argument(
         "--stack", metavar="NAME",
         help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
-        "without one the step time is a bound",
+        "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
     )  # fmt: skip
     add_set_argument(parser, "model, job, chip or run", "model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
@@ -117,8 +118,13 @@ def resolve_several(
         lambda: None if arguments.stack is None else stack_named(arguments.stack),
         *(partial(load_own, text) for text in clusters),
     )
+    if stack is not None and job.overlap is not None:
+        raise InputError(
+            f"--stack: found {stack.name} beside --overlap {job.overlap}: a stack predicts how much communication is exposed, a "
+            "convention of overlap gives a bound; leave out one of the two"
+        )
     model = replaced(model, changes["model"], "model")
-    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack) for own in found))), job
+    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
 
 
 def resolve_operations(arguments: argparse.Namespace) -> Operations:
@@ -129,22 +135,27 @@ def resolve_operations(arguments: argparse.Namespace) -> Operations:
     return operations
 
 
-def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None) -> Cluster:
-    """The cluster with values of its chip replaced, under a stack. Raises `InputError`, also for a rate that was set where a
-    calibration says what the chip reaches."""
+def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:
+    """The cluster as it is planned on, with values of its chip replaced; a fraction of a peak that is set takes the place of
+    what was measured. Raises `InputError`."""
     from shardwise.cluster.calibration import CONSTANTS
     from shardwise.cluster.load import reached
     from shardwise.cluster.networks import with_chip
+    from shardwise.planning.plan import as_planned
 
     nominal = with_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
-    cluster = reached(own._replace(nominal=nominal), stack)
-    if cluster.calibration is not None and changes.keys() & CONSTANTS.keys():
-        names = ", ".join(f"chip.{name}" for name in changes if name in CONSTANTS)
-        raise InputError(
-            f"--set: found {names}, but {cluster.name} is predicted with the constants of {cluster.calibration.stack}, which "
-            "say what the chip reaches; leave out one of the two"
-        )
-    return cluster
+    cluster, _ = as_planned(reached(own._replace(nominal=nominal), stack), job)
+    calibration = cluster.calibration
+    fractions = {name: getattr(nominal.chip, name) for name in changes if name in CONSTANTS}
+    if calibration is None or not fractions:
+        return cluster
+    names = ", ".join(f"chip.{name}" for name in fractions)
+    measured = replace(
+        calibration,
+        constants={**calibration.constants, **fractions},
+        source=f"{calibration.source}; {names} set by hand",
+    )
+    return replace(cluster, calibration=measured)
 
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:

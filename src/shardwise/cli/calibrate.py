@@ -127,7 +127,7 @@ def _write(out: Path, found: OwnFit, name: str, source: str) -> None:
     }
     nominal = replace(found.own.nominal, name=name)
     try:
-        out.write_text(cluster_toml(nominal, found.own.base, found.calibration(source), remarks), encoding="utf-8")
+        out.write_text(cluster_toml(nominal, found.calibration(source), remarks), encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"--out: cannot write {out}: {reason}; a path that can be written is required") from None

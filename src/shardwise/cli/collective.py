@@ -125,7 +125,7 @@ def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     from shardwise.cluster.topology import Cut, Switched, Torus
 
     if is_cluster(on):
-        topology = load_cluster(on).topology
+        topology = load_cluster(on).reached
     else:
         topology = topology_of_shape(on.lower(), axes)
         if isinstance(topology, Torus):

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from shardwise.cli.interval import span_text
+from shardwise.cli.interval import INTERVAL, span_text
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.search.clusters import misses, remedies
 from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
 
 if TYPE_CHECKING:
+    from shardwise.planning.plan import Plan
     from shardwise.search.space import Choices
 
 ABSENT = "-"
@@ -19,10 +20,12 @@ Column = Callable[[Contender], str]
 COLUMNS: Mapping[str, Column] = {
     "devices": lambda one: f"{one.num_devices:,}",
     "step": lambda one: format_seconds(one.plan.estimate.step_time_s) if one.plan else "nothing fits",
-    "9 of 10 runs": lambda one: span_text(one.interval90) if one.interval90 else ABSENT,
+    "stack": lambda one: one.stack or ABSENT,
+    INTERVAL: lambda one: span_text(one.interval90) if one.interval90 else ABSENT,
     "MFU": lambda one: f"{one.plan.estimate.mfu:.1%}" if one.plan else ABSENT,
     "days": lambda one: _days(one.run.days) if one.run else ABSENT,
     "chip-hours": lambda one: format_count(one.run.chip_hours) if one.run else ABSENT,
+    "price": lambda one: _price(one.plan) if one.plan else ABSENT,
     "cost": lambda one: format_usd(one.run.usd) if one.run and one.run.usd is not None else ABSENT,
     "energy": lambda one: format_energy(one.run.energy_mwh) if one.run and one.run.energy_mwh is not None else ABSENT,
     "in time": lambda one: _said(one.in_time),
@@ -32,6 +35,14 @@ COLUMNS: Mapping[str, Column] = {
 
 def _days(days: float) -> str:
     return f"{days:,.1f}" if days >= 1 else format_days(days)
+
+
+def _price(plan: Plan) -> str:
+    """Dollars of a chip-hour, and when they were read."""
+    chip = plan.cluster.chip
+    if chip.price_usd_per_hour is None:
+        return ABSENT
+    return f"${chip.price_usd_per_hour:.2f}/h" + (f" ({chip.price_date})" if chip.price_date else "")
 
 
 def _said(met: bool | None) -> str:
@@ -54,9 +65,9 @@ def comparison_table(comparison: Comparison) -> str:
     """A line for each cluster, the chosen one marked; columns of limits that nobody asked for are left out."""
     limits = comparison.limits
     unasked = {"in time": limits.deadline_s is None, "in budget": limits.budget_usd is None}
-    unasked |= {"9 of 10 runs": not any(one.interval90 for one in comparison.contenders)}
+    unasked |= {INTERVAL: not any(one.interval90 for one in comparison.contenders)}
     unasked |= dict.fromkeys(
-        ("days", "chip-hours", "cost", "energy"), not any(one.run for one in comparison.contenders)
+        ("days", "chip-hours", "price", "cost", "energy"), not any(one.run for one in comparison.contenders)
     )
     names = [name for name in COLUMNS if not unasked.get(name)]
     rows = [["cluster", *names]]

@@ -1,4 +1,4 @@
-"""A prediction's interval as text: between what nine of ten measured runs lie. A bound has none."""
+"""A prediction's 90% interval as text. A bound has none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from shardwise.cost.estimate import Estimate
 from shardwise.units import format_seconds
 
-SHARE = "9 of 10 runs"
+INTERVAL = "90% prediction interval"
 
 
 def step_text(step_time_s: float, interval90: tuple[float, float] | None) -> str:
     """A step's time, with its interval where it is a prediction."""
-    around = f" ({span_text(interval90)}, {SHARE})" if interval90 else ""
+    around = f" ({INTERVAL} {span_text(interval90)})" if interval90 else ""
     return format_seconds(step_time_s) + around
 
 

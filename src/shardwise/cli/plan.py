@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import convert
@@ -41,6 +42,10 @@ def configure(verbs: Any) -> None:
         "--runnable", action="store_true",
         help="search only layouts that `train` runs, with its kind of loss",
     )  # fmt: skip
+    parser.add_argument(
+        "--divisible", action="store_true",
+        help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the plan to a file")
     parser.set_defaults(run=run)
 
@@ -52,7 +57,7 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
 
-    choices, limits = narrowed_choices(arguments.pin, arguments.max, runnable=arguments.runnable), _limits(arguments)
+    choices, limits = _choices(arguments), _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
     operations = resolve_operations(arguments)
@@ -69,6 +74,14 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.out:
         dump_plan(chosen, arguments.out)
     return shown
+
+
+def _choices(arguments: argparse.Namespace) -> Choices | None:
+    """The choices that the flags leave, None where they leave all."""
+    from shardwise.search.space import Choices
+
+    choices = narrowed_choices(arguments.pin, arguments.max, runnable=arguments.runnable)
+    return replace(choices or Choices(), divisible=True) if arguments.divisible else choices
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

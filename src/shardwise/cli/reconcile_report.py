@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from shardwise.charts import Bar, BarChart
-from shardwise.cli.interval import SHARE, span_text
+from shardwise.cli.interval import INTERVAL, span_text
 from shardwise.measurement.record import MEASURED_TERMS
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.run.collectives import Collectives
@@ -79,7 +79,7 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
         yield f"the prediction is a bound: the step took {time.measured_s / time.predicted_s:.2f} times as long"
     else:
         verdict = "within" if time.within else "outside"
-        yield f"{verdict} the interval of the prediction, {span_text(time.interval90)} ({SHARE})"
+        yield f"{verdict} the {INTERVAL}, {span_text(time.interval90)}"
     if found.guilty:
         yield from _blame(found.guilty)
     elif not found.noisy:

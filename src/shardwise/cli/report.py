@@ -51,14 +51,31 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     lines = [
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
-        f"  step {step_text(estimate.step_time_s, estimate.interval90)}   {_tokens(estimate)} tokens/s per device   "
+        f"  {_seconds(plan)}   {_tokens(estimate)} tokens/s per device   "
         f"MFU {estimate.mfu:.1%} ({_mfu_range(estimate)}causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
-        f"  bound by {estimate.bound}, {overlap_text(job.overlap, exposed_share(plan.cluster), estimate)}",
+        *_bound(plan),
+        f"  bound by {estimate.bound}, {overlap_text(job.convention, exposed_share(plan.cluster), estimate)}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
     ]
     if smallest_change:
         lines.append(f"  smallest change that fits: {smallest_change}")
     return "\n".join([*lines, *(f"  note: {note}" for note in (*_local(plan), *estimate.notes))])
+
+
+def _seconds(plan: Plan) -> str:
+    """The headline's seconds: of the step as predicted, or a bound on it, named as what they are."""
+    calibration, estimate = plan.cluster.calibration, plan.estimate
+    if calibration is None:
+        return f"lower bound of the step {format_seconds(estimate.step_time_s)}"
+    return f"step {step_text(estimate.step_time_s, estimate.interval90)} predicted for {calibration.stack}"
+
+
+def _bound(plan: Plan) -> Iterable[str]:
+    """The bound beside a prediction."""
+    if plan.bound_s is not None:
+        mfu = plan.estimate.mfu * plan.estimate.step_time_s / plan.bound_s
+        bound = f"{format_seconds(plan.bound_s)}, MFU {mfu:.1%}"
+        yield f"  lower bound {bound}: kernels and links at the best that micro-benchmarks reach"
 
 
 def overlap_text(convention: str, exposed: float | None, estimate: Estimate | None = None) -> str:
@@ -71,7 +88,7 @@ def overlap_text(convention: str, exposed: float | None, estimate: Estimate | No
         shown = sum(estimate.time[axis] for axis in COMMUNICATION)
         hidden = sum(seconds for axis, seconds in estimate.hidden.items() if axis in COMMUNICATION)
         shows = shown / (shown + hidden) if shown + hidden > 0 else exposed
-    return f"{shows:.0%} of communication shows"
+    return f"{shows:.0%} of communication exposed"
 
 
 def _tokens(estimate: Estimate) -> str:

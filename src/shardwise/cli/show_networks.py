@@ -29,7 +29,7 @@ def chip_values(name: str) -> list[Value]:
 def _chip_values(chip: Chip) -> Iterator[Value]:
     """Every value of a chip; what has no source is None (estimates take 1 for a fraction and 0 for the runtime: a bound)."""
     values = asdict(chip)
-    for key in ("name", "sources"):
+    for key in ("name", "base", "sources"):
         values.pop(key)
     for dtype, peak in values.pop("peak_flops_per_s").items():
         yield f"peak_flops_per_s.{dtype}", peak, chip.sources.get("peak_flops_per_s", "")

@@ -123,12 +123,13 @@ class Calibration:
 
     `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
     `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts before it launches
-    the experts' products. `spread`: by kind of model ("dense", "moe") the factors on a predicted step time between which
-    nine of ten measured ones lie. `source` says what it was fitted to.
+    the experts' products. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model ("dense",
+    "moe") the ends of the 90% prediction interval, as factors on a predicted step time. `source` says what it was fitted to.
     """
 
     stack: str
     constants: Mapping[str, float]
+    loss: str | None = None
     clock: float = 1.0
     fused_attention: bool = True
     synchronises: bool = True
@@ -162,7 +163,7 @@ class Calibration:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
     def interval(self, step_s: float, *, moe: bool) -> tuple[float, float] | None:
-        """Between which nine of ten measured step times lie; None where no spread is known."""
+        """The 90% prediction interval of a step time, in seconds; None where no spread is known."""
         found = self.spread.get(SPREAD_OF[moe])
         return (step_s * found[0], step_s * found[1]) if found else None
 

@@ -15,6 +15,10 @@ OPTIONAL = (
 )  # fmt: skip
 
 
+PLATFORMS: Mapping[str, str] = {"NVIDIA": "GPU", "AMD": "GPU", "Google": "TPU"}  # what accelerators of a vendor are
+HALF = ("bf16", "fp16")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """Dense peaks, memory and their sustained fractions.
@@ -25,7 +29,8 @@ class Chip:
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
     data-centre network; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`: from it to the matrix
     unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. What has no source is
-    None, and `known` raises for it. `sources` says for each value where it comes from.
+    None, and `known` raises for it. `base`: the catalogue's chip that the values start from, itself for a chip of the
+    catalogue. `sources` says for each value where it comes from.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Chip:
     price_usd_per_hour: float | None = None
     price_date: str | None = None
     fp8_matmul_fraction: float | None = None
+    base: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,6 +76,16 @@ class Chip:
             isinstance(self.host_shape, tuple) and self.host_shape and min(self.host_shape) >= 1
         ):
             yield f"{chip}: host_shape is {self.host_shape}; numbers of chips of at least 1 are required, such as 4, 2"
+
+    @property
+    def platform(self) -> str | None:
+        """ "GPU" or "TPU"; None for a host, which has no rate of 16-bit products, and for a vendor that is not known."""
+        return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF) else None
+
+    @property
+    def catalogued(self) -> str:
+        """The name under which the catalogue, and what was measured of its chips, knows it best."""
+        return self.base or self.name
 
     @property
     def devices_per_host(self) -> int | None:

@@ -19,7 +19,7 @@ from shardwise.errors import InputError, require
 CATALOGUE: Traversable = resources.files("shardwise.cluster").joinpath("catalog")
 LOCAL = "local"
 LOCAL_IS = "local:N is a cluster of N processes that share the catalogue's generic host"
-CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name != "name")
+CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name not in ("name", "base"))
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +52,13 @@ def catalogue_entry(name: str) -> Entry:
 def load_chip(name: str) -> Chip:
     """A chip of the catalogue by name. Raises `InputError` that lists the names."""
     entry = catalogue_entry(name)
-    return read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
+    chip = read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
+    return replace(chip, base=name)
+
+
+def usual_clock(chip: Chip) -> float:
+    """The sustained clock of a chip over that of the catalogue's chip that it starts from."""
+    return clock_under(chip, load_chip(chip.base)) if chip.base is not None else 1.0
 
 
 def clock_under(chip: Chip, usual: Chip) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.cluster.calibration import Calibration
+from shardwise.cluster.calibration import Calibration, scaled
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.topology import Topology
 from shardwise.errors import InputError
@@ -18,7 +18,10 @@ MOST_DEVICES = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Chips and their network, and what measurements say that they reach (None: nothing was measured)."""
+    """Chips and their network, and what measurements say that they reach (None: nothing was measured).
+
+    `topology` has the rates of the catalogue or of the cluster's file, whatever was measured.
+    """
 
     name: str
     chip: Chip
@@ -28,6 +31,13 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         return math.prod(self.topology.levels)
+
+    @property
+    def reached(self) -> Topology:
+        """The network at the rates that collectives reach on it, as measured; as it is where nothing was."""
+        if self.calibration is None:
+            return self.topology
+        return scaled(self.topology, self.calibration["link_fraction"], self.calibration["network_fraction"])
 
 
 _SHORTHAND = re.compile(

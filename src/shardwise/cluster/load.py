@@ -8,8 +8,7 @@ from shardwise.cluster.chips import LOCAL, load_chip
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import Own, read_cluster
-from shardwise.cluster.own_calibration import usual_clock
-from shardwise.cluster.stacks import Stack, calibrated, calibration_of, stack_named
+from shardwise.cluster.stacks import Stack, calibrated, predicted, stack_named
 from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
 
@@ -46,20 +45,19 @@ def reached(own: Own, stack: Stack | None = None) -> Cluster:
                 f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
                 "of the two"
             )
-        chip = own.nominal.chip
-        measured = replace(calibration_of(own.base or chip.name, stack), clock=usual_clock(chip, own.base))
+        return predicted(own.nominal, stack)
     return own.nominal if measured is None else calibrated(own.nominal, measured)
 
 
 def load_own(text: str) -> Own:
-    """The same with nominal rates and what was measured apart, and the catalogue's chip that it starts from."""
+    """The same with nominal rates and what was measured apart."""
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)
     if asked.chip == LOCAL:
-        return Own(_local(text, asked), None, None)
+        return Own(_local(text, asked), None)
     chip = load_chip(asked.chip)
-    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), chip.name, None)
+    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), None)
 
 
 def _local(text: str, asked: Shorthand) -> Cluster:
@@ -72,7 +70,7 @@ def _local(text: str, asked: Shorthand) -> Cluster:
     host, count = load_chip("cpu"), asked.shape[0]
     shared = f"an equal part, 1/{count}, of the catalogue's cpu: "
     chip = replace(
-        host, name=LOCAL, peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
+        host, name=LOCAL, base=None, peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
         memory_bytes=host.memory_bytes / count, memory_bytes_per_s=host.memory_bytes_per_s / count,
         host_shape=(count,), sources={key: shared + source for key, source in host.sources.items()},
     )  # fmt: skip

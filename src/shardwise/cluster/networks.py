@@ -56,12 +56,10 @@ def pods_of(torus: Torus, num_pods: int, chip: Chip) -> Pods:
 
 
 def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
-    """The cluster with another chip, whose hosts also set the rate between pods: of it what collectives reach, if measured."""
+    """The cluster with another chip, whose hosts also set the rate between pods."""
     topology = cluster.topology
     if isinstance(topology, Pods):
-        reached = cluster.calibration["network_fraction"] if cluster.calibration else 1.0
         topology = pods_of(topology.torus, topology.num_pods, chip)
-        topology = replace(topology, bytes_per_s=topology.bytes_per_s * reached)
     return replace(cluster, chip=chip, topology=topology)
 
 

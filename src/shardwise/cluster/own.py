@@ -25,10 +25,9 @@ _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
 
 class Own(NamedTuple):
-    """What a file says: the cluster at nominal rates, the catalogue's chip that it starts from, and what was measured."""
+    """What a file says: the cluster at nominal rates, and what was measured."""
 
     nominal: Cluster
-    base: str | None
     calibration: Calibration | None
 
 
@@ -63,14 +62,14 @@ def read_cluster(path: str) -> Own:
             reader.wrong(
                 "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
             )
-    calibration = read_calibration(reader, chip, base_name) if "calibration" in table else None
+    calibration = read_calibration(reader, chip) if "calibration" in table else None
     name = reader.text("name", file.stem)
     require(reader.problems)
     assert chip is not None
     assert topology is not None
     if math.prod(topology.levels) > MOST_DEVICES:
         raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MOST_DEVICES:,} are planned for")
-    return Own(Cluster(name=name, chip=chip, topology=topology), base_name, calibration)
+    return Own(Cluster(name=name, chip=chip, topology=topology), calibration)
 
 
 def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:

@@ -8,19 +8,20 @@ from typing import Any
 
 from shardwise.cluster.calibration import APART, CONSTANTS, HIGHEST_CLOCK, LOWEST_CLOCK, SPREAD_OF, Calibration
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import clock_under, load_chip
+from shardwise.cluster.chips import usual_clock
 from shardwise.cluster.reader import TableReader
 from shardwise.cluster.stacks import calibration_of, stack_named, stack_names
 from shardwise.errors import InputError
+from shardwise.loss import LOSSES
 
 KEYS = tuple(field.name for field in fields(Calibration))
 
 
-def read_calibration(reader: TableReader, chip: Chip | None, base: str | None) -> Calibration | None:
+def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | None:
     """The calibration of a file; None where something is wrong with it, which the reader then knows.
 
-    `base`: the catalogue's chip that the file's starts from. What is left out is as published runs say about that chip under
-    the stack, and the clock as the chip's power limit says.
+    What is left out is as published runs say about the chip of the catalogue that the file's starts from under the stack, and
+    the clock as the chip's power limit says.
     """
     given = reader.table["calibration"]
     if not isinstance(given, Mapping):
@@ -35,28 +36,33 @@ def read_calibration(reader: TableReader, chip: Chip | None, base: str | None) -
     )
     flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
     source = table.text("source", reader.where)
-    shipped = _shipped(table, chip, base)
+    loss = _loss(table)
+    shipped = _shipped(table, chip)
     if len(reader.problems) > before or shipped is None or chip is None:
         return None
     return Calibration(
         stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
-        clock=usual_clock(chip, base) if clock is None else clock, source=source,
+        clock=usual_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
         **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
     )  # fmt: skip
 
 
-def usual_clock(chip: Chip, base: str | None) -> float:
-    """The clock of a chip over that of the catalogue's that it starts from."""
-    return clock_under(chip, load_chip(base)) if base is not None else 1.0
-
-
-def _shipped(table: TableReader, chip: Chip | None, base: str | None) -> Calibration | None:
+def _shipped(table: TableReader, chip: Chip | None) -> Calibration | None:
     """What published runs say about the chip under the stack that the table names."""
     try:
-        return calibration_of(base or (chip.name if chip else ""), stack_named(table.table.get("stack", "")))
+        return calibration_of(chip.catalogued if chip else "", stack_named(table.table.get("stack", "")))
     except (InputError, TypeError):  # no such name, or no text
         table.wrong("stack", f"one of {', '.join(stack_names())}")
         return None
+
+
+def _loss(table: TableReader) -> str | None:
+    """The kind of cross-entropy that a table names."""
+    named = table.table.get("loss")
+    if named is not None and named not in LOSSES:
+        table.wrong("loss", f"one of {', '.join(LOSSES)}")
+        return None
+    return named
 
 
 def _constants(table: TableReader) -> dict[str, float]:
@@ -101,6 +107,6 @@ def _is_number(value: Any) -> bool:
 def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
     """The keys and values of the table, the constants last."""
     last = ("spread", "constants")
-    for name in (*(key for key in KEYS if key not in last), *last):
+    for name in (*(key for key in KEYS if key not in last and getattr(calibration, key) is not None), *last):
         value = getattr(calibration, name)
         yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value

@@ -15,8 +15,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
-from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration, scaled, unscaled
-from shardwise.cluster.chips import chip_names, load_chip
+from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import chip_names, load_chip, usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
 
@@ -30,6 +31,14 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     "fused": {"elementwise": 2.0, "attention": 1.0},
     "compiled": {"elementwise": 1.6, "attention": 1.1},
 }
+# The leanest cross-entropy (`loss.LOSSES`) that software of each kind has, where its entry names no other. Source: PyTorch's own;
+# Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into kernels that read logits once.
+LEANEST_LOSS: Mapping[str, str] = {
+    "eager_2023": "unfused", "eager": "unfused", "fused": "fused", "compiled": "streamed",
+}  # fmt: skip
+# The stack that a chip is taken to run where none is named: the kind of Megatron and NeMo on GPUs, of which most published runs
+# are (reconcile/published/runs.csv), and MaxText on TPUs, which all of theirs are.
+TYPICAL: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
 # Of which kind software is that no stack of the table matches: the first line that fits.
 OTHERS = (
     (r"jax|xla|maxtext|compile|tpu", "compiled"),
@@ -46,10 +55,15 @@ LIKE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A stack as its table says: its kind, and whether attention writes its scores. `known`: published runs measured it."""
+    """A stack as its table says: its kind, and whether attention writes its scores. `known`: published runs measured it.
+
+    `platforms`: which chips it runs on. `loss`: the leanest cross-entropy that it has.
+    """
 
     name: str
     kind: str
+    loss: str
+    platforms: tuple[str, ...]
     unfused_attention: bool = False
     known: bool = True
 
@@ -77,11 +91,20 @@ def stack_names() -> tuple[str, ...]:
 def stack_named(name: str) -> Stack:
     """A stack by name, or a kind of stack. Raises `InputError` that lists the names."""
     if name in KINDS:
-        return Stack(name=name, kind=name, known=False)
+        platforms = ("GPU", "TPU") if name == "compiled" else ("GPU",)
+        return Stack(name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False)
     if name not in _table():
         raise InputError(f"stack: found {name!r}; the stacks are {', '.join(stack_names())}")
     entry = _table()[name]
-    return Stack(name=name, kind=entry["kind"], unfused_attention=entry.get("unfused_attention", False))
+    return Stack(
+        name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
+        platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
+    )  # fmt: skip
+
+
+def typical_stack(chip: Chip) -> Stack | None:
+    """The stack that a chip is taken to run where none is named; None for a host, and for chips of a vendor not known."""
+    return stack_named(TYPICAL[chip.platform]) if chip.platform else None
 
 
 def stack_of_software(text: str) -> Stack:
@@ -158,7 +181,8 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
     return Calibration(
         stack=stack.name, fused_attention=not stack.unfused_attention,
         spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
-        constants=constants_of(chip, stack), source="; ".join((fitted()["source"], *_without_runs(chip, stack))),
+        constants=constants_of(chip, stack), loss=stack.loss,
+        source="; ".join((fitted()["source"], *_without_runs(chip, stack))),
     )  # fmt: skip
 
 
@@ -170,26 +194,33 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
     elif like != chip:
         yield f"none is of {chip}, which is taken to be as {like}"
     if not is_measured(stack):
-        yield f"the stack is no one in particular, with what is usual of the kind {stack.kind}"
+        yield f"unknown stack, with the defaults of its kind, {stack.kind}"
         return
     few = [kind for kind in SPREAD_OF if like == chip and num_runs(chip, stack, kind) < KNOWN]
     if few:
         yield f"fewer than {KNOWN} are of {stack.name} on {chip} ({', '.join(few)}): the interval is that of a new stack"
 
 
-def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """The cluster with what was measured: its constants, and its links at the rates that collectives reach.
+def predicted(cluster: Cluster, stack: Stack) -> Cluster:
+    """The cluster with what published runs say about its chip under a stack.
 
-    Takes the place of a calibration that the cluster has.
+    Raises `InputError` for a stack that runs on other chips; of a chip whose platform is not known any is taken.
     """
-    topology = scaled(rated(cluster).topology, calibration["link_fraction"], calibration["network_fraction"])
-    return replace(cluster, topology=topology, calibration=calibration)
+    chip = cluster.chip
+    if chip.platform and chip.platform not in stack.platforms:
+        fitting = ", ".join(name for name in stack_names() if chip.platform in stack_named(name).platforms)
+        raise InputError(
+            f"stack: {stack.name} runs on {' and '.join(stack.platforms)}s, and {chip.name} is a {chip.platform}; one of "
+            f"{fitting} is required"
+        )
+    return calibrated(cluster, replace(calibration_of(chip.catalogued, stack), clock=usual_clock(chip)))
+
+
+def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
+    """The cluster with what was measured. Takes the place of a calibration that the cluster has."""
+    return replace(cluster, calibration=calibration)
 
 
 def rated(cluster: Cluster) -> Cluster:
-    """The cluster without its calibration; where it has one, its links at their rated speed."""
-    found = cluster.calibration
-    if found is None:
-        return cluster
-    topology = unscaled(cluster.topology, found["link_fraction"], found["network_fraction"])
-    return replace(cluster, topology=topology, calibration=None)
+    """The cluster without its calibration."""
+    return replace(cluster, calibration=None)

@@ -18,16 +18,14 @@ from shardwise.cluster.topology import Pods, Switched, Topology, Torus
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def cluster_toml(
-    nominal: Cluster, base: str | None, calibration: Calibration, remarks: Mapping[str, str] | None = None
-) -> str:
+def cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Mapping[str, str] | None = None) -> str:
     """The file of a cluster with its nominal rates and a calibration.
 
-    `base`: the catalogue's chip that its chip starts from, of which only what differs is written; `remarks`: comments by the
-    name of a constant. Read again it is the cluster that `calibrated` makes, to the last digit.
+    Of a chip that starts from one of the catalogue only what differs is written. `remarks`: comments by the name of a
+    constant. Read again it is the cluster that `calibrated` makes, to the last digit.
     """
-    lines = [f"name = {toml(nominal.name)}", *_chip_alone(nominal.chip, base), *_torus(nominal.topology)]
-    lines += [*_chip_table(nominal.chip, base), *_tiers(nominal.topology), "", "[calibration]"]
+    lines = [f"name = {toml(nominal.name)}", *_chip_alone(nominal.chip), *_torus(nominal.topology)]
+    lines += [*_chip_table(nominal.chip), *_tiers(nominal.topology), "", "[calibration]"]
     for name, value in calibration_entries(calibration):
         if name != "constants":
             lines.append(f"{name} = {toml(value)}")
@@ -55,24 +53,27 @@ def _key(text: str) -> str:
     return text if _BARE.fullmatch(text) else toml(text)
 
 
-def _is_of_catalogue(chip: Chip, base: str | None) -> bool:
-    return base is not None and chip == load_chip(base)
+def _is_of_catalogue(chip: Chip) -> bool:
+    return chip.base is not None and chip == load_chip(chip.base)
 
 
-def _chip_alone(chip: Chip, base: str | None) -> Iterator[str]:
-    if _is_of_catalogue(chip, base):
-        yield f"chip = {toml(base)}"
+def _chip_alone(chip: Chip) -> Iterator[str]:
+    if _is_of_catalogue(chip):
+        yield f"chip = {toml(chip.base)}"
 
 
-def _chip_table(chip: Chip, base: str | None) -> Iterator[str]:
+def _chip_table(chip: Chip) -> Iterator[str]:
     """What differs from the catalogue's chip, or from what a chip has when nothing is said."""
-    if _is_of_catalogue(chip, base):
+    if _is_of_catalogue(chip):
         return
+    base = chip.base
     usual = load_chip(base) if base is not None else None
     yield from ("", "[chip]", *([f"base = {toml(base)}"] if base is not None else []), f"name = {toml(chip.name)}")
     for one in fields(Chip):
         value = getattr(chip, one.name)
-        if one.name not in ("name", "sources") and value != (getattr(usual, one.name) if usual else _default(one)):
+        if one.name not in ("name", "base", "sources") and value != (
+            getattr(usual, one.name) if usual else _default(one)
+        ):
             yield f"{one.name} = {toml(value)}"
     known = usual.sources if usual else {}
     yield f"sources = {toml({key: text for key, text in chip.sources.items() if known.get(key) != text})}"

@@ -13,7 +13,7 @@ from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_c
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.rates import Rates, rates_of
+from shardwise.cost.rates import Rates, loss_of, rates_of
 from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import StageCost, StepTime, spans, stage_cost, step_time
 from shardwise.cost.unit import UnitPricer, unit_values
@@ -92,7 +92,7 @@ def mfu_format(job: Job) -> str:
 class Pricing:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
-        self.topology = cluster.topology
+        self.topology = cluster.reached
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
@@ -103,7 +103,10 @@ class Pricing:
         self.family = family_of(layout)
         self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         self.pricer = UnitPricer(
-            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
+            architecture,
+            rates_of(cluster.chip, cluster.calibration),
+            precision_named(job.precision),
+            loss_of(cluster, job),
         )
 
     def run(self) -> Estimate:
@@ -140,7 +143,7 @@ class Pricing:
         return stage_cost(counts, activation, state, self.layout.schedule, self.host)
 
     def step(self, cost: StageCost) -> StepTime:
-        return step_time(cost, self.pipeline, self.job.overlap, self.pricer.rates.exposed)
+        return step_time(cost, self.pipeline, self.job.convention, self.pricer.rates.exposed)
 
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
         topology = self.topology
@@ -214,7 +217,7 @@ class Pricing:
         time |= {"bubble": bubble_s, "optimizer": cost.update_s, "host": max(cost.stream_s - cost.update_s, 0.0)}
         hidden = {"host": cost.stream_s - time["host"]}
         for times, work, traffic, hideable in spans(cost, self.pipeline):
-            exposed = exposed_by_axis(self.job.overlap, work, traffic, hideable, self.pricer.rates.exposed)
+            exposed = exposed_by_axis(self.job.convention, work, traffic, hideable, self.pricer.rates.exposed)
             exposed["host"] = max(cost.host_s - work - sum(exposed.values()), 0.0)
             for axis, seconds in exposed.items():
                 time[axis] += times * seconds

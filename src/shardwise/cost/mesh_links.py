@@ -53,7 +53,7 @@ def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
             return MeshOnChips(on, chip, topology, mesh, Links(topology, cuts))
     else:
         cluster = load_cluster(on)
-        chip, topology = cluster.chip, cluster.topology
+        chip, topology = cluster.chip, cluster.reached
         if cluster.num_devices != mesh.num_devices:
             raise InputError(
                 f"mesh: {mesh.num_devices} devices ({_shown(mesh)}) on {on}, which has {cluster.num_devices}; "

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
+from shardwise.job import Job
 from shardwise.symbolic import Value, maximum, where
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
@@ -156,6 +157,12 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
 def exposed_share(cluster: Cluster) -> float | None:
     """The measured share of communication that shows; None where a convention says it (`cost.overlap`)."""
     return None if cluster.calibration is None else cluster.calibration["exposed"]
+
+
+def loss_of(cluster: Cluster, job: Job) -> str:
+    """The kind of cross-entropy: the job's, else the leanest that the cluster's stack has, else PyTorch's own."""
+    stack_loss = cluster.calibration.loss if cluster.calibration else None
+    return job.loss or stack_loss or "unfused"
 
 
 def rates_at(

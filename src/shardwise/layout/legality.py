@@ -257,6 +257,17 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+# Asked for by `plan --divisible`; without it an uneven batch is legal and priced at the fullest replica.
+EVEN_BATCH = Rule(
+    "even_batch",
+    lambda a, j, n, d: j.num_seqs % (d["dp"] * d["fsdp"] * d["micro_batch_seqs"]) == 0,
+    lambda a, j, n, d: (
+        f"dp·fsdp·micro_batch_seqs = {d['dp'] * d['fsdp'] * d['micro_batch_seqs']} does not divide the {j.num_seqs} sequences of "
+        "a batch; choose other degrees, or leave out --divisible"
+    ),
+)
+
+
 def seqs_per_replica(job: Job, degrees: Degrees) -> Value:
     """Sequences of the fullest replica in one step."""
     return ceil_div(job.num_seqs, degrees["dp"] * degrees["fsdp"])

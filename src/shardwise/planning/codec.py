@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from shardwise.cluster.calibration import Calibration
+from shardwise.cluster.calibration import Calibration, unscaled
 from shardwise.cluster.chip import MOST, Chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
@@ -33,6 +33,7 @@ from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
 Payload = dict[str, Any]
 Value = TypeVar("Value")
+FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 # Keys of a layout's payload that follow from the others; they are checked, never believed.
 DERIVED = ("num_micro_batches", "max_seqs_per_replica")
@@ -55,6 +56,7 @@ def plan_payload(plan: Plan) -> Payload:
         "search": asdict(plan.search) if plan.search else None,
         "versions": dict(plan.versions),
         "run": asdict(plan.run) if plan.run else None,
+        "bound_s": plan.bound_s,
     }
 
 
@@ -133,8 +135,8 @@ def load_plan(path: str | Path) -> Plan:
 
 def parse_plan(payload: Any) -> Plan:
     """A plan from its payload. Raises `InputError` that names each field that is wrong."""
-    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
-        found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+    found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+    if not isinstance(payload, dict) or found not in (SCHEMA, FIRST_SCHEMA):
         raise InputError(f"plan: found schema {found!r}; {SCHEMA!r} is required: plan again with this version")
     missing = [
         key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
@@ -145,7 +147,7 @@ def parse_plan(payload: Any) -> Plan:
     job = parse(Job, _only(Job, payload["job"]), "job")
     return Plan(
         model=model,
-        cluster=_parse_cluster(payload["cluster"]),
+        cluster=_parse_cluster(payload["cluster"], scaled=found == FIRST_SCHEMA),
         job=job,
         layout=parse_layout(payload["layout"], model, job),
         estimate=parse(Estimate, payload["estimate"], "estimate"),
@@ -154,10 +156,12 @@ def parse_plan(payload: Any) -> Plan:
         search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
         versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
         run=parse(Run, payload["run"], "run") if payload.get("run") else None,
+        bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
     )  # fmt: skip
 
 
-def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
+def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
+    """A cluster from its payload; `scaled`: the topology has the rates that its calibration says are reached."""
     described = parse(dict[str, Any], payload.get("topology"), "cluster.topology")
     kind = described.pop("kind", None)
     if kind not in TOPOLOGIES:
@@ -165,8 +169,10 @@ def _parse_cluster(payload: Mapping[str, Any]) -> Cluster:
     chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
     topology = parse(TOPOLOGIES[kind], described, "cluster.topology")
     require(_topology_problems(topology))
-    found = payload.get("calibration")  # the topology is at its rates already
+    found = payload.get("calibration")
     calibration = None if found is None else parse(Calibration, found, "cluster.calibration")
+    if scaled and calibration is not None:
+        topology = unscaled(topology, calibration["link_fraction"], calibration["network_fraction"])
     return Cluster(name=str(payload.get("name")), chip=chip, topology=topology, calibration=calibration)
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.stacks import predicted, rated, typical_stack
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.operations import Operations
+from shardwise.cost.rates import loss_of
 from shardwise.cost.rules import Rule, book_rules
 from shardwise.cost.run import Run, training_run
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 
-SCHEMA = "shardwise.plan/1"
+SCHEMA = "shardwise.plan/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,9 @@ class SearchSummary:
 class Plan:
     """Model, cluster and job as resolved, the layout, its estimate, and where they come from.
 
-    `run` is what the whole run takes; None for a job without a length in tokens, and in a file of an earlier version.
+    `bound_s` are the seconds of the step with kernels and links at the best that micro-benchmarks reach, where the estimate is a
+    prediction; None where it is that bound itself. `run` is what the whole run takes; None for a job without a length in
+    tokens, and in a file of an earlier version.
     """
 
     model: Architecture
@@ -57,18 +61,40 @@ class Plan:
     search: SearchSummary | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     run: Run | None = None
+    bound_s: float | None = None
+
+
+def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
+    """The cluster and the job of a plan, with what nobody named filled in.
+
+    A cluster that nothing was measured of is predicted under the stack that is typical of its chip, unless the job names a
+    convention of overlap: then the plan is made by the bound of that convention. So it is on a host, and on a chip of a vendor
+    that is not known. The loss is the leanest that the stack has.
+    """
+    stack = typical_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
+    cluster = predicted(cluster, stack) if stack else cluster
+    return cluster, replace(job, loss=loss_of(cluster, job))
+
+
+def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
+    """Seconds of a layout's step at what micro-benchmarks reach; None where nothing else is priced."""
+    if cluster.calibration is None:
+        return None
+    return estimate(architecture, rated(cluster), job, layout).step_time_s
 
 
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None
 ) -> Plan:
-    """A plan for one given layout, without a search. Raises `InputError` with every rule that it breaks."""
+    """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks."""
     architecture.require_positions(job.seq_len)
+    cluster, job = as_planned(cluster, job)
     priced = estimate(architecture, cluster, job, layout)
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=versions(),
         run=training_run(architecture, cluster, job, priced, operations),
+        bound_s=bound_seconds(architecture, cluster, job, layout),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwise.cost.rates import loss_of
 from shardwise.reconcile.published.case import Case, Prediction, predict_cells
 from shardwise.reconcile.published.facts import SkippedRow
 from shardwise.reconcile.published.memory import instrument_of, read_bytes
@@ -38,7 +39,9 @@ class Judged:
         """Decimal gigabytes that the row's instrument would have read, by the prediction."""
         if self.prediction is None:
             return None
-        return read_bytes(self.prediction.estimate.memory, self.prediction.case.job.loss, self.row.instrument) / 1e9
+        case = self.prediction.case
+        loss = loss_of(case.cluster, case.job)
+        return read_bytes(self.prediction.estimate.memory, loss, self.row.instrument) / 1e9
 
     @staticmethod
     def _error(predicted: float | None, measured: float | None) -> float | None:

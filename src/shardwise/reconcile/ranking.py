@@ -53,6 +53,22 @@ def ranking(runs: Sequence[Timed]) -> Ranking | None:
     )  # fmt: skip
 
 
+def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[int, float]]:
+    """Of pairs by the predicted lead of the faster one: their number, and the share of which it was measured to be faster.
+
+    `leads` are the lower ends of the classes, ascending from 0; the last one is open.
+    """
+    counted, right = [0] * len(leads), [0] * len(leads)
+    for group in _groups(runs):
+        for pair in combinations(group, 2):
+            fast, slow = sorted(pair, key=lambda run: run.predicted_s)
+            lead = slow.predicted_s / fast.predicted_s - 1
+            place = max(index for index, least in enumerate(leads) if lead >= least)
+            counted[place] += 1
+            right[place] += fast.measured_s < slow.measured_s
+    return [(count, good / count if count else 0.0) for count, good in zip(counted, right, strict=True)]
+
+
 def _groups(runs: Sequence[Timed]) -> Iterator[list[Timed]]:
     """Runs of one model on one machine by one stack, one of each configuration."""
     groups: dict[tuple[str, ...], dict[str, Timed]] = {}

@@ -12,7 +12,10 @@ Floats = NDArray[np.float64]
 
 
 class Front:
-    """The fastest that fit, the Pareto front of (time, memory) among these, and the leanest of all."""
+    """The fastest that fit, the Pareto front of (time, memory) among these, and the leanest of all.
+
+    `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that share the batch out evenly.
+    """
 
     def __init__(self, top: int, capacity_bytes: float) -> None:
         self.top = top
@@ -21,13 +24,15 @@ class Front:
         self.front: list[Row] = []
         self.leanest: Row = (np.inf, np.inf, (0, 0, 0))  # pure data parallelism is always legal, so a row replaces it
         self.fastest: dict[int, Row] = {}
+        self.fastest_even: dict[int, Row] = {}
         self.num_rows = 0
         self.num_fitting = 0
 
-    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any) -> None:
+    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any, even: Any) -> None:
         """Take a chunk: `where` holds the candidates' and placements' numbers and the recompute policy.
 
-        `factorisation` numbers the factorisation of each row, and never falls along the chunk.
+        `factorisation` numbers the factorisation of each row, and never falls along the chunk; `even` says of each row whether
+        it shares the batch out evenly.
         """
         self.num_rows += len(seconds)
         lean = int(np.argmin(memory))
@@ -38,16 +43,20 @@ class Front:
         limit = self.rows[-1][0] if len(self.rows) == self.top else np.inf
         self.keep_best(np.nonzero(fits & (seconds < limit))[0], seconds, memory, where)
         self.keep_front(fits, seconds, memory, where)
-        self.keep_fastest(np.where(fits, seconds, np.inf), memory, where, factorisation)
+        self.keep_fastest(self.fastest, np.where(fits, seconds, np.inf), memory, where, factorisation)
+        even_seconds = np.where(fits & even, seconds, np.inf)
+        self.keep_fastest(self.fastest_even, even_seconds, memory, where, factorisation)
 
-    def keep_fastest(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any) -> None:
+    def keep_fastest(
+        self, fastest: dict[int, Row], seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any
+    ) -> None:
         """The fastest of each factorisation: the rows of one lie together."""
         starts = np.concatenate([[0], np.nonzero(np.diff(factorisation))[0] + 1])
         ends = [*starts[1:].tolist(), len(seconds)]
         for start, end, least in zip(starts.tolist(), ends, np.minimum.reduceat(seconds, starts).tolist(), strict=True):
             number = int(factorisation[start])
-            if least < np.inf and (number not in self.fastest or least < self.fastest[number][0]):
-                self.fastest[number] = self.row(seconds, memory, where, start + int(np.argmin(seconds[start:end])))
+            if least < np.inf and (number not in fastest or least < fastest[number][0]):
+                fastest[number] = self.row(seconds, memory, where, start + int(np.argmin(seconds[start:end])))
 
     def row(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], index: int) -> Row:
         candidate, placed, recompute = where

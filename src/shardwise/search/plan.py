@@ -15,40 +15,46 @@ from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
-from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
+from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned, bound_seconds, versions
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
+from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, QUARTERS, Choices
 
 NUM_ALTERNATIVES = 6
-NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
 
 
 def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
     operations: Operations | None = None,
 ) -> Plan:  # fmt: skip
-    """The fastest layout that fits, the runners-up with the reason each lost, and the books' rules beside it.
+    """The layout to take, the runners-up with the reason each lost, and the books' rules beside it.
 
-    Layouts that leave a tenth of the memory free are preferred; if there is none, any that fits will do. Raises
-    `NothingFitsError` with the smallest miss. `operations` say how the cluster is run, for what the whole run takes.
+    That is the simplest of the fastest that fit (`search.choose`), by the prediction for a typical stack where neither the
+    cluster nor the job says otherwise (`planning.plan.as_planned`). Layouts that leave a tenth of the memory free are
+    preferred; if there is none, any that fits will do. Raises `NothingFitsError` with the smallest miss. `operations` say how
+    the cluster is run, for what the whole run takes.
     """
     architecture.require_positions(job.seq_len)
-    found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
+    cluster, job = as_planned(cluster, job)
+    reserve = MEMORY_RESERVE
+    found = search(architecture, cluster, job, choices=choices, reserve=reserve)
     if not found.best:
+        reserve = 0.0
         found = search(architecture, cluster, job, choices=choices)
     if not found.best:
         leanest = found.leanest.layout
         priced = estimate(architecture, cluster, job, leanest)
         offloaded = offload_would(_offloaded(architecture, cluster, job, leanest))
         raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, offloaded=offloaded))
-    layout = found.best[0].layout
+    layout = simplest(architecture, cluster, job, found, choices, reserve)
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
-        alternatives=tuple(_alternatives(architecture, cluster, job, found, chosen)),
+        alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
         rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
         run=training_run(architecture, cluster, job, chosen, operations),
+        bound_s=bound_seconds(architecture, cluster, job, layout),
     )  # fmt: skip
 
 
@@ -71,16 +77,16 @@ def _summary(found: SearchResult) -> SearchSummary:
 
 
 def _alternatives(
-    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, best: Estimate
+    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, layout: Layout, best: Estimate
 ) -> Iterable[Alternative]:
     """The best of every other shape (tp, cp, pp), fastest first, then the layout that takes the least memory."""
-    seen = {_shape(found.best[0].layout)}
+    seen = {_shape(layout)}
     picked: list[Found] = []
     for other in sorted(found.by_factorisation, key=lambda row: row.step_time_s):
         if _shape(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
             seen.add(_shape(other.layout))
             picked.append(other)
-    if found.pareto and found.pareto[0].layout not in (one.layout for one in (found.best[0], *picked)):
+    if found.pareto and found.pareto[0].layout not in (layout, *(row.layout for row in picked)):
         picked.append(found.pareto[0])
     for other in picked:
         priced = estimate(architecture, cluster, job, other.layout)

@@ -14,7 +14,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.rates import exposed_share
+from shardwise.cost.rates import exposed_share, loss_of
 from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import stage_cost, step_time
 from shardwise.errors import NothingFitsError
@@ -48,12 +48,14 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """`best`: fitting layouts by step time; `pareto`: by memory; `leanest`: the least memory of all, fitting
-    or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes."""
+    or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes, `even` the same of
+    those that share the batch out evenly."""
 
     best: tuple[Found, ...]
     pareto: tuple[Found, ...]
     leanest: Found
     by_factorisation: tuple[Found, ...]
+    even: tuple[Found, ...]
     sampled: tuple[Found, ...]
     space: Mapping[str, list[Any]]
     num_candidates: int
@@ -89,9 +91,10 @@ def search(
 class _Search:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
-        self.stepwise = LOSSES[job.loss].stepwise
-        self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
+        self.stepwise = LOSSES[loss_of(cluster, job)].stepwise
+        self.placed: Placed = place_all(cluster.reached, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
+        self.even = space.even(architecture, job)
         self.modes = space.choices.modes(architecture)
         self.exposed = exposed_share(cluster)
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
@@ -117,11 +120,11 @@ class _Search:
         for family, rows in self.families.items():
             for number, policy in enumerate(self.space.choices.policies):
                 for candidate, placed in self.chunks(rows):
+                    where = candidate, placed, number
                     seconds, memory = self.price(family, policy, candidate, placed)
-                    self.keep_some(seconds, memory, (candidate, placed, number))
-                    self.front.add(
-                        seconds, memory, (candidate, placed, number), self.space.factorisation.take(candidate)
-                    )
+                    self.keep_some(seconds, memory, where)
+                    factorisation, even = self.space.factorisation.take(candidate), self.even.take(candidate)
+                    self.front.add(seconds, memory, where, factorisation, even)
 
     def chunks(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Candidates with each of their placements, some thousands at a time."""
@@ -158,7 +161,7 @@ class _Search:
         for stage in tables.stages[family.schedule][: 1 if family.single else None]:
             counts = self.counts(stage, pipeline, stage_row, again, single=bool(family.single))
             cost = stage_cost(counts, activation, state, schedule, host)
-            np.maximum(slowest, step_time(cost, pipeline, self.job.overlap, self.exposed).total_s, out=slowest)
+            np.maximum(slowest, step_time(cost, pipeline, self.job.convention, self.exposed).total_s, out=slowest)
             number = stage.number.take(stage_row)
             memory = stage_memory(
                 counts, activation, state, pipeline, number, self.cluster.chip, host, stepwise=self.stepwise
@@ -211,12 +214,15 @@ class _Search:
     def result(self, started: float) -> SearchResult:
         choices, degrees = self.space.choices, self.space.degrees
         values: dict[str, list[Any]] = {axis: np.unique(column).tolist() for axis, column in degrees.items()}
-        values |= {name: list(getattr(choices, name)) for name in choices.__slots__}
+        values |= {
+            name: list(value) for name in choices.__slots__ if isinstance(value := getattr(choices, name), tuple)
+        }
         values["placement"] = [str(option) for option in self.placed.placements]
         return SearchResult(
             tuple(map(self.found, self.front.best())), tuple(map(self.found, self.front.pareto())),
             self.found(self.front.leanest),
-            tuple(map(self.found, self.front.fastest.values())), tuple(map(self.found, self.sampled)),
+            tuple(map(self.found, self.front.fastest.values())),
+            tuple(map(self.found, self.front.fastest_even.values())), tuple(map(self.found, self.sampled)),
             values, self.space.num_candidates, self.front.num_rows, self.front.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip

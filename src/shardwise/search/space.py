@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS
-from shardwise.layout.legality import RULES
+from shardwise.layout.legality import EVEN_BATCH, RULES, Rule
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
@@ -79,7 +79,8 @@ class Choices(Limits):
     A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
     So are the schedules that do not go with the stages by themselves (`NATURAL` stands for those that do): AFAB holds every
-    micro-batch, and few engines have the others.
+    micro-batch, and few engines have the others. `divisible` refuses layouts with idle replicas or micro-batches that are not
+    full.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -92,6 +93,7 @@ class Choices(Limits):
     cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = (NATURAL,)
+    divisible: bool = False
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
         """Ways to run the same degrees; the fastest is taken for each, the first of equals.
@@ -100,6 +102,11 @@ class Choices(Limits):
         """
         whole = (False, True) if architecture.num_experts and "ep" not in {**self.pins, **self.maxima} else (False,)
         return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that layouts must keep."""
+        return (*RULES, EVEN_BATCH) if self.divisible else RULES
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -191,6 +198,12 @@ class Space:
     num_candidates: int
     num_illegal_by_rule: Mapping[str, int]
 
+    def even(self, architecture: Architecture, job: Job) -> NDArray[np.bool_]:
+        """Of each candidate whether the batch is a whole number of full micro-batches for each replica."""
+        degrees: dict[str, Any] = {axis: self.degrees[axis][self.factorisation] for axis in ("dp", "fsdp")}
+        degrees["micro_batch_seqs"] = np.array(self.choices.micro_batch_seqs, dtype=np.int64)[self.micro_batch]
+        return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
+
     def families(self) -> dict[FamilyKey, Ints]:
         """Candidates by structure, the choices by index."""
         single = np.asarray(self.degrees["pp"] == 1)[self.factorisation]
@@ -235,7 +248,9 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     illegal: Counter[str] = Counter()
     found: list[tuple[Ints, ...]] = []
     for number, schedule in enumerate(choices.schedule):
-        legal, broken = _apply_rules(architecture, job, num_devices, {**columns, "schedule": schedule}, shape)
+        legal, broken = _apply_rules(
+            choices.rules, architecture, job, num_devices, {**columns, "schedule": schedule}, shape
+        )
         illegal.update(broken)
         index = np.nonzero(legal)
         found.append((*index, np.full(len(index[0]), number)))
@@ -269,7 +284,7 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
     columns, shape = _columns(rows, choices)
     columns["schedule"] = choices.schedule[0]
     broken = np.zeros(shape, dtype=np.int64)
-    for rule in RULES:
+    for rule in choices.rules:
         broken += ~np.broadcast_to(np.asarray(rule.legal(architecture, job, num_devices, columns), dtype=bool), shape)
     place = np.unravel_index(int(np.argmin(broken)), shape)
     values = {
@@ -280,7 +295,7 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
     said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*AXES, *asked)))
     explained = [
         f"  {rule.name}: {rule.explain(architecture, job, num_devices, values)}"
-        for rule in RULES
+        for rule in choices.rules
         if not rule.legal(architecture, job, num_devices, values)
     ]
     wanted = f" with {', '.join(dict.fromkeys(asked))} as asked for" if asked else ""
@@ -288,12 +303,17 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
 
 
 def _apply_rules(
-    architecture: Architecture, job: Job, num_devices: int, columns: Mapping[str, Any], shape: tuple[int, ...]
+    rules: Sequence[Rule],
+    architecture: Architecture,
+    job: Job,
+    num_devices: int,
+    columns: Mapping[str, Any],
+    shape: tuple[int, ...],
 ) -> tuple[NDArray[np.bool_], dict[str, int]]:
     legal = np.ones(shape, dtype=bool)
     left = legal.size
     illegal: dict[str, int] = {}
-    for rule in RULES:
+    for rule in rules:
         passed = rule.legal(architecture, job, num_devices, columns)
         if not np.all(passed):
             legal &= passed

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT
 from shardwise.cost.overlap import exposed_s
-from shardwise.cost.rates import exposed_share, rates_of
+from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts
@@ -143,7 +143,10 @@ class _Builder:
         self.architecture, self.cluster, self.job, self.space, self.placed = architecture, cluster, job, space, placed
         self.families = families
         self.pricer = UnitPricer(
-            architecture, rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), job.loss
+            architecture,
+            rates_of(cluster.chip, cluster.calibration),
+            precision_named(job.precision),
+            loss_of(cluster, job),
         )
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)
@@ -153,7 +156,7 @@ class _Builder:
     def block_tables(
         self,
     ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
-        links = self.placed.links(self.cluster.topology, np.arange(len(self.placed.placement)))
+        links = self.placed.links(self.cluster.reached, np.arange(len(self.placed.placement)))
         priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
         priced += [links.group(EXPERT + TP)] if self.architecture.num_experts else []
         key = [self.degrees[axis] for axis in ("tp", "cp", "ep")]
@@ -215,7 +218,7 @@ class _StatePricer:
         self.builder, self.choices = builder, builder.space.choices
         self.num_rows = len(builder.placed.placement)
         rows = np.arange(self.num_rows)
-        self.links = builder.placed.links(builder.cluster.topology, rows)
+        self.links = builder.placed.links(builder.cluster.reached, rows)
         self.values = builder.values(rows, np.ones_like(rows))
         self.known: dict[Hashable, StateCost] = {}
 
@@ -246,7 +249,7 @@ class _StatePricer:
         if key not in self.known:
             costs = [self.builder.pricer.state(name, family, self.values, self.links) for family in families]
             self.known[key] = lean_state(
-                _stacked(costs, self.num_rows), self.builder.job.overlap, offloads=self.choices.offloads_optimizer
+                _stacked(costs, self.num_rows), self.builder.job.convention, offloads=self.choices.offloads_optimizer
             )
         return self.known[key]
 
@@ -298,7 +301,7 @@ class _ByMode:
         self.builder = builder
         self.choices, self.job = builder.space.choices, builder.job
         self.modes = builder.modes
-        self.links = builder.placed.links(builder.cluster.topology, rows)
+        self.links = builder.placed.links(builder.cluster.reached, rows)
         self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
         self.degrees = {axis: column[rows] for axis, column in builder.whole.items()}
 
@@ -320,7 +323,7 @@ class _ByMode:
         if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
             plain = replace(family, recompute="none")
             priced |= {KEPT + u: price(u, plain, values, self.links) for u in self.builder.units if u in LAYERS}
-        return {u: lean_activation(cost, self.job.overlap) for u, cost in priced.items()}
+        return {u: lean_activation(cost, self.job.convention) for u, cost in priced.items()}
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""
@@ -330,7 +333,9 @@ class _ByMode:
         for phase, compute in work.items():
             traffic = {axis: getattr(block, f"{axis}_{phase}_s") for axis in ("tp", "cp", "ep", "pp")}
             shown = (
-                added(traffic.values()) if share is None else exposed_s(self.job.overlap, compute, traffic, (), share)
+                added(traffic.values())
+                if share is None
+                else exposed_s(self.job.convention, compute, traffic, (), share)
             )
             total = total + compute + shown
         return np.broadcast_to(total, np.shape(self.degrees["cp"]))

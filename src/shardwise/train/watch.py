@@ -29,17 +29,13 @@ RECENT = 20  # steps that the time left is reckoned from
 def throughput_of(plan: Plan, device: str) -> Throughput:
     """What makes rates of the steps of a plan on the devices that it runs on, as its estimate does."""
     form, chip = mfu_format(plan.job), plan.cluster.chip
-    elsewhere = device == "cpu" and chip.vendor in ACCELERATORS and chip.name not in HOSTS
+    elsewhere = device == "cpu" and chip.platform is not None
     return Throughput(
         num_devices=plan.layout.num_devices, chip=f"a CPU (the plan is for {chip.name})" if elsewhere else chip.name,
         peak_format=form, peak_flops_per_s=None if elsewhere else _peak(chip, form),
         flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
         hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
     )  # fmt: skip
-
-
-# Vendors of the catalogue's accelerators, and what is a host for all that.
-ACCELERATORS, HOSTS = ("NVIDIA", "AMD", "Google"), ("cpu", LOCAL)
 
 
 def _peak(chip: Chip, form: str) -> float | None:

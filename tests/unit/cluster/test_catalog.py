@@ -149,6 +149,7 @@ def test_a_small_plan_on_every_chip(name: str) -> None:
     job = Job(
         global_batch_tokens=2**18,
         seq_len=1024,
+        overlap="per_axis",
         precision="bf16" if "bf16" in load_chip(name).peak_flops_per_s else "fp32",
     )
     for cluster in map(load_cluster, examples(name)):

@@ -44,12 +44,10 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     Path("own.toml").write_text(OWN, encoding="utf-8")
     Path("slice.toml").write_text(SLICE, encoding="utf-8")
     own = load_own(text)
-    calibration = some_calibration(own.base or "")
-    Path("again.toml").write_text(
-        cluster_toml(own.nominal, own.base, calibration, {"exposed": "± 0.1"}), encoding="utf-8"
-    )
+    calibration = some_calibration(own.nominal.chip.base or "")
+    Path("again.toml").write_text(cluster_toml(own.nominal, calibration, {"exposed": "± 0.1"}), encoding="utf-8")
     again = load_own("again.toml")
-    assert (again.nominal, again.base, again.calibration) == (own.nominal, own.base, calibration)
+    assert (again.nominal, again.calibration) == (own.nominal, calibration)
     assert load_cluster("again.toml") == calibrated(own.nominal, calibration)
     assert "# ± 0.1" in Path("again.toml").read_text(encoding="utf-8")
 
@@ -58,7 +56,7 @@ def test_only_what_differs_from_the_catalogue_is_written(tmp_path: Path) -> None
     file = tmp_path / "own.toml"
     file.write_text(OWN, encoding="utf-8")
     own = load_own(str(file))
-    text = cluster_toml(own.nominal, own.base, some_calibration("h100"))
+    text = cluster_toml(own.nominal, some_calibration("h100"))
     assert 'base = "h100"' in text
     assert "power_w = 500.0" in text
     assert "memory_bytes" not in text
@@ -73,8 +71,8 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
     assert found.calibration.spread == calibration_of("h100", TITAN).spread
     assert found.calibration.source == "own.toml"
     assert found.calibration.clock == pytest.approx((500 / 700) ** (1 / 3))  # the file's chip is limited to 500 W
-    assert isinstance(found.topology, Switched)
-    assert found.topology.tiers[0].fraction == found.calibration["link_fraction"]
+    assert isinstance(found.reached, Switched)
+    assert found.reached.tiers[0].fraction == found.calibration["link_fraction"]
     assert load_own(str(file)).nominal.topology.levels == (8, 4)
 
 
@@ -85,9 +83,9 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
         ("[calibration]", ["own.toml: calibration: stack: missing; one of llm-foundry-torch1"]),
         (
             '[calibration]\nstack = "mine"\nclock = 3\nspread = { dense = [1.1, 2], odd = [1, 1] }\n'
-            "constants = { exposed = 9, foo = 1 }\nfused_attention = 1\nhue = 2",
+            "constants = { exposed = 9, foo = 1 }\nfused_attention = 1\nhue = 2\nloss = \"none\"",
             [
-                "own.toml: calibration: found 'hue'; the keys are stack, constants, clock",
+                "own.toml: calibration: found 'hue'; the keys are stack, constants, loss, clock",
                 "own.toml: calibration.constants: found 'foo'; the keys are matmul_fraction",
                 "own.toml: calibration.constants: exposed: found 9; share of the communication that compute does not hide, of 0 "
                 "to 1.05, is required",
@@ -95,6 +93,7 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
                 "own.toml: calibration.spread: dense: found [1.1, 2]; two factors around 1",
                 "own.toml: calibration: clock: found 3; a part of the usual clock, of 0.1 to 1.5, is required",
                 "own.toml: calibration: fused_attention: found 1; true or false is required",
+                "own.toml: calibration: loss: found 'none'; one of unfused, unfused_parallel, fused",
                 "own.toml: calibration: stack: found 'mine'; one of llm-foundry-torch1",
             ],
         ),
@@ -117,9 +116,9 @@ def test_another_chip_leaves_what_collectives_reach_between_pods() -> None:
     own = load_own("tpu-v5e:16x16*4")
     cluster = calibrated(own.nominal, some_calibration("tpu-v5e"))
     again = with_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
-    assert isinstance(again.topology, Pods)
+    assert isinstance(again.reached, Pods)
     assert cluster.calibration is not None
-    assert again.topology.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
+    assert again.reached.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
 
 
 def test_texts_are_escaped() -> None:

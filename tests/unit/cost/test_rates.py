@@ -119,7 +119,7 @@ def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
 
 
 def test_an_estimate_with_a_calibration_has_an_interval() -> None:
-    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
+    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192, loss="unfused")
     bound = estimate(model, load_cluster("h100:16"), job, Layout(fsdp=16, zero_stage=3))
     found = estimate(model, calibrated(load_cluster("h100:16"), CALIBRATION), job, Layout(fsdp=16, zero_stage=3))
     assert bound.interval90 is None

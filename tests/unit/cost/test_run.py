@@ -18,7 +18,7 @@ from shardwise.planning.plan import Plan
 
 LLAMA = sw.load_model("llama-3-8b")
 CLUSTER = sw.load_cluster("h100:64")
-JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, tokens=1e12)
+JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, tokens=1e12, overlap="per_axis")
 LAYOUT = sw.Layout(fsdp=64, zero_stage=3, recompute="full")
 
 

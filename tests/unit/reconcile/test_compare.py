@@ -36,10 +36,12 @@ MIB = 2**20
 
 
 def plan_of(*, stack: str | None = "nemo-25", **layout: Any) -> Plan:
-    cluster = load_cluster("h100:8")
+    cluster, job = load_cluster("h100:8"), JOB
     if stack:
         cluster = calibrated(cluster, calibration_of("h100", stack_named(stack)))
-    return plan_layout(MODEL, cluster, JOB, Layout(**(layout or {"dp": 4, "fsdp": 2, "zero_stage": 3})))
+    else:
+        job = replace(JOB, overlap="per_axis")
+    return plan_layout(MODEL, cluster, job, Layout(**(layout or {"dp": 4, "fsdp": 2, "zero_stage": 3})))
 
 
 PLAN = plan_of()

@@ -198,7 +198,7 @@ class Fit:
         usual = calibration_of("", stack_named(STACK))
         moe = usual.spread["moe"]
         return Calibration(
-            stack=STACK, constants=self.constants(), source=self.machine.source, synchronises=True,
+            stack=STACK, constants=self.constants(), source=self.machine.source, synchronises=True, loss=usual.loss,
             spread={"dense": spread, "moe": (min(moe[0], spread[0]), max(moe[1], spread[1]))},
         )  # fmt: skip
 

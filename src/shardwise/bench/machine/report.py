@@ -40,7 +40,7 @@ class Found(NamedTuple):
         meanings = {name: one.meaning for name, one in {**CONSTANTS, **APART}.items()}
         meanings["network_fraction"] = "not measured: as link_fraction"
         meanings["fp8_matmul_fraction"] = "not measured: as matmul_fraction"
-        return cluster_toml(self.cluster, None, self.calibration, meanings)
+        return cluster_toml(self.cluster, self.calibration, meanings)
 
 
 def machine(num_processes: int, samples: tuple[Sample, ...] = SAMPLES) -> Found:

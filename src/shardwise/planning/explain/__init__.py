@@ -12,6 +12,7 @@ report    all of it, as one value
 from shardwise.planning.explain.reasons import (
     MEMORY_RESERVE,
     MODEL_ERROR,
+    RESOLUTION,
     changed_fields,
     num_changes,
     offload_would,
@@ -24,6 +25,7 @@ from shardwise.planning.explain.report import Explanation, explain, explanation_
 __all__ = [
     "MEMORY_RESERVE",
     "MODEL_ERROR",
+    "RESOLUTION",
     "Explanation",
     "changed_fields",
     "explain",

@@ -234,7 +234,7 @@ def throughput(plan: Plan) -> Throughput:
     priced = plan.estimate
     return Throughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
-        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap, exposed=exposed_share(plan.cluster),
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.convention, exposed=exposed_share(plan.cluster),
         time=shares("time", priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.formats import Saved
-from shardwise.cost.rates import rates_of
+from shardwise.cost.rates import loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.errors import InputError
 from shardwise.job import precision_named
@@ -220,7 +220,8 @@ class _Reader:
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         rates = rates_of(plan.cluster.chip, plan.cluster.calibration)
-        self.pricer = UnitPricer(plan.model, rates, precision_named(plan.job.precision), plan.job.loss)
+        precision, loss = precision_named(plan.job.precision), loss_of(plan.cluster, plan.job)
+        self.pricer = UnitPricer(plan.model, rates, precision, loss)
         self.family = self.pricer.of_structure(family_of(layout))
         self.degrees, self.layout = _degrees(plan, layout), layout
         self.units = tuple(unit_counts(plan.model))

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration
+from shardwise.cluster.chips import usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.own import Own
-from shardwise.cluster.own_calibration import usual_clock
 from shardwise.cluster.stacks import Stack, calibrated, calibration_of, fitted, stack_of_software
 from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, statistics
@@ -149,14 +149,14 @@ class OwnFit:
 
     @property
     def _chip(self) -> str:
-        return self.own.base or self.own.nominal.chip.name
+        return self.own.nominal.chip.catalogued
 
     def calibration(self, source: str) -> Calibration:
         """What was found, with the clock and the facts about the stack that it was found at."""
         shipped = calibration_of(self._chip, self.stack)
         return replace(
             shipped, constants={one.name: one.after for one in self.constants}, spread=self.spread, source=source,
-            clock=usual_clock(self.own.nominal.chip, self.own.base),
+            clock=usual_clock(self.own.nominal.chip),
         )  # fmt: skip
 
     def cluster(self, source: str) -> Cluster:
@@ -195,7 +195,7 @@ def fit_own(
     runs, found_stack, aside = own_runs(rows, own, stack)
     stack = found_stack or stack or stack_of_software("")
     progress(f"{len(runs)} runs")
-    machine = Machine(cluster=own.nominal, stack=stack, clock=usual_clock(own.nominal.chip, own.base))
+    machine = Machine(cluster=own.nominal, stack=stack, clock=usual_clock(own.nominal.chip))
     benches = read_benches(bench, machine) if bench is not None else ()
     aside[TOO_SHORT] += sum(one.too_short for one in benches)
     sigma = SIGMA_FEW if sum(one.observation.weight for one in runs) < FEW else SIGMA
@@ -205,7 +205,7 @@ def fit_own(
     if not runs and not benches:
         raise InputError(_nothing(own, aside))
     observations = [*(one.observation for one in runs), *(one.observation for one in benches)]
-    expected = calibration_of(own.base or own.nominal.chip.name, stack).constants
+    expected = calibration_of(own.nominal.chip.catalogued, stack).constants
     begin = start(observations, {key: expected[key[1]] for key in observations[0].names})
     begin = evaluated(observations, begin)
     found = fit(observations, begin, sigma=sigma)
@@ -214,7 +214,7 @@ def fit_own(
 
 def _nothing(own: Own, aside: Counter[str]) -> str:
     reasons = "; ".join(f"{count} {reason}" for reason, count in aside.most_common()) or "no lines"
-    chip = own.base or own.nominal.chip.name
+    chip = own.nominal.chip.catalogued
     return (
         f"calibrate: nothing measured that can be used ({reasons}); a run on {chip} with a step time and a stated layout, or a "
         "micro-benchmark, is required"

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import catalogue_entry, load_chip
+from shardwise.cluster.chips import catalogue_entry, load_chip, usual_clock
 from shardwise.cluster.cluster import spread
 from shardwise.cluster.networks import links_of
 from shardwise.cluster.own import Own
-from shardwise.cluster.own_calibration import usual_clock
 from shardwise.cluster.stacks import Stack
 from shardwise.cluster.topology import Pods, Switched, Topology, Torus
 from shardwise.reconcile.accuracy import SCORED
@@ -76,7 +75,7 @@ def _usable(row: Row, own: Own) -> Usable | str:
         chip = chip_named(row.cell("chip"))
     except SkippedRow as skipped:
         return skipped.kind
-    if chip != own.base:
+    if chip != own.nominal.chip.base:
         return f"of another chip, {chip}"
     if row.step_time_s is None:
         return "without a measured step time"
@@ -90,7 +89,7 @@ def _run(one: Usable, own: Own, stack: Stack, weight: float) -> Run:
     stated = Facts(dict(one.row.inputs)).flag("flash_attn")
     software = replace(
         one.case.software, stack=stack, fused_attention=not stack.unfused_attention if stated is None else stated,
-        clock=usual_clock(own.nominal.chip, own.base) if one.case.software.clock == 1.0 else one.case.software.clock,
+        clock=usual_clock(own.nominal.chip) if one.case.software.clock == 1.0 else one.case.software.clock,
     )  # fmt: skip
     case = replace(one.case, software=software, cluster=replace(
         one.case.cluster, chip=_own_chip(one.case.cluster.chip, own), topology=_own_network(one.case.cluster.topology, own)
@@ -101,8 +100,7 @@ def _run(one: Usable, own: Own, stack: Stack, weight: float) -> Run:
 
 def _own_chip(stated: Chip, own: Own) -> Chip:
     """The chip of the cluster, but for what a row states otherwise than the catalogue."""
-    assert own.base is not None
-    usual = load_chip(own.base)
+    usual = load_chip(own.nominal.chip.catalogued)
     differs = {one.name: getattr(stated, one.name) for one in fields(Chip)}
     differs = {name: value for name, value in differs.items() if value != getattr(usual, name)}
     return replace(own.nominal.chip, **differs)
@@ -110,8 +108,7 @@ def _own_chip(stated: Chip, own: Own) -> Chip:
 
 def _own_network(stated: Topology, own: Own) -> Topology:
     """The network of a row at the cluster's rates, but for a rate that the row states otherwise than the catalogue."""
-    assert own.base is not None
-    topology, entry = own.nominal.topology, catalogue_entry(own.base)
+    topology, entry = own.nominal.topology, catalogue_entry(own.nominal.chip.catalogued)
     if isinstance(stated, Switched) and isinstance(topology, Switched):
         return _own_tiers(stated, topology, own.nominal.chip, parse_quantity(entry["tiers"][-1]["bytes_per_s"]))
     if isinstance(stated, Switched) or isinstance(topology, Switched):

@@ -1,0 +1,65 @@
+"""Which of the layouts that a search found is taken: not the fastest at any price, but the simplest of those that predictions
+do not tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import EVEN_BATCH, degrees_of
+from shardwise.model.architecture import Architecture
+from shardwise.planning.explain import RESOLUTION
+from shardwise.search.search import Found, SearchResult, search
+from shardwise.search.space import AXES, Choices
+
+EQUAL = 1e-5  # relative; what bounds differ by that only the rounding up of shards tells apart
+NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
+
+
+def simplest(
+    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, choices: Choices | None, reserve: float
+) -> Layout:
+    """The simplest fitting layout whose predicted step is within `RESOLUTION` of the fastest; of bounds, which hold exactly under
+    what they assume, the simplest of those that are equal.
+
+    First degrees: batches that come out even, then fewer axes that split the model or the sequence, then smaller cp, tp and pp,
+    then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these degrees, an even batch and
+    the fewest virtual stages.
+    """
+    within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL))
+
+    def near(rows: Iterable[Found]) -> Iterator[Found]:
+        return (row for row in rows if row.step_time_s <= within)
+
+    def key(row: Found) -> tuple[float, ...]:
+        return (*_degrees_key(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
+
+    rows = list(near((*found.best, *found.even, *found.by_factorisation)))
+    degrees = min(rows, key=lambda row: (*_degrees_key(job, row.layout), row.step_time_s)).layout
+    return min((*rows, *near(_of_degrees(architecture, cluster, job, degrees, choices, reserve))), key=key).layout
+
+
+def _of_degrees(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, choices: Choices | None, reserve: float
+) -> Iterator[Found]:
+    """The fitting layouts of the same degrees."""
+    pins = {axis: getattr(layout, axis) for axis in AXES}
+    if layout.expert_tp != layout.tp:  # whole experts are a mode of the search, by the degree of ep without them
+        pins.pop("ep")
+    narrowed = replace(choices or Choices(), pins={}).narrowed(pins, {})
+    yield from search(architecture, cluster, job, choices=narrowed, top=NUM_NEAR, reserve=reserve).best
+
+
+def is_even(job: Job, layout: Layout) -> bool:
+    """Whether no replica is idle and every micro-batch is full."""
+    return bool(EVEN_BATCH.legal(None, job, 0, degrees_of(layout)))  # type: ignore[arg-type]
+
+
+def _degrees_key(job: Job, layout: Layout) -> tuple[int, ...]:
+    """What makes degrees simpler, the weightiest first; less is simpler."""
+    splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
+    twice = layout.dp > 1 and layout.fsdp > 1
+    return not is_even(job, layout), splitting, layout.cp, layout.tp, layout.pp, twice

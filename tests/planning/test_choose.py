@@ -1,0 +1,96 @@
+"""Which layout a plan takes of those that predictions do not tell apart; batches that come out even; plan files of before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.layout.legality import EVEN_BATCH, degrees_of
+from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
+from shardwise.planning.plan import as_planned
+from shardwise.search.search import search
+from shardwise.search.space import Choices
+
+SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
+
+
+def num_splitting(layout: sw.Layout) -> int:
+    return sum(degree > 1 for degree in (layout.tp, layout.cp, layout.pp, layout.ep))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "job"),
+    [
+        ("llama-3-8b", "h100:8", SMALL),
+        ("llama-3-8b", "h100:64", replace(SMALL, global_batch_tokens=2**21)),
+        ("llama-3-70b", "tpu-v5p:4x4x4", sw.Job(global_batch_tokens=2**20, seq_len=4096)),
+        ("mixtral-8x7b", "h100:64", sw.Job(global_batch_tokens=2**20, seq_len=4096)),
+    ],
+)
+def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str, name: str, job: sw.Job) -> None:
+    architecture = sw.load_model(model)
+    taken = sw.plan(architecture, sw.load_cluster(name), job)
+    found = search(architecture, *as_planned(sw.load_cluster(name), job), reserve=MEMORY_RESERVE)
+    fastest = found.best[0].step_time_s
+    assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
+    near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]
+    assert len(near) > 2
+    assert num_splitting(taken.layout) == min(map(num_splitting, near))
+    assert taken.layout.cp == min(one.cp for one in near if num_splitting(one) == num_splitting(taken.layout))
+
+
+def test_equal_bounds_go_to_the_smaller_cp() -> None:
+    """Without cp the bound is that of cp = 2 and 4, to five digits."""
+    job = replace(SMALL, overlap="per_axis")
+    found = search(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, reserve=MEMORY_RESERVE)
+    tied = {row.layout.cp for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + 1e-5)}
+    taken = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job)
+    assert tied == {1, 2, 4}
+    assert taken.layout.cp == 1
+    assert taken.estimate.step_time_s == pytest.approx(found.best[0].step_time_s, rel=1e-5)
+
+
+def test_an_even_batch_comes_before_a_ragged_one() -> None:
+    """One step of 84 sequences on 8 devices: four replicas of 21 each, while eight have 10 or 11."""
+    model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
+    job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
+    found = search(model, *as_planned(cluster, job), reserve=MEMORY_RESERVE)
+    near = [row for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + RESOLUTION)]
+    even = [bool(EVEN_BATCH.legal(model, job, 8, degrees_of(row.layout))) for row in near]
+    taken = sw.plan(model, cluster, job)
+    assert any(even)
+    assert taken.estimate.waste.get("sequences", 0.0) == 0.0
+
+
+def test_divisible_leaves_only_layouts_that_share_the_batch_out_evenly(capsys: pytest.CaptureFixture[str]) -> None:
+    model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
+    job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
+    every = search(model, cluster, job)
+    found = search(model, cluster, job, choices=Choices(divisible=True), top=10**6)
+    assert 0 < found.num_layouts < every.num_layouts
+    assert found.num_illegal_by_rule["even_batch"] > 0
+    assert all(EVEN_BATCH.legal(model, job, 8, degrees_of(row.layout)) for row in found.best)
+    words = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", str(84 * 4096), "--seq-len", "4096"]
+    assert main([*words, "--divisible", "--json"]) == 0
+    assert "sequences" not in json.loads(capsys.readouterr().out)["estimate"]["waste"]
+    assert main([*words, "--divisible", "--pin", "fsdp=8"]) == 3
+    assert "dp·fsdp·micro_batch_seqs" in capsys.readouterr().err
+
+
+def test_a_plan_of_the_first_schema_is_read(tmp_path: Path) -> None:
+    """Its links were at the rates that collectives reach; now they are at the rated ones, and the price is the same."""
+    for name in ("h100:16", "tpu-v5e:4x4"):
+        plan = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name), SMALL)
+        payload = json.loads(json.dumps(plan_payload(plan)))
+        reached = plan_payload(replace(plan, cluster=replace(plan.cluster, topology=plan.cluster.reached)))
+        payload |= {"schema": "shardwise.plan/1", "cluster": json.loads(json.dumps(reached["cluster"]))}
+        del payload["bound_s"]
+        again = parse_plan(payload)
+        priced = sw.estimate(again.model, again.cluster, again.job, again.layout)
+        assert priced.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
