@@ -23,6 +23,7 @@ from shardwise.execute.hlo import HloProgram
 from shardwise.execute.hlo_graph import Groups
 from shardwise.layout.expression import ShardedExpression
 from shardwise.sharding.collective import Kind
+from shardwise.sharding.meaning import einsum_of
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 
@@ -147,10 +148,8 @@ def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
 
 
 def _request(made: ShardedExpression) -> dict[str, Any]:
-    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(d for s in made.operands for d in s.dims))}
-    written = ["".join(letters[dim] for dim in dims) for dims in (*(s.dims for s in made.operands), made.result_dims)]
     return {
-        "product": f"{','.join(written[:-1])}->{written[-1]}",
+        "product": einsum_of(made.expression),
         "dtype": _STAND_INS[made.dtype],
         "mesh": made.mesh.axes,
         "shapes": [[made.sizes[dim] for dim in spec.dims] for spec in made.operands],

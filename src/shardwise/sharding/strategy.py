@@ -2,8 +2,9 @@
 
 The shardings of one tensor are the nodes of a graph, collectives its edges, and costs add: shortest paths (Dijkstra) give
 the cost of every sharding of every operand. Two operands meet in a local product wherever their shardings agree; the
-product's natural sharding starts the result's own graph. For a chain every order of multiplying is tried. The price of a
-collective and of a product is handed in.
+product's natural sharding starts the result's own graph. For a chain every order of multiplying is tried. An operand is
+summed over the dims that it alone has before it meets another: that is never dearer. The price of a collective and of a
+product is handed in.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from shardwise.errors import ShardingError
 from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.einsum import kept_dims, natural
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.moves import collectives_from, local_products
 from shardwise.sharding.spec import Axes, Spec
@@ -38,13 +40,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One local product of two tensors."""
+    """One local product of two tensors, or the sum of one over some of its dims."""
 
-    left: str
-    right: str
+    operands: tuple[str, ...]
     result: str
-    left_spec: Spec
-    right_spec: Spec
+    specs: tuple[Spec, ...]  # of the operands
     result_spec: Spec
 
 
@@ -53,8 +53,12 @@ Action = Move | Product
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result."""
+    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result.
 
+    `tensor` is the name of the result among the actions.
+    """
+
+    tensor: str
     actions: tuple[Action, ...]
     cost: Cost
     starts: Mapping[str, Spec]
@@ -69,10 +73,10 @@ class _Node(NamedTuple):
 
 
 class _Join(NamedTuple):
-    left: _Tensor
-    right: _Tensor
-    left_spec: Spec
-    right_spec: Spec
+    """A local product of tensors (or the sum of one), each in one of its shardings."""
+
+    tensors: tuple[_Tensor, ...]
+    specs: tuple[Spec, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +93,8 @@ class _Tensor:
 class Problem:
     """What is to be computed: operands with their shardings, the result's dims, its sharding if one is asked for.
 
-    Every dim that two operands share and the result lacks is summed. `free` operands may start in any sharding. Only what
-    costs less than `bound` is looked at, if there is one.
+    A dim that the result lacks is summed, once nothing outside a product has it. `free` operands may start in any sharding.
+    Only what costs less than `bound` is looked at, if there is one.
     """
 
     names: tuple[str, ...]
@@ -139,8 +143,17 @@ class _Search:
         start = {spec: _Node(self.zero, None)}
         if name in self.problem.free:
             start = {s: _Node(self.zero, None) for s in self.shardings(spec.dims)}
-        tensor = _Tensor(name, spec.dims, frozenset([index]), start)
-        return self.close(tensor)
+        return self.summed(self.close(_Tensor(name, spec.dims, frozenset([index]), start)))
+
+    def summed(self, leaf: _Tensor) -> _Tensor:
+        """The operand without the dims that nothing else has; of a single operand, with the result's dims."""
+        dims = self.dims(leaf.members)
+        if dims == leaf.dims:
+            return leaf
+        nodes: dict[Spec, _Node] = {}
+        for spec in leaf.nodes:
+            self.join((leaf,), (spec,), natural((spec,), dims), nodes)
+        return self.close(_Tensor(summed_name(leaf.name), dims, leaf.members, nodes))
 
     def shardings(self, dims: Axes) -> Iterator[Spec]:
         """Every legal sharding of a tensor without partial sums."""
@@ -235,41 +248,38 @@ class _Search:
         for part in _subsets(members):
             left, right = built.get(part), built.get(members - part)
             if first in part and left is not None and right is not None and (outer or set(left.dims) & set(right.dims)):
-                self.join(left, right, dims, nodes)
+                for left_spec, right_spec, result in local_products(left.dims, right.dims, dims, tuple(self.degree)):
+                    if left_spec in left.nodes and right_spec in right.nodes and self.divides(result):
+                        self.join((left, right), (left_spec, right_spec), result, nodes)
         if nodes:
             name = "*".join(self.problem.names[i] for i in sorted(members))
             built[members] = self.close(_Tensor(name, dims, members, nodes))
 
     def dims(self, members: frozenset[int]) -> Axes:
-        """Dims of a partial product: those that the result or an operand outside still needs."""
-        outside = {d for i, spec in enumerate(self.problem.operands) if i not in members for d in spec.dims}
-        inside = dict.fromkeys(d for i in sorted(members) for d in self.problem.operands[i].dims)
-        if len(members) == len(self.problem.operands):
-            return self.problem.result
-        return tuple(d for d in inside if d in outside or d in self.problem.result)
+        """Dims of a partial product."""
+        inside: list[Axes] = []
+        outside: list[Axes] = []
+        for index, spec in enumerate(self.problem.operands):
+            (inside if index in members else outside).append(spec.dims)
+        return kept_dims(inside, outside, self.problem.result)
 
-    def join(self, left: _Tensor, right: _Tensor, dims: Axes, nodes: dict[Spec, _Node]) -> None:
-        """Every pair of shardings that can be multiplied locally, and the natural sharding of its result."""
-        for left_spec, right_spec, result in local_products(left.dims, right.dims, dims, tuple(self.degree)):
-            if left_spec not in left.nodes or right_spec not in right.nodes or not self.divides(result):
-                continue
-            parts = (
-                left.nodes[left_spec].cost,
-                right.nodes[right_spec].cost,
-                self.product(self.flops(left_spec, right_spec)),
-            )
-            cost = tuple(map(sum, zip(*parts, strict=True)))
-            if self.within(cost) and (result not in nodes or cost < nodes[result].cost):
-                nodes[result] = _Node(cost, _Join(left, right, left_spec, right_spec))
+    def join(
+        self, tensors: tuple[_Tensor, ...], specs: tuple[Spec, ...], result: Spec, nodes: dict[Spec, _Node]
+    ) -> None:
+        """Note the local product of tensors in these shardings, which lies as `result`, where it is the cheapest to lie so."""
+        parts = [tensor.nodes[spec].cost for tensor, spec in zip(tensors, specs, strict=True)]
+        cost = tuple(map(sum, zip(*parts, self.product(self.flops(specs, result.dims)), strict=True)))
+        if self.within(cost) and (result not in nodes or cost < nodes[result].cost):
+            nodes[result] = _Node(cost, _Join(tensors, specs))
 
-    def flops(self, left: Spec, right: Spec) -> float:
-        """2 per element of the local product's index space; 1 where nothing is summed."""
-        sizes = {d: self.problem.sizes[d] / self.size(s.axes_of(d)) for s in (left, right) for d in s.dims}
+    def flops(self, specs: Sequence[Spec], result: Axes) -> float:
+        """FLOPs on one device, as `Contract.flops` counts them: for each element of the local index space one for the
+        product and one for the sum, where there is one."""
+        sizes = {d: self.problem.sizes[d] / self.size(s.axes_of(d)) for s in specs for d in s.dims}
         elements = 1.0
         for size in sizes.values():
             elements *= size
-        summed = set(left.dims) & set(right.dims) - set(self.problem.result)
-        return elements * (2.0 if summed else 1.0)
+        return elements * (len(specs) - 1 + bool(set(sizes) - set(result)))
 
     # From the graph back to actions
 
@@ -281,14 +291,14 @@ class _Search:
 
     def strategy(self, tensor: _Tensor, end: Spec) -> Strategy:
         starts: dict[str, Spec] = {}
-        return Strategy(tuple(self.actions(tensor, end, starts)), tensor.nodes[end].cost, starts, end)
+        return Strategy(tensor.name, tuple(self.actions(tensor, end, starts)), tensor.nodes[end].cost, starts, end)
 
     def actions(self, tensor: _Tensor, spec: Spec, starts: dict[str, Spec]) -> Iterator[Action]:
         origin = tensor.nodes[spec].origin
         if isinstance(origin, _Join):
-            yield from self.actions(origin.left, origin.left_spec, starts)
-            yield from self.actions(origin.right, origin.right_spec, starts)
-            yield Product(origin.left.name, origin.right.name, tensor.name, origin.left_spec, origin.right_spec, spec)
+            for operand, own in zip(origin.tensors, origin.specs, strict=True):
+                yield from self.actions(operand, own, starts)
+            yield Product(tuple(operand.name for operand in origin.tensors), tensor.name, origin.specs, spec)
         elif origin is not None:
             yield from self.actions(tensor, origin[0], starts)
             yield Move(tensor.name, origin[1])
@@ -342,9 +352,14 @@ class _Search:
         return tuple(
             (a.tensor, a.collective.kind, degrees(a.collective.after))
             if isinstance(a, Move)
-            else (a.left, a.right, degrees(a.left_spec), degrees(a.right_spec))
+            else (a.operands, tuple(map(degrees, a.specs)))
             for a in strategy.actions
         )
+
+
+def summed_name(name: str) -> str:
+    """The name of an operand once it is summed over the dims that it alone has."""
+    return f"{name}.sum"
 
 
 def _add(first: Cost, second: Cost) -> Cost:
