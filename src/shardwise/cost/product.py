@@ -16,8 +16,9 @@ from shardwise.layout.expression import ShardedExpression, derive_by_cases, expr
 from shardwise.layout.solve import solve
 from shardwise.model.backward import backward
 from shardwise.sharding.collective import Collective, Kind, received
+from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct
+from shardwise.sharding.strategy import PriceProduct
 from shardwise.symbolic import Values, constant
 
 Objective = Literal["time", "bytes"]

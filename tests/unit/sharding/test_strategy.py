@@ -10,11 +10,13 @@ from shardwise.errors import ShardingError
 from shardwise.sharding.collective import Kind, received
 from shardwise.sharding.meaning import result_dims
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.moves import collectives_from
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.paths import Cost
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Cost, Move, Problem, Product, Strategy, cheapest
+from shardwise.sharding.strategy import Move, Problem, Product, Strategy, cheapest
 from shardwise.symbolic import Values, constant
+
+from .naive import collectives_from
 
 
 def solve(
