@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -221,7 +222,18 @@ def _hlo(request: Mapping[str, Any], backend: str) -> str:
     array: Any = jax.ShapeDtypeStruct
     operands = [array(tuple(shape), request["dtype"]) for shape in request["shapes"]]
     options = _PLAIN if backend == "tpu" else None
-    return product.lower(*operands).compile(compiler_options=options).as_text() or ""
+    return module_text(product.lower(*operands).compile(compiler_options=options))
+
+
+def module_text(compiled: Any) -> str:
+    """The HLO of what jax has compiled, with every constant in full.
+
+    The text that jax itself gives leaves out the values of constants of more than ten elements (`{...}`). A table of where each
+    device's part starts, which tells a ReduceScatter from an AllReduce, has an element for each device.
+    """
+    options = import_module("jaxlib._hlo").HloPrintOptions()  # jax gives out no name of its own for it
+    options.print_large_constants = True
+    return "\n\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
 
 
 # Without these the TPU compiler unrolls collectives into loops of permutes, which say less about the choice.
