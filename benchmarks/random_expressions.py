@@ -1,7 +1,7 @@
 """Random sharded products, the same ones for the same seed: every legal shape that the notation can write, in small sizes.
 
 Two operands share any mix of summed and batch dims (matrix products, batches of them, elementwise, outer and inner
-products); three form a chain, whose last operand may bring back a dim that was summed before. Meshes have one to three axes and
+products); three form a chain, whose last operand may share a dim with both others. Meshes have one to three axes and
 at most 64 devices; any dim may be split over several axes, in any order.
 """
 

@@ -151,7 +151,7 @@ def compile_step(name: str) -> dict[str, Any]:
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "collectives": collectives_of(done.as_text()),
+        "collectives": collectives_of(xla.module_text(done)),
     }
 
 

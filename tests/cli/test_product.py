@@ -11,8 +11,8 @@ from shardwise.cli import main
 
 GATHER = ["matmul", "A[I_X, J] * B[J, K_X] -> C[I_X, K]", "--mesh", "X=4,Y=2", "--size", "I=64,J=64,K=64"]
 MLP = [
-    "matmul", "In[B_X, D_Y] * W1[D_X, F_Y] * W2[F_Y, D_X] -> Out[B_X, D_Y]", "--mesh", "X=16,Y=4",
-    "--size", "B=65536,D=8192,F=28672", "--on", "h100:64",
+    "matmul", "In[B_X, D_Y] * W1[D_X, F_Y] * W2[F_Y, D'_X] -> Out[B_X, D'_Y]", "--mesh", "X=16,Y=4",
+    "--size", "B=65536,D=8192,F=28672,D'=8192", "--on", "h100:64",
 ]  # fmt: skip
 
 
@@ -102,6 +102,32 @@ def test_the_report_gives_reasons(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
+def test_the_report_says_how_it_reads_what_may_surprise(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ["matmul", "A[I, J] * B[K, L] -> C[I, L]", "--mesh", "X=2", "--size", "I=4,J=4,K=4,L=4"]
+    code, out, _ = run(capsys, *alone)
+    assert code == 0
+    assert "  note: A is summed over J by itself, before any product: neither another operand nor C has J\n" in out
+    assert "  note: B is summed over K by itself" in out
+    assert "local_sum                  A " in out
+    found = payload(capsys, *alone, "--backward")
+    assert [str(note)[:24] for note in found["notes"]] == ["A is summed over J by it", "B is summed over K by it"]  # type: ignore[attr-defined]
+    assert isinstance(found["program"], list)
+    assert [step["op"] for step in found["program"]] == ["local_sum", "local_sum", "local_product"]
+    assert found["flops_per_device"] == 16 + 16 + 16
+    back = found["backward"]
+    assert isinstance(back, dict)
+    assert [step["op"] for step in back["program"]] == ["local_product"] * 2 + ["local_broadcast"] * 2
+    assert payload(capsys, *GATHER)["notes"] == []
+
+
+def test_times_count_sums_as_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, "matmul", "A[I, J] -> B[I]", "--mesh", "X=1", "--size", "I=1Mi,J=1Mi", "--on", "h100:1")
+    times = found["time_s"]
+    assert isinstance(times, dict)
+    assert times["math"] == pytest.approx(2**40 / 989.4e12, rel=1e-3)
+    assert times["comms"] == 0
+
+
 def test_run_on_virtual_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(str(payload(capsys, *GATHER, "--run", "numpy")["max_relative_error"])) < 1e-12
 
@@ -143,6 +169,11 @@ WRONG = [
         ["dim L is in no operand"],
     ),
     (["matmul", "A[I] * A[I]", "--mesh", "X=2", "--size", "I=4"], ["two operands are called A"]),
+    (
+        ["matmul", "A[I, J] * B[J, K] -> A[I, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"],
+        ["the result is called A, as an operand is"],
+    ),
+    (["reshard", "A[I_X, J] -> A[I]", "--mesh", "X=2", "--size", "I=4,J=4"], ["the same dims", "`matmul`"]),
     (["matmul", "A[I=4] * B[I=8]", "--mesh", "X=2"], ["I is 4 and 8"]),
     (["matmul", "A: bf16[I=4] * B: fp32[I]", "--mesh", "X=2"], ["bf16, fp32", "one number format"]),
     (["matmul", "A[I, J] * B[J]", "--mesh", "X", "--size", "I=4,J=4"], ["--mesh", "NAME=SIZE"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwise.errors import InputError
 from shardwise.execute.hlo import HloCollective, HloProgram
 from shardwise.execute.hlo_graph import replica_groups
 from shardwise.sharding.collective import Kind
@@ -76,6 +77,12 @@ def test_devices_that_keep_the_same_part_still_reduce_it_among_them() -> None:
     assert kinds(found) == [(Kind.REDUCE_SCATTER, 2, 64.0), (Kind.ALL_REDUCE, 2, 32.0)]
     assert found.collectives()[0].groups == ((0, 2), (1, 3))
     assert found.collectives()[1].groups == ((0, 1), (2, 3))
+
+
+def test_a_table_without_its_values_is_refused() -> None:
+    """XLA leaves out constants of more than ten elements unless it is told to print them: a table for 12 devices is one."""
+    with pytest.raises(InputError, match=r"found constant\(\{\.\.\.\}\), whose values the text leaves out"):
+        reduce_and_keep(2, "...").collectives()
 
 
 def test_a_part_that_is_the_same_everywhere_does_not_make_a_scatter() -> None:
@@ -161,6 +168,7 @@ GEMM = (
             "  %c = f32[2,3] multiply(%a, %a)\n  %d = f32[6] bitcast(%c)\n  ROOT %e = f32[] reduce(%d, %z), to_apply=%add",
             12,
         ),
+        ("  %c = f32[2,3] convert(%a)\n  ROOT %d = f32[2] reduce(%c, %z), dimensions={1}, to_apply=%add", 6),
     ],
 )
 def test_flops_of_products(product: str, flops: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 from expressions import for_xla, solve, verdict
 from random_expressions import random_expressions
 
+from shardwise.cost.product import price_product
 from shardwise.errors import InputError
 from shardwise.execute import xla
 from shardwise.execute.xla import XlaReport, axes_of, missing, verify, verify_many
@@ -54,6 +55,38 @@ def test_the_cases_of_the_book_are_what_xla_does(index: int, text: str, reports:
 def test_xla_never_moves_fewer_bytes(index: int, reports: list[XlaReport]) -> None:
     made = [*map(written, CASES), *RANDOM][index]
     assert verdict(made, solve(made), reports[index]) != "losses"
+
+
+# An AllReduce and a slice, which is how the CPU backend writes a ReduceScatter, on meshes of many devices; elements received.
+SCATTERED = (
+    ("A[I, J_XY] * B[J_XY, K] -> C[I_X, K_Y]", {"X": 4, "Y": 4}, [(Kind.REDUCE_SCATTER, ("X", "Y"))]),
+    ("A[I, J_XY] * B[J_XY, K] -> C[I_Y, K_X]", {"X": 3, "Y": 4}, [(Kind.REDUCE_SCATTER, ("X", "Y"))]),
+    ("A[I, J_X] * B[J_X, K] -> C[I_X, K]", {"X": 24}, [(Kind.REDUCE_SCATTER, ("X",))]),
+    ("A[I, J_XY] * B[J_XY, K] -> C[I_X, K]", {"X": 2, "Y": 8},
+     [(Kind.REDUCE_SCATTER, ("X",)), (Kind.ALL_REDUCE, ("Y",))]),
+)  # fmt: skip
+LONE_SUMS = ("A[I, J_X] * B[K, L] -> C[I, L]", "A[I_X, J] -> B[I_X]", "A[I, J_Y] -> B[J_Y, I]")
+
+
+def test_a_reduce_scatter_is_one_on_meshes_of_many_devices() -> None:
+    cases = [
+        shard_expression(parse_expression(text), Mesh.of(mesh), dict.fromkeys("IJK", 48)) for text, mesh, _ in SCATTERED
+    ]
+    for report, (text, mesh, expected) in zip(verify_many(cases), SCATTERED, strict=True):
+        assert [(c.op, c.axes) for c in report.collectives] == expected, (text, mesh)
+        payload, elements = 48.0 * 48, 0.0
+        for op, axes in expected:
+            n = Mesh.of(mesh).size(axes)
+            elements += payload * (n - 1) / n * (2 if op is Kind.ALL_REDUCE else 1)
+            payload /= n
+        assert report.bytes_per_device == pytest.approx(2 * elements)
+
+
+def test_sums_of_one_operand_are_flops_too() -> None:
+    mesh, sizes = Mesh.of({"X": 2, "Y": 2}), {"I": 4, "J": 6, "K": 8, "L": 10}
+    cases = [shard_expression(parse_expression(text), mesh, sizes) for text in LONE_SUMS]
+    for made, report in zip(cases, verify_many(cases), strict=True):
+        assert report.flops_per_device == price_product(made, None).by_cases.flops_per_device
 
 
 def test_the_flops_of_the_compiled_product(reports: list[XlaReport]) -> None:

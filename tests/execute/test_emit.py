@@ -20,7 +20,10 @@ from shardwise.sharding.notation import parse_expression, parse_tensor
 EXPRESSIONS = (
     ("A[I_X, J_Y] * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2}),
     ("A[I_YX, J]{U_Z} * B[J_X, K] -> C[I_Y, K_ZX]", {"X": 2, "Y": 2, "Z": 2}),
-    ("In[B_{dp,fsdp}, D] * W1[D_fsdp, F_tp] * W2[F_tp, D_fsdp] -> Out[B_{dp,fsdp}, D]", {"dp": 2, "fsdp": 2, "tp": 2}),
+    (
+        "In[B_{dp,fsdp}, D] * W1[D_fsdp, F_tp] * W2[F_tp, D'_fsdp] -> Out[B_{dp,fsdp}, D']",
+        {"dp": 2, "fsdp": 2, "tp": 2},
+    ),
     ("A[I_X] * B[I_X] -> C[]", {"X": 2}),
     ("A[I, J] * B[J, K]", {}),
 )

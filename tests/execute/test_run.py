@@ -38,7 +38,12 @@ BY_CASES: tuple[tuple[str, Mapping[str, int]], ...] = (
     ("A[I_X, J_Y]{U_Z} * B[J_Y, K] -> C[I_X, K_Z]", EIGHT),  # an operand that is a partial sum
     ("A[B_X, I, J_Y] * D[B_X, J_Y, K] -> C[B_X, I, K_Y]", EIGHT),  # a batch dim
     ("A[B_X, I] * D[B, I_Y] -> C[I_Y, B_X]", UNEVEN),  # elementwise, turned round
-    ("In[B_X, D] * W1[D_X, F_Y] * W2[F_Y, D_X] -> Out[B_X, D]", UNEVEN),  # FSDP and TP
+    ("In[B_X, D] * W1[D_X, F_Y] * W2[F_Y, D'_X] -> Out[B_X, D']", UNEVEN),  # FSDP and TP
+    ("Q[B_X, T, H_Y] * K[B_X, S, H] * V[B_X, S_Y, E] -> O[B_X, T_Y, E]", UNEVEN),  # a batch dim of all operands
+    ("Q[B_X, T, H_Y] * K[B, S_X, H_Y] * V[B_X, S, H] -> O[B_Y, T, H_X]", UNEVEN),
+    ("A[I, J_X] * B[K_Y, L] -> C[I, L_X]", UNEVEN),  # each summed alone
+    ("A[I_X, J_Y] -> C[I_Y]", UNEVEN),
+    ("A[I_X, J_Y] -> C[J_X, I]", UNEVEN),
     ("A[I_X, J] * B[J, K_Y] * D[K_X, L] -> C[I, L_YX]", UNEVEN),
     ("A[I_X] * B[I_X] -> C[]", {"X": 8}),
     ("A[I] * B[J_X]", {"X": 1}),
@@ -103,7 +108,8 @@ def test_jax_agrees_with_the_unsharded_product() -> None:
     "case",
     [
         by_cases("A[I, J_YX]{U_Z} * B[J_X, K] -> C[I_Z, K_X]", {"X": 2, "Y": 1, "Z": 2}),
-        by_cases("In[B_X, D] * W1[D_X, F_Y] * W2[F_Y, D_X] -> Out[B_X, D]", {"X": 2, "Y": 2}),
+        by_cases("In[B_X, D] * W1[D_X, F_Y] * W2[F_Y, D'_X] -> Out[B_X, D']", {"X": 2, "Y": 2}),
+        by_cases("Q[B_X, T, H_Y] * K[B_X, S, H] * V[B_X, S_Y, H] * U[U] -> O[B_X, T_Y, H]", {"X": 2, "Y": 2}),
         permuting("A[I_X, J]", "A[I_Y, J_X]", {"X": 2, "Y": 2}),
         by_cases("A[I_YX, J_Z] * B[J_Z, K] -> C[I, K_YX]", {"X": 2, "Y": 2, "Z": 1}),
     ],
@@ -147,6 +153,14 @@ def test_a_framework_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch
         run(*case, "torch")
     with pytest.raises(InputError, match="found framework 'mpi'; one of numpy, jax, torch is required"):
         run(*case, "mpi")  # type: ignore[arg-type]
+
+
+def test_a_product_on_the_way_that_fits_no_host_is_refused() -> None:
+    """Queries and keys of two numbers each, but a score for every pair of them."""
+    expression = parse_expression("Q[T_X, H] * K[S, H] * V[S, E] -> O[T_X, E]")
+    made = shard_expression(expression, Mesh.of({"X": 2}), {"T": 2**14, "S": 2**14, "H": 2, "E": 2})
+    with pytest.raises(InputError, match=r"found 2\.69e\+08 elements in the arrays .* at most 1\.34e\+08 are required"):
+        run(made, derive_by_cases(made), "numpy")
 
 
 def test_a_mesh_that_is_too_large_for_one_host_is_refused() -> None:

@@ -12,7 +12,8 @@ def configure(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser(
         "matmul", help="price a sharded product and find the cheapest way to compute it",
-        description="Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it.",
+        description="Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it. "
+        "The text means what numpy.einsum computes from it: dims that the result lacks are summed, each once.",
     )  # fmt: skip
     add_product_arguments(parser)
     parser.add_argument("--backward", action="store_true", help="also derive the gradients of all operands")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardwise.cost.product import ProductReport, ProgramCost, StepCost, TensorFacts
     from shardwise.execute.xla import XlaReport
     from shardwise.layout.expression import ShardedExpression
+    from shardwise.sharding.notation import Expression
 
 SCHEMA = "shardwise.matmul/1"
 RESHARD_SCHEMA = "shardwise.reshard/1"
@@ -83,12 +84,19 @@ def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression
     from shardwise.sharding.notation import parse_expression
 
     expression = parse_expression(arguments.expression)
-    if one_operand and (len(expression.operands) != 1 or expression.result is None):
+    if one_operand and not _is_reshard(expression):
         raise InputError(
-            f"reshard: found {arguments.expression!r}; one tensor before and after is required: A[I_X, J] -> A[I, J_X]"
+            f"reshard: found {arguments.expression!r}; one tensor before and after, with the same dims, is required: "
+            "A[I_X, J] -> A[I, J_X]; a product or a sum is for `matmul`"
         )
     mesh = Mesh(tuple(_assignments(arguments.mesh, "--mesh").items()))
     return shard_expression(expression, mesh, _assignments(arguments.size or "", "--size"), arguments.dtype)
+
+
+def _is_reshard(expression: Expression) -> bool:
+    if len(expression.operands) != 1 or expression.result is None:
+        return False
+    return set(expression.operands[0].spec.dims) == set(expression.result.spec.dims)
 
 
 def _assignments(text: str, what: str) -> dict[str, int]:
@@ -107,6 +115,8 @@ def _assignments(text: str, what: str) -> dict[str, int]:
 
 def product_payload(report: ProductReport) -> Payload:
     """The versioned payload that `--json` prints."""
+    from shardwise.sharding.meaning import notes
+
     made = report.made
     return {
         "schema": SCHEMA,
@@ -114,6 +124,7 @@ def product_payload(report: ProductReport) -> Payload:
         "mesh": dict(made.mesh.axes),
         "sizes": dict(made.sizes),
         "dtype": made.dtype,
+        "notes": list(notes(made.expression)),
         "tensors": [asdict(tensor) for tensor in report.tensors],
         "objective": report.objective,
         **_cost(report.best),
@@ -136,6 +147,8 @@ def _cost(cost: ProgramCost) -> Payload:
 
 def product_text(report: ProductReport) -> str:
     """The report for people."""
+    from shardwise.sharding.meaning import notes
+
     made = report.made
     sizes = ", ".join(f"{dim}={size}" for dim, size in made.sizes.items())
     lines = [
@@ -143,7 +156,8 @@ def product_text(report: ProductReport) -> str:
         f"  mesh {', '.join(f'{a}={n}' for a, n in made.mesh.axes)}   {sizes}   {made.dtype}",
         "",
     ]
-    lines += [*map(_tensor, report.tensors), "", f"cheapest by {report.objective}", *_program(report.best)]
+    lines += [*map(_tensor, report.tensors), *(f"  note: {note}" for note in notes(made.expression))]
+    lines += ["", f"cheapest by {report.objective}", *_program(report.best)]
     for cost, reason in report.alternatives:
         lines += ["", f"another way: {reason}", *_program(cost)]
     lines += ["", "by the four cases, from the left", *_program(report.by_cases, reasons=True)]
@@ -176,7 +190,7 @@ def _program(cost: ProgramCost, *, reasons: bool = False) -> list[str]:
 
 def _step(step: StepCost, reasons: bool) -> str:
     axes = f" over {','.join(step.axes)}" if step.axes else ""
-    amount = format_quantity(step.flops, "FLOP") if step.op == "local_product" else format_bytes(step.bytes_per_device)
+    amount = format_quantity(step.flops, "FLOP") if step.is_local else format_bytes(step.bytes_per_device)
     seconds = f"{format_seconds(step.time_s):>9}" if step.time_s is not None else ""
     line = f"  {step.op + axes:<26} {step.operand:<14} {amount:>12} {seconds}   {step.before} -> {step.after}"
     return line + (f"\n      {step.reason}" if reasons and step.reason else "")

@@ -16,8 +16,9 @@ from shardwise.layout.expression import ShardedExpression, derive_by_cases, expr
 from shardwise.layout.solve import solve
 from shardwise.model.backward import backward
 from shardwise.sharding.collective import Collective, Kind, received
+from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct
+from shardwise.sharding.strategy import PriceProduct
 from shardwise.symbolic import Values, constant
 
 Objective = Literal["time", "bytes"]
@@ -25,7 +26,11 @@ Objective = Literal["time", "bytes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """One step: `op` is a collective's kind or local_product; bytes that one device receives, seconds (None: no chip)."""
+    """One step: bytes that one device receives, FLOPs, seconds (None: no chip).
+
+    `op` is a collective's kind or, of what each device does alone, `local_product`, `local_sum` (of one operand, over dims
+    that nothing else has), `local_transpose` (dims in another order) or `local_broadcast` (the gradient of a sum).
+    """
 
     op: str
     operand: str
@@ -37,6 +42,11 @@ class StepCost:
     flops: float
     time_s: float | None
     reason: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a device does it alone: computes, and receives nothing."""
+        return self.op.startswith("local_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +213,8 @@ class _Pricer:
         return ProgramCost(
             program=steps, bytes_per_device=sum(s.bytes_per_device for s in steps),
             flops_per_device=sum(s.flops for s in steps),
-            math_s=sum(s.time_s or 0.0 for s in steps if s.op == "local_product") if timed else None,
-            comms_s=sum(s.time_s or 0.0 for s in steps if s.op != "local_product") if timed else None,
+            math_s=sum(s.time_s or 0.0 for s in steps if s.is_local) if timed else None,
+            comms_s=sum(s.time_s or 0.0 for s in steps if not s.is_local) if timed else None,
             result=f"{self.made.result_name}{result}",
         )  # fmt: skip
 
@@ -219,7 +229,7 @@ class _Pricer:
             )  # fmt: skip
         flops = float(step.operation.flops(step.placed).evaluate(self.values))
         return StepCost(
-            op="local_product", operand=" * ".join(step.operation.operands), axes=(), dim=None,
+            op=_local(step), operand=" * ".join(step.operation.operands), axes=(), dim=None,
             before=" * ".join(str(spec) for spec in step.placed.inputs), after=str(step.placed.outputs[0]),
             bytes_per_device=0.0, flops=flops, time_s=self.math_s(flops) if self.on else None,
         )  # fmt: skip
@@ -227,10 +237,10 @@ class _Pricer:
     def backward(self) -> ProgramCost:
         """The gradients of all operands, each brought to its operand's sharding, by the four cases."""
         made = self.made
-        forward = derive_by_cases(made)
-        program = expression_program(made)
         if len(made.names) < 2:
             raise InputError("--backward: one operand has no product to transpose; give a product")
+        forward = derive_by_cases(made)
+        program = expression_program(made)
         transposed = backward(program, given=[made.result_name], wanted=made.names)
         rest = dict(zip(made.names, made.operands, strict=True))
         final = {transposed.gradients[name]: rest[name].with_partial(()) for name in made.names}
@@ -238,6 +248,14 @@ class _Pricer:
         saved[f"d.{made.result_name}"] = forward.specs[made.result_name]
         sharded = shard_program(transposed.program, saved, final=final, primal=forward.specs)
         return self.program(sharded, forward.specs[made.result_name])
+
+
+def _local(step: Compute) -> str:
+    """What a device does alone (see `StepCost`)."""
+    if len(step.placed.inputs) > 1:
+        return "local_product"
+    before, after = len(step.placed.inputs[0].dims), len(step.placed.outputs[0].dims)
+    return "local_sum" if before > after else "local_broadcast" if before < after else "local_transpose"
 
 
 def _dim(collective: Collective) -> str | None:

@@ -25,6 +25,7 @@ from shardwise.model.operations import (
     ScanGradient,
     Scatter,
 )
+from shardwise.sharding.meaning import einsum_subscripts, letters_of
 from shardwise.sharding.spec import Spec
 
 if TYPE_CHECKING:
@@ -69,12 +70,10 @@ class DeviceKernel:
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")
 
-    def contract(self, left: Array, right: Array) -> Array:
-        specs = (*self.placed.inputs, self.placed.outputs[0])
-        names = sorted({dim for spec in specs for dim in spec.dims})
-        letters = {dim: chr(ord("a") + i) for i, dim in enumerate(names)}
-        a, b, c = ("".join(letters[dim] for dim in spec.dims) for spec in specs)
-        return np.array(np.einsum(f"{a},{b}->{c}", left, right))
+    def contract(self, *arrays: Array) -> Array:
+        operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
+        subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+        return np.array(np.einsum(subscripts, *arrays))
 
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]

@@ -12,7 +12,6 @@ import itertools
 import json
 import keyword
 import math
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,6 +22,7 @@ from shardwise.layout.expression import ShardedExpression
 from shardwise.model.operations import Contract
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.exchange import part_ratios, sends
+from shardwise.sharding.meaning import einsum_of, einsum_subscripts, letters_of
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 
@@ -93,12 +93,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplied:
-    """A local product as an einsum."""
+    """A local product, or the sum of one operand, as an einsum."""
 
     comment: str
     target: str
-    left: str
-    right: str
+    sources: tuple[str, ...]
     equation: str
 
 
@@ -172,7 +171,7 @@ def listing(made: ShardedExpression, program: ShardedProgram) -> Listing:
     reads = [_reads(step) for step in program.steps]
     end: Key = made.result_name, program.specs[made.result_name]
     variables = _Variables()
-    letters = _letters(dim for spec in made.operands for dim in spec.dims)
+    letters = letters_of(dim for spec in made.operands for dim in spec.dims)
     operands = []
     for name, given in zip(made.names, made.operands, strict=True):
         spec = next((s for keys in reads for n, s in keys if n == name), given)
@@ -187,7 +186,7 @@ def listing(made: ShardedExpression, program: ShardedProgram) -> Listing:
             steps.append(_multiplied(step, letters, variables, later))
     return Listing(
         title=str(made.expression), mesh=made.mesh, operands=tuple(operands), steps=tuple(steps), result=variables.held[end],
-        text=f"{end[0]}{end[1]}", spec=end[1], equation=_equation([s.dims for s in made.operands], end[1].dims, letters),
+        text=f"{end[0]}{end[1]}", spec=end[1], equation=einsum_of(made.expression),
     )  # fmt: skip
 
 
@@ -216,9 +215,9 @@ class _Variables:
         self.held: dict[Key, str] = {}
 
     def base(self, name: str) -> str:
-        """`W1` is `w1`, the product `A*B` is `a_b`, `A'` is `a_prime`; a name that is taken gets an underscore."""
+        """`W1` is `w1`, the product `A*B` is `a_b`, `A.sum` is `a_sum`, `A'` is `a_prime`; a taken one gets an underscore."""
         if name not in self.bases:
-            found = name.lower().replace("*", "_").replace("'", "_prime")
+            found = name.lower().replace("*", "_").replace(".", "_").replace("'", "_prime")
             while keyword.iskeyword(found) or found in RESERVED or found in self.bases.values():
                 found += "_"
             self.bases[name] = found
@@ -237,13 +236,13 @@ class _Variables:
 def _multiplied(step: Compute, letters: Mapping[str, str], variables: _Variables, later: set[Key]) -> Multiplied:
     if not isinstance(step.operation, Contract):
         raise InputError(f"emit: found the operation {step.operation.kind!r}; only products can be written")
-    (left, right), (out,), (name,) = step.placed.inputs, step.placed.outputs, step.operation.outputs
-    names = step.operation.operands
-    sources = [variables.held[key] for key in _reads(step)]
+    (out,), (name,) = step.placed.outputs, step.operation.outputs
+    keys = _reads(step)
+    sources = tuple(variables.held[key] for key in keys)
     return Multiplied(
-        comment=f"{name}: {out} = {names[0]}{left} * {names[1]}{right}",
-        target=variables.define((name, out), later), left=sources[0], right=sources[1],
-        equation=_equation([left.dims, right.dims], out.dims, letters),
+        comment=f"{name}: {out} = " + " * ".join(f"{operand}{spec}" for operand, spec in keys),
+        target=variables.define((name, out), later), sources=sources,
+        equation=einsum_subscripts([spec.dims for spec in step.placed.inputs], out.dims, letters),
     )  # fmt: skip
 
 
@@ -275,20 +274,3 @@ def _permute(move: Moved, collective: Collective, mesh: Mesh) -> Moved:
         counts=counts,
         parts=tuple(numbers),
     )
-
-
-def _letters(dims: Iterable[str]) -> dict[str, str]:
-    """A letter for each dim, its own where that is free."""
-    letters: dict[str, str] = {}
-    for dim in dict.fromkeys(dims):
-        wanted = (dim[0].lower(), dim[0].upper(), *string.ascii_letters)
-        letter = next((letter for letter in wanted if letter not in letters.values()), None)
-        if letter is None:
-            raise InputError(f"emit: more than {len(string.ascii_letters)} dims; an einsum has a letter for each only")
-        letters[dim] = letter
-    return letters
-
-
-def _equation(operands: Iterable[Sequence[str]], result: Sequence[str], letters: Mapping[str, str]) -> str:
-    left = ",".join("".join(letters[dim] for dim in dims) for dims in operands)
-    return f"{left}->{''.join(letters[dim] for dim in result)}"

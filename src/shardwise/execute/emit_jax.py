@@ -100,7 +100,7 @@ def source(listing: Listing) -> str:
 
 def _call(step: Moved | Multiplied) -> str:
     if isinstance(step, Multiplied):
-        return f'jnp.einsum("{step.equation}", {step.left}, {step.right})'
+        return f'jnp.einsum("{step.equation}", {", ".join(step.sources)})'
     x, axes = step.source, _axes(step.axes)
     if step.kind is Kind.ALL_GATHER:
         return f"lax.all_gather({x}, {axes}, axis={step.gathered}, tiled=True)"

@@ -201,7 +201,7 @@ def _header(listing: Listing) -> str:
 
 def _call(step: Moved | Multiplied) -> str:
     if isinstance(step, Multiplied):
-        return f'torch.einsum("{step.equation}", {step.left}, {step.right})'
+        return f'torch.einsum("{step.equation}", {", ".join(step.sources)})'
     x, axes = step.target if step.cuts else step.source, tuple_text(step.axes)
     arguments = {
         Kind.ALL_GATHER: f", dim={step.gathered}",

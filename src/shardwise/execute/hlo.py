@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwise.errors import InputError
 from shardwise.execute.hlo_graph import Groups, Node, permute_pairs, replica_groups, tuple_index, unfolded
 from shardwise.sharding.collective import Kind
 
@@ -77,8 +78,10 @@ class HloProgram:
         return float(sum(_multiplications(node) for node in self.nodes))
 
     def flops(self) -> float:
-        """FLOPs on one device: two per multiplication of a product that is summed, one where nothing is."""
-        return float(sum(_multiplications(node) * (2 if _is_summed(node) else 1) for node in self.nodes))
+        """FLOPs on one device: two per multiplication of a product that is summed, one where nothing is, and one for each
+        element of what is summed without a multiplication."""
+        products = sum(_multiplications(node) * (2 if _is_summed(node) else 1) for node in self.nodes)
+        return float(products + sum(node.operands[0].elements for node in self.nodes if _is_plain_sum(node)))
 
 
 _KINDS = {
@@ -177,7 +180,7 @@ class _IndexArithmetic:
         if node.opcode in ("partition-id", "replica-id"):
             return [self.device if node.opcode == "partition-id" else 0]
         if node.opcode == "constant":
-            return [int(i) for i in re.findall(r"-?\d+", node.literal)] or None
+            return _integers(node.literal)
         known = [self.values(operand) for operand in node.operands] if node.elements <= self.limit else [None]
         operands = [v for v in known if v]
         if len(operands) < len(known) or not operands:
@@ -192,6 +195,16 @@ class _IndexArithmetic:
         if node.opcode in _ARITHMETIC:
             return [_ARITHMETIC[node.opcode](a, b) for a, b in _aligned(operands)]
         return None
+
+
+def _integers(literal: str) -> list[int] | None:
+    """The elements of a constant; none of one that has none. Raises `InputError` where the text leaves them out."""
+    if "..." in literal:
+        raise InputError(
+            f"hlo: found constant({literal}), whose values the text leaves out; without them a ReduceScatter looks like an "
+            "AllReduce: print the module with large constants (`execute.xla.module_text`)"
+        )
+    return [int(i) for i in re.findall(r"-?\d+", literal)] or None
 
 
 def _aligned(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:
@@ -222,6 +235,16 @@ def _is_followed_by_sum(node: Node) -> bool:
         user.opcode in ("reduce", "reduce-window") or (user.opcode in _SAME_VALUES and _is_followed_by_sum(user))
         for user in node.users
     )
+
+
+def _is_plain_sum(node: Node) -> bool:
+    """Whether an instruction adds up numbers that are no products: the sum of one operand."""
+    if node.opcode != "reduce" or not node.is_float:
+        return False
+    source = node.operands[0]
+    while source.opcode in _SAME_VALUES:
+        source = source.operands[0]
+    return source.opcode != "multiply"
 
 
 def _contracted(node: Node, dims: Sequence[int]) -> int:

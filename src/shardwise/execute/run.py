@@ -24,7 +24,7 @@ import numpy as np
 from shardwise.errors import InputError, ShardwiseError
 from shardwise.execute.emit import emit, listing
 from shardwise.execute.virtual import VirtualDevices
-from shardwise.layout.derive import ShardedProgram
+from shardwise.layout.derive import Compute, ShardedProgram
 from shardwise.layout.expression import ShardedExpression
 
 Framework = Literal["numpy", "jax", "torch"]
@@ -83,7 +83,8 @@ def run_many(
 
 
 def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float:
-    """On virtual devices. An operand that is a partial sum has summands of its own on every device of its axes."""
+    """On virtual devices, against the einsum of the text. An operand that is a partial sum has summands of its own on every
+    device of its axes."""
     known = listing(made, program)
     _check_elements(made, program)
     rng = np.random.default_rng(seed)
@@ -105,12 +106,15 @@ def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float
 
 
 def _check_elements(made: ShardedExpression, program: ShardedProgram) -> None:
-    """Refuse arrays that would not fit in the memory of a host, shards on all devices and the whole arrays counted."""
-    specs = [*made.operands, program.specs[made.result_name]]
-    wholes = sum(math.prod(made.sizes[dim] for dim in spec.dims) for spec in specs)
+    """Refuse arrays that would not fit in the memory of a host: shards on all devices, those of products on the way too,
+    and the whole arrays."""
+    products = [step.placed.outputs[0] for step in program.steps if isinstance(step, Compute)]
+    wholes = sum(
+        math.prod(made.sizes[dim] for dim in spec.dims) for spec in (*made.operands, program.specs[made.result_name])
+    )
     held = made.mesh.num_devices * sum(
         math.prod(made.sizes[dim] // made.mesh.size(axes) for dim, axes in zip(spec.dims, spec.axes, strict=True))
-        for spec in specs
+        for spec in (*made.operands, *products)
     )
     if wholes + held > MOST_ELEMENTS:
         raise InputError(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from shardwise.execute.hlo import HloProgram
 from shardwise.execute.hlo_graph import Groups
 from shardwise.layout.expression import ShardedExpression
 from shardwise.sharding.collective import Kind
+from shardwise.sharding.meaning import einsum_of
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 
@@ -147,10 +149,8 @@ def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
 
 
 def _request(made: ShardedExpression) -> dict[str, Any]:
-    letters = {dim: chr(ord("a") + i) for i, dim in enumerate(dict.fromkeys(d for s in made.operands for d in s.dims))}
-    written = ["".join(letters[dim] for dim in dims) for dims in (*(s.dims for s in made.operands), made.result_dims)]
     return {
-        "product": f"{','.join(written[:-1])}->{written[-1]}",
+        "product": einsum_of(made.expression),
         "dtype": _STAND_INS[made.dtype],
         "mesh": made.mesh.axes,
         "shapes": [[made.sizes[dim] for dim in spec.dims] for spec in made.operands],
@@ -222,7 +222,18 @@ def _hlo(request: Mapping[str, Any], backend: str) -> str:
     array: Any = jax.ShapeDtypeStruct
     operands = [array(tuple(shape), request["dtype"]) for shape in request["shapes"]]
     options = _PLAIN if backend == "tpu" else None
-    return product.lower(*operands).compile(compiler_options=options).as_text() or ""
+    return module_text(product.lower(*operands).compile(compiler_options=options))
+
+
+def module_text(compiled: Any) -> str:
+    """The HLO of what jax has compiled, with every constant in full.
+
+    The text that jax itself gives leaves out the values of constants of more than ten elements (`{...}`). A table of where each
+    device's part starts, which tells a ReduceScatter from an AllReduce, has an element for each device.
+    """
+    options = import_module("jaxlib._hlo").HloPrintOptions()  # jax gives out no name of its own for it
+    options.print_large_constants = True
+    return "\n\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
 
 
 # Without these the TPU compiler unrolls collectives into loops of permutes, which say less about the choice.

@@ -1,28 +1,29 @@
 """A sharded product as people write it, as a problem to solve and as a program of steps.
 
-A chain multiplies from the left. A dim that the running product and the next operand share is summed when the result lacks
-it, or when a later operand brings it back: `In[B, D] * W1[D, F] * W2[F, D] -> Out[B, D]` sums the first D, which is then
-written D'. A shared dim that the result keeps is a batch dim.
+What the text means is said in `sharding.meaning`. Each operand is first summed over the dims that it alone has and the result
+lacks; products then join two tensors, and sum the dims that nothing outside has (`sharding.einsum.kept_dims`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import InputError, ShardingError, require
 from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
 from shardwise.model.operations import Contract, Operation, Placed
 from shardwise.model.program import Program, ProgramBuilder, Role, Tensor
+from shardwise.sharding.einsum import kept_dims
+from shardwise.sharding.meaning import result_dims
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import Expression
 from shardwise.sharding.spec import Spec
-from shardwise.sharding.strategy import Move, Problem, Strategy
+from shardwise.sharding.strategy import Move, Problem, Product, Strategy, summed_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedExpression:
-    """A product with its mesh and sizes. `operands` and `result` are in labels: summed dims of a chain are told apart."""
+    """A product with its mesh and sizes. `operands` are where they lie at the start, `goal` where the result is wanted."""
 
     expression: Expression
     mesh: Mesh
@@ -49,55 +50,24 @@ def shard_expression(
     expression: Expression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16"
 ) -> ShardedExpression:
     """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
-    labels, result_dims = _labels(expression)
     names = _names(expression)
     known = _sizes(expression, sizes)
-    specs = tuple(o.spec.renamed(own) for o, own in zip(expression.operands, labels, strict=True))
     result = expression.result
-    goal = result.spec if result is not None else None
-    by_label = {label: known.get(dim) for own in labels for dim, label in own.items()}
-    missing = sorted({dim for dim, size in by_label.items() if size is None})
+    kept = result_dims(expression)
+    dims = dict.fromkeys(dim for operand in expression.operands for dim in operand.spec.dims)
+    missing = sorted(dim for dim in dims if dim not in known)
     if missing:
         raise InputError(f"sizes: none for {', '.join(missing)}; give it inline (I = 8192) or by --size I=8192")
-    whole = {label: size for label, size in by_label.items() if size is not None}
     dtypes = {t.dtype for t in (*expression.operands, result) if t is not None and t.dtype}
     if len(dtypes) > 1:
         raise InputError(f"dtype: found {', '.join(sorted(dtypes))}; one number format for all tensors is required")
     made = ShardedExpression(
-        expression=expression, mesh=mesh, sizes=whole, dtype=dtypes.pop() if dtypes else dtype, names=names, operands=specs,
-        result_name=_result_name(expression, names), result_dims=result_dims, goal=goal,
+        expression=expression, mesh=mesh, sizes={dim: known[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
+        names=names, operands=tuple(operand.spec for operand in expression.operands),
+        result_name=_result_name(expression, names), result_dims=kept, goal=result.spec if result is not None else None,
     )  # fmt: skip
     require(_violations(made))
     return made
-
-
-def _labels(expression: Expression) -> tuple[list[dict[str, str]], tuple[str, ...]]:
-    """For each operand its dims' labels, and the result's dims."""
-    operands = expression.operands
-    wanted = expression.result.spec.dims if expression.result is not None else None
-    live: dict[str, list[int]] = {}
-    labels: list[dict[str, str]] = []
-    primes: dict[str, int] = {}
-    for index, operand in enumerate(operands):
-        labels.append({dim: dim for dim in operand.spec.dims})
-        later = {d for other in operands[index + 1 :] for d in other.spec.dims}
-        for dim in operand.spec.dims:
-            holders = live.setdefault(dim, [])
-            holders.append(index)
-            if len(holders) > 1 and (dim in later or (wanted is not None and dim not in wanted)):
-                if dim in later:
-                    primes[dim] = primes.get(dim, 0) + 1
-                    for holder in holders:
-                        labels[holder][dim] = dim + "'" * primes[dim]
-                live[dim] = []
-    found = list(dict.fromkeys(label for own in labels for label in own.values()))
-    if wanted is None:
-        count = {label: sum(label in own.values() for own in labels) for label in found}
-        return labels, tuple(label for label in found if count[label] == 1)
-    absent = [dim for dim in wanted if dim not in found]
-    if absent:
-        raise InputError(f"{expression}: the result's dim {absent[0]} is in no operand")
-    return labels, wanted
 
 
 def _names(expression: Expression) -> tuple[str, ...]:
@@ -105,16 +75,27 @@ def _names(expression: Expression) -> tuple[str, ...]:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(f"{expression}: two operands are called {repeated[0]}; each needs a name of its own")
+    if len(names) > 1 and expression.result is not None and expression.result.name in names:
+        raise InputError(
+            f"{expression}: the result is called {expression.result.name}, as an operand is; each needs a name of its own"
+        )
     return tuple(names)
 
 
 def _result_name(expression: Expression, names: Sequence[str]) -> str:
-    """The result's own name; of one tensor that is only resharded, its own."""
+    """The result's own name; of one tensor that is only resharded, its own, and of one that is not, `A'` for `A`."""
     if len(names) == 1:
-        return names[0]
+        return _name_of_one(expression)
     if expression.result is not None:
         return expression.result.name
     return next(name for name in ("C", "Z", "Out", "Result") if name not in names)
+
+
+def _name_of_one(expression: Expression) -> str:
+    (operand,), result = expression.operands, expression.result
+    if result is None or result.spec.dims == operand.spec.dims:
+        return operand.name
+    return result.name if result.name != operand.name else f"{operand.name}'"
 
 
 def _sizes(expression: Expression, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -144,19 +125,33 @@ def _violations(made: ShardedExpression) -> list[str]:
 
 
 def expression_program(made: ShardedExpression) -> Program:
-    """The chain as a program of contractions, multiplied from the left."""
+    """The expression as a program of contractions, multiplied from the left."""
     builder = ProgramBuilder()
     for name, spec in zip(made.names, made.operands, strict=True):
         builder.input(name, spec.dims, Role.ACTIVATION)
-    running, dims = made.names[0], made.operands[0].dims
-    for index in range(1, len(made.names)):
-        name, own = made.names[index], made.operands[index].dims
-        outside = {d for spec in made.operands[index + 1 :] for d in spec.dims} | set(made.result_dims)
-        last = index == len(made.names) - 1
-        dims = made.result_dims if last else tuple(d for d in dict.fromkeys((*dims, *own)) if d in outside)
-        target = made.result_name if last else f"{running}*{name}"
+    held = [spec.dims for spec in made.operands]
+    (running, dims), *others = list(_summed_alone(made, builder))
+    for index, (name, own) in enumerate(others, start=1):
+        last = index == len(others)
+        dims = kept_dims([dims, own], held[index + 1 :], made.result_dims)
+        target = made.result_name if last else "*".join(made.names[: index + 1])
         running = builder.add(Contract((running, name), (builder.tensor(target, dims, Role.ACTIVATION),)))
     return builder.build([running])
+
+
+def _summed_alone(made: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each operand's name and dims once it is summed over the dims that it alone has and the result lacks.
+
+    A single operand is brought to the result's dims, in their order.
+    """
+    held = [spec.dims for spec in made.operands]
+    for index, (name, dims) in enumerate(zip(made.names, held, strict=True)):
+        kept = kept_dims([dims], held[:index] + held[index + 1 :], made.result_dims)
+        if kept != dims:
+            target = made.result_name if len(held) == 1 else summed_name(name)
+            builder.add(Contract((name,), (builder.tensor(target, kept, Role.ACTIVATION),)))
+            name = target
+        yield name, kept
 
 
 def derive_by_cases(made: ShardedExpression) -> ShardedProgram:
@@ -173,24 +168,23 @@ def _whole(natural: Spec) -> Spec:
 
 def strategy_program(made: ShardedExpression, strategy: Strategy) -> ShardedProgram:
     """The steps of a strategy, ready to run on devices."""
-    whole = "*".join(made.names)
 
     def named(name: str) -> str:
-        return made.result_name if name == whole else name
+        return made.result_name if name == strategy.tensor else name
 
     tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(made.names, made.operands, strict=True)}
     operations: list[Operation] = []
     steps: list[Communicate | Compute] = []
     specs = dict(strategy.starts)
     for action in strategy.actions:
+        name = named(action.result if isinstance(action, Product) else action.tensor)
         if isinstance(action, Move):
-            steps.append(Communicate(tensors[named(action.tensor)], action.collective))
-            specs[named(action.tensor)] = action.collective.after
+            steps.append(Communicate(tensors[name], action.collective))
+            specs[name] = action.collective.after
             continue
-        result = named(action.result)
-        tensors[result] = Tensor(result, action.result_spec.dims, Role.ACTIVATION)
-        operations.append(Contract((named(action.left), named(action.right)), (result,)))
-        steps.append(Compute(operations[-1], Placed((action.left_spec, action.right_spec), (action.result_spec,))))
-        specs[result] = action.result_spec
+        tensors[name] = Tensor(name, action.result_spec.dims, Role.ACTIVATION)
+        operations.append(Contract(tuple(map(named, action.operands)), (name,)))
+        steps.append(Compute(operations[-1], Placed(action.specs, (action.result_spec,))))
+        specs[name] = action.result_spec
     program = Program(tensors, tuple(operations), made.names, (made.result_name,))
     return ShardedProgram(program, tuple(steps), specs)

@@ -7,17 +7,49 @@ For each mesh axis, with `contracted` the dims that the result does not have:
 3. it splits the same contracted dim of both: multiply locally, the result is a partial sum `{U_X}`;
 4. it splits different dims of the two operands: the result would use it twice, so gather one operand first.
 
+A dim is one index of the whole expression, as in `numpy.einsum`: it is summed when no operand outside the product and not the
+result has it (`kept_dims`), so a dim of three operands is summed once, where the last of them is joined.
+
 Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding); else the one that leaves the
 result split as it is wanted (`goal`: a weight's gradient lies as the weight does); else the one whose dim is shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ShardingError
 from shardwise.sharding.spec import Axes, Spec
+
+
+def kept_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> Axes:
+    """Dims of the product of some operands of an expression: those that an operand outside or the result still has.
+
+    `inside` and `outside` are the operands' dims. The product of all operands has the result's dims, in the result's order.
+
+    >>> kept_dims([("B", "T", "H"), ("B", "S", "H")], [("B", "S", "D")], ("B", "T", "D"))
+    ('B', 'T', 'S')
+    """
+    if not outside:
+        return result
+    needed = set(result).union(*outside)
+    return tuple(dim for dim in dict.fromkeys(d for dims in inside for d in dims) if dim in needed)
+
+
+def natural(operands: Sequence[Spec], dims: Axes) -> Spec:
+    """The sharding of a local product of `operands`, which lie alike on the dims that they share, summed to `dims`.
+
+    A dim keeps its axes; axes of a dim that is summed become partial, and partial operands make a partial product.
+    Raises `ShardingError` where an axis would be used twice.
+
+    >>> str(natural([Spec.of("IJ", {"J": "X"})], ("I",)))
+    '[I]{U_X}'
+    """
+    split = {dim: axes for spec in reversed(operands) for dim, axes in zip(spec.dims, spec.axes, strict=True) if axes}
+    summed = {axis for dim, axes in split.items() if dim not in dims for axis in axes}
+    partial = summed.union(*(spec.partial for spec in operands))
+    return Spec.of(dims, {dim: split[dim] for dim in dims if dim in split}, partial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +157,4 @@ class _Cases:
                 self.right = self.right.with_axes(dim, finer)
 
     def result(self) -> Spec:
-        split = {d: self.left.axes_of(d) or self.right.axes_of(d) for d in self.dims}
-        summed = [d for d in (*self.left.dims, *self.right.dims) if d not in self.dims]
-        partial = {axis for d in summed for axis in (*self.left.axes_of(d), *self.right.axes_of(d))}
-        return Spec.of(self.dims, split, partial | set(self.left.partial) | set(self.right.partial))
+        return natural((self.left, self.right), self.dims)

@@ -1,116 +1,148 @@
-"""Every collective that applies to a tensor, and every way to lay a mesh over a local product."""
+"""Every collective that applies to a tensor, found on numbers: shardings without the names of the dims.
+
+A place is how a tensor lies: for each dim the number of its group of axes, and behind them that of the partial axes, which are
+the digits of its own number. Which collectives lead where depends on the mesh and the number of dims only, so tensors with as
+many dims share what is found.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
-from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.groups import AxisGroups
 from shardwise.sharding.spec import Axes, Spec
 
-
-def collectives_from(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Every collective that applies to a tensor lying as `spec`."""
-    yield from _gathers(spec)
-    yield from _reductions(spec)
-    used = spec.sharded_axes | set(spec.partial)
-    for dim in spec.dims:
-        for axis in degree:
-            if axis not in used:
-                yield Collective(Kind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
-    yield from _permutes(spec, degree)
+Place = tuple[int, ...]
+Move = tuple[int, int]  # the number of an operation, and that of the place behind it
 
 
-def _gathers(spec: Spec) -> Iterator[Collective]:
-    for dim in spec.dims:
-        own = spec.axes_of(dim)
-        for start in range(len(own)):
-            tail, kept = own[start:], spec.with_axes(dim, own[:start])
-            yield Collective(Kind.ALL_GATHER, tail, spec, kept)
-            for target in spec.dims:
-                if target != dim:
-                    yield Collective(Kind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail))
+class Operation(NamedTuple):
+    """A collective's kind and axes. Its payload is `factor` times the elements before or, where that is 0, those behind it."""
+
+    kind: Kind
+    axes: Axes
+    factor: int
 
 
-def _reductions(spec: Spec) -> Iterator[Collective]:
-    for count in range(1, len(spec.partial) + 1):
-        for some in itertools.combinations(spec.partial, count):
-            rest = spec.with_partial(axis for axis in spec.partial if axis not in some)
-            yield Collective(Kind.ALL_REDUCE, some, spec, rest)
-            for order in itertools.permutations(some):
-                for dim in spec.dims:
-                    yield Collective(Kind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order))
+GATHER, EXCHANGE, REDUCE, SCATTER, SLICE, PERMUTE = range(6)  # in the order of KINDS
+KINDS = (Kind.ALL_GATHER, Kind.ALL_TO_ALL, Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.SLICE, Kind.PERMUTE)
 
 
-def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
-    """Every other sharding with the same partial sums that splits each dim at least as finely (see `exchange`).
+class Shardings:
+    """The places of tensors with so many dims on a mesh, and the collectives that lead from each."""
 
-    A finer one is left out where slices by unused axes, which are free, lead to the same degrees first.
-    """
-    free = tuple((axis, size) for axis, size in degree.items() if axis not in spec.partial)
-    now = tuple(math.prod(degree[axis] for axis in axes) for axes in spec.axes)
-    unused = {size for count in range(1, len(free) + 1) for size in _products_of(spec, free, count)}
-    for degrees, splits in _splits(len(spec.dims), free).items():
-        ratios = [divmod(new, old) for new, old in zip(degrees, now, strict=True)]
-        finer = not any(rest for _, rest in ratios)
-        sliced_first = degrees != now and all(ratio == 1 or ratio in unused for ratio, _ in ratios)
-        if not finer or sliced_first:
-            continue
-        for axes in splits:
-            moved = _moved_axes(spec.axes, axes, degree)
-            if moved and not _is_slice(spec.axes, axes):
-                yield Collective(Kind.PERMUTE, moved, spec, Spec(spec.dims, axes, spec.partial))
+    def __init__(self, num_dims: int, groups: AxisGroups) -> None:
+        self.num_dims, self.groups = num_dims, groups
+        self.base = len(groups.axes)
+        self.powers = [self.base**dim for dim in range(num_dims + 1)]
+        self.known_moves: dict[int, list[Move]] = {}
+        self.known_splits: dict[int, Mapping[tuple[int, ...], list[tuple[Place, int]]]] = {}
+        self.known_targets: dict[tuple[tuple[int, ...], int, tuple[int, ...]], list[tuple[Place, int]]] = {}
 
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """Every kind over every group of axes: the number of an operation is its kind's times `base`, and its group's."""
+        return [
+            Operation(kind, axes, {Kind.ALL_GATHER: size, Kind.PERMUTE: 0}.get(kind, 1))
+            for kind in KINDS
+            for axes, size in zip(self.groups.axes, self.groups.size, strict=True)
+        ]
 
-def _products_of(spec: Spec, free: tuple[tuple[str, int], ...], count: int) -> Iterator[int]:
-    """Degrees that a slice by `count` unused axes adds."""
-    sizes = [size for axis, size in free if axis not in spec.sharded_axes]
-    return (math.prod(some) for some in itertools.combinations(sizes, count))
+    def number(self, place: Sequence[int]) -> int:
+        return sum(group * power for group, power in zip(place, self.powers, strict=True))
 
+    def number_of(self, spec: Spec) -> int:
+        numbered = self.groups.number
+        return self.number([*(numbered[axes] for axes in spec.axes), numbered[spec.partial]])
 
-@lru_cache(maxsize=4096)
-def _splits(num_dims: int, free: tuple[tuple[str, int], ...]) -> Mapping[tuple[int, ...], list[tuple[Axes, ...]]]:
-    """Every way to split so many dims over distinct axes, by the degrees of the dims."""
-    size = dict(free)
-    found: dict[tuple[int, ...], list[tuple[Axes, ...]]] = {}
-    for places in itertools.product(range(num_dims + 1), repeat=len(free)):
-        groups = [[axis for (axis, _), p in zip(free, places, strict=True) if p == dim] for dim in range(num_dims)]
-        for axes in itertools.product(*(itertools.permutations(group) for group in groups)):
-            degrees = tuple(math.prod(size[axis] for axis in group) for group in axes)
-            found.setdefault(degrees, []).append(axes)
-    return found
+    def place(self, number: int) -> Place:
+        return tuple(number // power % self.base for power in self.powers)
 
+    def spec(self, number: int, dims: Sequence[str]) -> Spec:
+        *split, partial = (self.groups.axes[group] for group in self.place(number))
+        return Spec(tuple(dims), tuple(split), partial)
 
-def _moved_axes(before: tuple[Axes, ...], after: tuple[Axes, ...], degree: Mapping[str, int]) -> Axes:
-    """Axes whose place differs: a dim keeps the axes that lead both before and after."""
-    moved: set[str] = set()
-    for old, new in zip(before, after, strict=True):
-        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))))
-        moved |= {*old[shared:], *new[shared:]}
-    return tuple(axis for axis in degree if axis in moved)
+    def moves(self, number: int) -> list[Move]:
+        """Every collective that applies to a tensor lying so, in an order that decides between ways that cost the same."""
+        if number not in self.known_moves:
+            *split, partial = self.place(number)
+            used = self.groups.mask[partial] | sum(self.groups.mask[group] for group in split)
+            unused = [group for group in self.groups.single if not used & self.groups.mask[group]]
+            self.known_moves[number] = [
+                *self._gathers(number, split),
+                *self._reductions(number, split, partial),
+                *self._slices(number, split, unused),
+                *self._permutes(split, partial, unused),
+            ]
+        return self.known_moves[number]
 
+    def _gathers(self, number: int, split: Sequence[int]) -> Iterator[Move]:
+        joined = self.groups.joined
+        for dim, group in enumerate(split):
+            for tail, kept in self.groups.tails(group):
+                rest = number + (kept - group) * self.powers[dim]
+                yield GATHER * self.base + tail, rest
+                for target, other in enumerate(split):
+                    if target != dim:
+                        yield EXCHANGE * self.base + tail, rest + (joined(other, tail) - other) * self.powers[target]
 
-def _is_slice(before: tuple[Axes, ...], after: tuple[Axes, ...]) -> bool:
-    """Each dim only gains axes behind those it has: every device keeps a part of its own shard."""
-    return all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
+    def _reductions(self, number: int, split: Sequence[int], partial: int) -> Iterator[Move]:
+        for some, kept, orders in self.groups.parts(partial):
+            rest = number + (kept - partial) * self.powers[-1]
+            yield REDUCE * self.base + some, rest
+            for order in orders:
+                for dim, group in enumerate(split):
+                    grown = self.groups.joined(group, order)
+                    yield SCATTER * self.base + order, rest + (grown - group) * self.powers[dim]
 
+    def _slices(self, number: int, split: Sequence[int], unused: Sequence[int]) -> Iterator[Move]:
+        for dim, group in enumerate(split):
+            for axis in unused:
+                grown = self.groups.joined(group, axis)
+                yield SLICE * self.base + axis, number + (grown - group) * self.powers[dim]
 
-def local_products(left: Axes, right: Axes, result: Axes, axes: Axes) -> Iterator[tuple[Spec, Spec, Spec]]:
-    """Every way to lay the mesh over a local product: each axis splits one dim, or is a partial sum of one side, or rests."""
-    dims = tuple(dict.fromkeys((*left, *right)))
-    for places in itertools.product((*dims, "{left}", "{right}", None), repeat=len(axes)):
-        by_dim: dict[str, list[str]] = {}
-        for axis, place in zip(axes, places, strict=True):
-            if place in dims:
-                by_dim.setdefault(str(place), []).append(axis)
-        partial = [tuple(a for a, p in zip(axes, places, strict=True) if p == side) for side in ("{left}", "{right}")]
-        for orders in itertools.product(*(itertools.permutations(group) for group in by_dim.values())):
-            split = dict(zip(by_dim, orders, strict=True))
-            summed = [a for d, group in split.items() if d not in result for a in group]
-            yield (
-                Spec.of(left, {d: g for d, g in split.items() if d in left}, partial[0]),
-                Spec.of(right, {d: g for d, g in split.items() if d in right}, partial[1]),
-                Spec.of(result, {d: g for d, g in split.items() if d in result}, (*summed, *partial[0], *partial[1])),
-            )
+    def _permutes(self, split: Sequence[int], partial: int, unused: Sequence[int]) -> Iterator[Move]:
+        """Every other place with the same partial sums that splits each dim at least as finely (see `exchange`).
+
+        A finer one is left out where slices by unused axes, which are free, lead to the same degrees first, and one whose
+        dims all only gain axes, where each device keeps a part.
+        """
+        steps = [self.groups.steps(group) for group in split]
+        loses, by_mask, first = self.groups.loses, self.groups.by_mask, PERMUTE * self.base
+        for after, number in self._targets(split, partial, unused):
+            changed = 0
+            for step, group in zip(steps, after, strict=True):
+                changed |= step[group]
+            if changed & loses:
+                yield first + by_mask[changed - loses], number
+
+    def _targets(self, split: Sequence[int], partial: int, unused: Sequence[int]) -> list[tuple[Place, int]]:
+        """The places that a permute may lead to, by the degrees of the dims alone, with their numbers."""
+        now = tuple(self.groups.size[group] for group in split)
+        free = tuple(sorted(self.groups.size[group] for group in unused))
+        key = free, partial, now
+        if key not in self.known_targets:
+            products = {math.prod(s) for n in range(1, len(free) + 1) for s in itertools.combinations(free, n)}
+            found: list[tuple[Place, int]] = []
+            for degrees, places in self._splits(partial).items():
+                ratios = [divmod(new, old) for new, old in zip(degrees, now, strict=True)]
+                finer = not any(rest for _, rest in ratios)
+                sliced_first = degrees != now and all(ratio == 1 or ratio in products for ratio, _ in ratios)
+                found += places if finer and not sliced_first else []
+            self.known_targets[key] = found
+        return self.known_targets[key]
+
+    def _splits(self, partial: int) -> Mapping[tuple[int, ...], list[tuple[Place, int]]]:
+        """Every way to split the dims over the axes that are not partial, by the degrees of the dims."""
+        if partial not in self.known_splits:
+            found: dict[tuple[int, ...], list[tuple[Place, int]]] = {}
+            for split in self.groups.splits(self.num_dims, without=partial):
+                degrees = tuple(self.groups.size[group] for group in split)
+                found.setdefault(degrees, []).append((split, self.number((*split, partial))))
+            self.known_splits[partial] = found
+        return self.known_splits[partial]

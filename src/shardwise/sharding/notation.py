@@ -6,7 +6,7 @@
     bf16[4096_X, 8192]                     sizes alone: the dims take their letters from I on, the tensor from A on
     A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]   an expression
 
-Printing is `str`; parse and print round-trip.
+Printing is `str`; parse and print round-trip. What a product means is said in `sharding.meaning`.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 """The cheapest way to compute a sharded product: exact, over collectives and local products in any order.
 
-The shardings of one tensor are the nodes of a graph, collectives its edges, and costs add: shortest paths (Dijkstra) give
-the cost of every sharding of every operand. Two operands meet in a local product wherever their shardings agree; the
-product's natural sharding starts the result's own graph. For a chain every order of multiplying is tried. The price of a
-collective and of a product is handed in.
+Shortest paths over the shardings of each tensor (`paths`) give the cost of every sharding of every operand. Two operands meet
+in a local product wherever their shardings agree (`joins`); the product's natural sharding starts the result's own graph. For
+a chain every order of multiplying is tried. An operand is summed over the dims that it alone has before it meets another:
+that is never dearer. The price of a collective and of a product is handed in.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shardwise.errors import ShardingError
-from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.collective import Collective
+from shardwise.sharding.einsum import kept_dims, natural
+from shardwise.sharding.groups import AxisGroups
+from shardwise.sharding.joins import Joiner
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.moves import collectives_from, local_products
+from shardwise.sharding.moves import Shardings
+from shardwise.sharding.paths import Cost, Joined, Lattice, Node, PriceCollective, Tensor, add, costs_to, reach_all
 from shardwise.sharding.spec import Axes, Spec
 
-Cost = tuple[float, ...]  # compared in order; costs add part by part
-PriceCollective = Callable[[Kind, Axes, float], Cost]  # kind, axes, elements of the payload
 PriceProduct = Callable[[float], Cost]  # FLOPs on one device
 
 
@@ -38,13 +38,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One local product of two tensors."""
+    """One local product of two tensors, or the sum of one over some of its dims."""
 
-    left: str
-    right: str
+    operands: tuple[str, ...]
     result: str
-    left_spec: Spec
-    right_spec: Spec
+    specs: tuple[Spec, ...]  # of the operands
     result_spec: Spec
 
 
@@ -53,44 +51,24 @@ Action = Move | Product
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result."""
+    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result.
 
+    `tensor` is the name of the result among the actions.
+    """
+
+    tensor: str
     actions: tuple[Action, ...]
     cost: Cost
     starts: Mapping[str, Spec]
     result: Spec
 
 
-class _Node(NamedTuple):
-    """How a sharding of a tensor was reached, and at what cost."""
-
-    cost: Cost
-    origin: tuple[Spec, Collective] | _Join | None
-
-
-class _Join(NamedTuple):
-    left: _Tensor
-    right: _Tensor
-    left_spec: Spec
-    right_spec: Spec
-
-
-@dataclass(slots=True, eq=False)
-class _Tensor:
-    """A tensor of the expression tree with the cheapest way to each of its shardings."""
-
-    name: str
-    dims: Axes
-    members: frozenset[int]
-    nodes: dict[Spec, _Node]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """What is to be computed: operands with their shardings, the result's dims, its sharding if one is asked for.
 
-    Every dim that two operands share and the result lacks is summed. `free` operands may start in any sharding. Only what
-    costs less than `bound` is looked at, if there is one.
+    A dim that the result lacks is summed, once nothing outside a product has it. `free` operands may start in any sharding.
+    Only what costs less than `bound` is looked at, if there is one.
     """
 
     names: tuple[str, ...]
@@ -117,108 +95,68 @@ def cheapest(
 class _Search:
     def __init__(self, problem: Problem, collective: PriceCollective, product: PriceProduct) -> None:
         self.problem, self.collective, self.product = problem, collective, product
-        self.degree = dict(problem.mesh.axes)
-        self.known_moves: dict[Spec, list[tuple[Collective, Cost]]] = {}
+        self.groups = AxisGroups(dict(problem.mesh.axes))
+        self.known_shardings: dict[int, Shardings] = {}
+        self.known_lattices: dict[Axes, Lattice] = {}
         self.zero: Cost = tuple(0.0 for _ in product(0.0))
 
     def run(self, alternatives: int) -> list[Strategy]:
-        leaves = [self.leaf(i) for i in range(len(self.problem.operands))]
-        root = self.root(leaves)
+        root = self.root([self.leaf(i) for i in range(len(self.problem.operands))])
         ends = self.ends(root)
         if not ends and self.problem.bound is not None:
             return []
         if not ends:
             raise ShardingError(f"no way found to {self.problem.goal or self.problem.result}; check that sizes divide")
-        found: list[Strategy] = []
-        for spec in sorted(ends, key=lambda s: (root.nodes[s].cost, str(s)))[:1]:
-            found.append(self.strategy(root, spec))
-        return found + self.others(root, found[0], alternatives)
+        best = self.strategy(root, min(ends, key=lambda number: _by_cost(root, number)))
+        return [best, *self.others(root, best, alternatives)]
 
-    def leaf(self, index: int) -> _Tensor:
+    def lattice(self, dims: Axes) -> Lattice:
+        """The graph of a tensor's shardings; tensors with as many dims share its edges, but for their prices."""
+        if dims not in self.known_lattices:
+            shardings = self.known_shardings.setdefault(len(dims), Shardings(len(dims), self.groups))
+            self.known_lattices[dims] = Lattice(dims, self.problem.sizes, shardings, self.collective)
+        return self.known_lattices[dims]
+
+    def tensor(self, name: str, members: frozenset[int], dims: Axes, nodes: dict[int, Node]) -> Tensor:
+        lattice = self.lattice(dims)
+        return Tensor(name, members, lattice, reach_all(lattice, nodes, self.problem.bound))
+
+    def leaf(self, index: int) -> Tensor:
         name, spec = self.problem.names[index], self.problem.operands[index]
-        start = {spec: _Node(self.zero, None)}
-        if name in self.problem.free:
-            start = {s: _Node(self.zero, None) for s in self.shardings(spec.dims)}
-        tensor = _Tensor(name, spec.dims, frozenset([index]), start)
-        return self.close(tensor)
+        lattice = self.lattice(spec.dims)
+        numbers = [lattice.shardings.number_of(spec)] if name not in self.problem.free else list(self.whole(lattice))
+        nodes = {number: Node(self.zero, None) for number in numbers}
+        return self.summed(self.tensor(name, frozenset([index]), spec.dims, nodes))
 
-    def shardings(self, dims: Axes) -> Iterator[Spec]:
-        """Every legal sharding of a tensor without partial sums."""
-        for places in itertools.product((None, *dims), repeat=len(self.degree)):
-            used: dict[str, list[str]] = {}
-            for axis, place in zip(self.degree, places, strict=True):
-                if place is not None:
-                    used.setdefault(place, []).append(axis)
-            for orders in itertools.product(*(itertools.permutations(axes) for axes in used.values())):
-                spec = Spec.of(dims, dict(zip(used, orders, strict=True)))
-                if self.divides(spec):
-                    yield spec
+    def whole(self, lattice: Lattice) -> Iterator[int]:
+        """Every sharding without partial sums."""
+        for split in self.groups.splits(len(lattice.dims)):
+            number = lattice.shardings.number((*split, 0))
+            if lattice.elements(number):
+                yield number
 
-    def divides(self, spec: Spec) -> bool:
-        return all(self.problem.sizes[d] % self.size(a) == 0 for d, a in zip(spec.dims, spec.axes, strict=True))
+    # Products
 
-    def size(self, axes: Iterable[str]) -> int:
-        result = 1
-        for axis in axes:
-            result *= self.degree[axis]
-        return result
-
-    # Shortest paths over the shardings of one tensor
-
-    def close(self, tensor: _Tensor) -> _Tensor:
-        """Reach every sharding from those known, each the cheapest way."""
-        order = itertools.count()
-        heap = [(node.cost, next(order), spec) for spec, node in tensor.nodes.items()]
-        heapq.heapify(heap)
-        done: set[Spec] = set()
-        while heap:
-            cost, _, spec = heapq.heappop(heap)
-            if spec in done:
-                continue
-            done.add(spec)
-            for collective, price in self.moves(spec):
-                after = collective.after
-                total = _add(cost, price)
-                if self.within(total) and (after not in tensor.nodes or total < tensor.nodes[after].cost):
-                    tensor.nodes[after] = _Node(total, (spec, collective))
-                    heapq.heappush(heap, (total, next(order), after))
-        return tensor
+    def summed(self, leaf: Tensor) -> Tensor:
+        """The operand without the dims that nothing else has; of a single operand, with the result's dims."""
+        dims = self.dims(leaf.members)
+        if dims == leaf.dims:
+            return leaf
+        nodes: dict[int, Node] = {}
+        shardings, times = self.lattice(dims).shardings, 1.0 if set(leaf.dims) - set(dims) else 0.0
+        for number, node in leaf.nodes.items():
+            result = shardings.number_of(natural((leaf.lattice.spec(number),), dims))
+            cost = add(node.cost, self.product(leaf.lattice.elements(number) * times))
+            if self.within(cost) and (result not in nodes or cost < nodes[result].cost):
+                nodes[result] = Node(cost, Joined((leaf,), (number,)))
+        return self.tensor(summed_name(leaf.name), leaf.members, dims, nodes)
 
     def within(self, cost: Cost) -> bool:
         return self.problem.bound is None or cost < self.problem.bound
 
-    def moves(self, spec: Spec) -> list[tuple[Collective, Cost]]:
-        """Every collective that applies to a tensor lying as `spec`, with its price."""
-        if spec not in self.known_moves:
-            found = []
-            for collective in collectives_from(spec, self.degree):
-                if self.divides(collective.after):
-                    found.append((collective, self.price(collective)))
-            self.known_moves[spec] = found
-        return self.known_moves[spec]
-
-    def price(self, collective: Collective) -> Cost:
-        return self.collective(collective.kind, collective.axes, self.payload(collective))
-
-    def payload(self, collective: Collective) -> float:
-        """Elements of `Collective.payload_elements` for the problem's sizes."""
-        if collective.kind is Kind.ALL_GATHER:
-            return self.local(collective.before) * self.size(collective.axes)
-        if collective.kind is Kind.PERMUTE:
-            return self.local(collective.after)
-        return self.local(collective.before)
-
-    def local(self, spec: Spec) -> float:
-        elements = 1.0
-        for dim, axes in zip(spec.dims, spec.axes, strict=True):
-            elements *= self.problem.sizes[dim] / self.size(axes)
-        return elements
-
-    # Products
-
-    def root(self, leaves: Sequence[_Tensor]) -> _Tensor:
+    def root(self, leaves: Sequence[Tensor]) -> Tensor:
         """The whole product: every way to split the operands in two, the parts built the same way."""
-        built: dict[frozenset[int], _Tensor] = {leaf.members: leaf for leaf in leaves}
+        built: dict[frozenset[int], Tensor] = {leaf.members: leaf for leaf in leaves}
         outer = not _connected([leaf.dims for leaf in leaves])
         for count in range(2, len(leaves) + 1):
             for members in map(frozenset, itertools.combinations(range(len(leaves)), count)):
@@ -226,129 +164,93 @@ class _Search:
                 small = len(self.dims(members)) <= LARGEST_OUTER_PRODUCT
                 self.build(members, built, outer=outer or small or count == len(leaves))
         whole = frozenset(range(len(leaves)))
-        return built.get(whole) or _Tensor("", self.problem.result, whole, {})
+        return built.get(whole) or Tensor("", whole, self.lattice(self.problem.result), {})
 
-    def build(self, members: frozenset[int], built: dict[frozenset[int], _Tensor], *, outer: bool) -> None:
-        first = min(members)
-        nodes: dict[Spec, _Node] = {}
-        dims = self.dims(members)
+    def build(self, members: frozenset[int], built: dict[frozenset[int], Tensor], *, outer: bool) -> None:
+        first, dims = min(members), self.dims(members)
+        nodes: dict[int, Node] = {}
         for part in _subsets(members):
             left, right = built.get(part), built.get(members - part)
             if first in part and left is not None and right is not None and (outer or set(left.dims) & set(right.dims)):
-                self.join(left, right, dims, nodes)
+                Joiner(left, right, self.lattice(dims), self.groups).join(nodes, self.product, self.problem.bound)
         if nodes:
             name = "*".join(self.problem.names[i] for i in sorted(members))
-            built[members] = self.close(_Tensor(name, dims, members, nodes))
+            built[members] = self.tensor(name, members, dims, nodes)
 
     def dims(self, members: frozenset[int]) -> Axes:
-        """Dims of a partial product: those that the result or an operand outside still needs."""
-        outside = {d for i, spec in enumerate(self.problem.operands) if i not in members for d in spec.dims}
-        inside = dict.fromkeys(d for i in sorted(members) for d in self.problem.operands[i].dims)
-        if len(members) == len(self.problem.operands):
-            return self.problem.result
-        return tuple(d for d in inside if d in outside or d in self.problem.result)
-
-    def join(self, left: _Tensor, right: _Tensor, dims: Axes, nodes: dict[Spec, _Node]) -> None:
-        """Every pair of shardings that can be multiplied locally, and the natural sharding of its result."""
-        for left_spec, right_spec, result in local_products(left.dims, right.dims, dims, tuple(self.degree)):
-            if left_spec not in left.nodes or right_spec not in right.nodes or not self.divides(result):
-                continue
-            parts = (
-                left.nodes[left_spec].cost,
-                right.nodes[right_spec].cost,
-                self.product(self.flops(left_spec, right_spec)),
-            )
-            cost = tuple(map(sum, zip(*parts, strict=True)))
-            if self.within(cost) and (result not in nodes or cost < nodes[result].cost):
-                nodes[result] = _Node(cost, _Join(left, right, left_spec, right_spec))
-
-    def flops(self, left: Spec, right: Spec) -> float:
-        """2 per element of the local product's index space; 1 where nothing is summed."""
-        sizes = {d: self.problem.sizes[d] / self.size(s.axes_of(d)) for s in (left, right) for d in s.dims}
-        elements = 1.0
-        for size in sizes.values():
-            elements *= size
-        summed = set(left.dims) & set(right.dims) - set(self.problem.result)
-        return elements * (2.0 if summed else 1.0)
+        """Dims of a partial product."""
+        inside: list[Axes] = []
+        outside: list[Axes] = []
+        for index, spec in enumerate(self.problem.operands):
+            (inside if index in members else outside).append(spec.dims)
+        return kept_dims(inside, outside, self.problem.result)
 
     # From the graph back to actions
 
-    def ends(self, root: _Tensor) -> list[Spec]:
-        goal = self.problem.goal
-        if goal is not None:
+    def ends(self, root: Tensor) -> list[int]:
+        """Shardings in which the result may be left: the one asked for or, where none is, those that are no partial sums."""
+        if self.problem.goal is not None:
+            goal = root.lattice.shardings.number_of(self.problem.goal)
             return [goal] if goal in root.nodes else []
-        return [spec for spec in root.nodes if not spec.partial]
+        return [number for number in root.nodes if root.lattice.shardings.place(number)[-1] == 0]
 
-    def strategy(self, tensor: _Tensor, end: Spec) -> Strategy:
+    def strategy(self, tensor: Tensor, end: int) -> Strategy:
         starts: dict[str, Spec] = {}
-        return Strategy(tuple(self.actions(tensor, end, starts)), tensor.nodes[end].cost, starts, end)
+        actions = tuple(self.actions(tensor, end, starts))
+        return Strategy(tensor.name, actions, tensor.nodes[end].cost, starts, tensor.lattice.spec(end))
 
-    def actions(self, tensor: _Tensor, spec: Spec, starts: dict[str, Spec]) -> Iterator[Action]:
-        origin = tensor.nodes[spec].origin
-        if isinstance(origin, _Join):
-            yield from self.actions(origin.left, origin.left_spec, starts)
-            yield from self.actions(origin.right, origin.right_spec, starts)
-            yield Product(origin.left.name, origin.right.name, tensor.name, origin.left_spec, origin.right_spec, spec)
+    def actions(self, tensor: Tensor, number: int, starts: dict[str, Spec]) -> Iterator[Action]:
+        origin = tensor.nodes[number].origin
+        if isinstance(origin, Joined):
+            for operand, own in zip(origin.tensors, origin.numbers, strict=True):
+                yield from self.actions(operand, own, starts)
+            specs = tuple(t.lattice.spec(own) for t, own in zip(origin.tensors, origin.numbers, strict=True))
+            yield Product(tuple(t.name for t in origin.tensors), tensor.name, specs, tensor.lattice.spec(number))
         elif origin is not None:
-            yield from self.actions(tensor, origin[0], starts)
-            yield Move(tensor.name, origin[1])
+            yield from self.actions(tensor, origin.before, starts)
+            yield Move(tensor.name, tensor.lattice.collective(origin.before, origin.operation, number))
         else:
-            starts[tensor.name] = spec
+            starts[tensor.name] = tensor.lattice.spec(number)
 
-    def others(self, root: _Tensor, best: Strategy, count: int) -> list[Strategy]:
+    def others(self, root: Tensor, best: Strategy, count: int) -> list[Strategy]:
         """The cheapest strategies whose last product joins its operands in another way."""
-        joined = {spec: node for spec, node in root.nodes.items() if isinstance(node.origin, _Join)}
-        ahead = self.costs_ahead(root)
-        reachable = [s for s in joined if s in ahead and self.within(_add(joined[s].cost, ahead[s]))]
-        reachable.sort(key=lambda spec: (_add(joined[spec].cost, ahead[spec]), str(spec)))
+        if not count:
+            return []
+        joined = {number: node for number, node in root.nodes.items() if isinstance(node.origin, Joined)}
+        ahead = costs_to(root.lattice, root.nodes, dict.fromkeys(self.ends(root), self.zero))
+        costs = {number: add(node.cost, ahead[number]) for number, node in joined.items() if number in ahead}
+        reachable = [number for number, cost in costs.items() if self.within(cost)]
+        reachable.sort(key=lambda number: (costs[number], str(root.lattice.spec(number))))
         different = {self.signature(best): best}
-        for spec in reachable:
+        for number in reachable:
             if len(different) > count:
                 break
-            alone = self.close(_Tensor(root.name, root.dims, root.members, {spec: joined[spec]}))
-            end = min(self.ends(alone), key=lambda s: (alone.nodes[s].cost, str(s)))
-            other = self.strategy(alone, end)
+            alone = self.tensor(root.name, root.members, root.dims, {number: joined[number]})
+            other = self.strategy(alone, min(self.ends(alone), key=lambda end: _by_cost(alone, end)))
             different.setdefault(self.signature(other), other)
         return list(different.values())[1:]
-
-    def costs_ahead(self, root: _Tensor) -> dict[Spec, Cost]:
-        """What it still costs from each sharding of the result to the nearest end: the same graph, walked backwards."""
-        into: dict[Spec, list[tuple[Spec, Cost]]] = {}
-        for spec in root.nodes:
-            for collective, price in self.moves(spec):
-                into.setdefault(collective.after, []).append((spec, price))
-        ahead: dict[Spec, Cost] = dict.fromkeys(self.ends(root), self.zero)
-        order = itertools.count()
-        heap = [(cost, next(order), spec) for spec, cost in ahead.items()]
-        done: set[Spec] = set()
-        while heap:
-            cost, _, spec = heapq.heappop(heap)
-            if spec in done:
-                continue
-            done.add(spec)
-            for before, price in into.get(spec, ()):
-                total = _add(cost, price)
-                if before not in ahead or total < ahead[before]:
-                    ahead[before] = total
-                    heapq.heappush(heap, (total, next(order), before))
-        return ahead
 
     def signature(self, strategy: Strategy) -> tuple[object, ...]:
         """What makes strategies essentially different: kinds and degrees, but not which of two equal axes does it."""
 
         def degrees(spec: Spec) -> tuple[int, ...]:
-            return (*(self.size(axes) for axes in spec.axes), self.size(spec.partial))
+            return (*map(self.groups.size_of, spec.axes), self.groups.size_of(spec.partial))
 
         return tuple(
             (a.tensor, a.collective.kind, degrees(a.collective.after))
             if isinstance(a, Move)
-            else (a.left, a.right, degrees(a.left_spec), degrees(a.right_spec))
+            else (a.operands, tuple(map(degrees, a.specs)))
             for a in strategy.actions
         )
 
 
-def _add(first: Cost, second: Cost) -> Cost:
-    return tuple([a + b for a, b in zip(first, second, strict=True)])
+def summed_name(name: str) -> str:
+    """The name of an operand once it is summed over the dims that it alone has."""
+    return f"{name}.sum"
+
+
+def _by_cost(tensor: Tensor, number: int) -> tuple[Cost, str]:
+    return tensor.nodes[number].cost, str(tensor.lattice.spec(number))
 
 
 def _connected(groups: Sequence[Axes]) -> bool:

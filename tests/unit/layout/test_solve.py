@@ -9,8 +9,9 @@ from shardwise.layout.solve import MOST_FACTORS, cut_axes, part_names, solve
 from shardwise.sharding.collective import Kind, received
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes
-from shardwise.sharding.strategy import Cost, PriceCollective, PriceProduct
+from shardwise.sharding.strategy import PriceProduct
 from shardwise.symbolic import Values, constant
 
 

@@ -8,23 +8,25 @@ import pytest
 
 from shardwise.errors import ShardingError
 from shardwise.sharding.collective import Kind, received
+from shardwise.sharding.meaning import result_dims
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.moves import collectives_from
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.paths import Cost
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Cost, Move, Problem, Product, Strategy, cheapest
+from shardwise.sharding.strategy import Move, Problem, Product, Strategy, cheapest
 from shardwise.symbolic import Values, constant
+
+from .naive import collectives_from
 
 
 def solve(
     text: str, mesh: dict[str, int], sizes: dict[str, int], free: tuple[str, ...] = (), alternatives: int = 3
 ) -> list[Strategy]:
     expression = parse_expression(text)
-    assert expression.result is not None
     problem = Problem(
         names=tuple(o.name for o in expression.operands), operands=tuple(o.spec for o in expression.operands),
-        result=expression.result.spec.dims, goal=expression.result.spec, mesh=Mesh.of(mesh), sizes=sizes,
-        free=frozenset(free),
+        result=result_dims(expression), goal=expression.result.spec if expression.result else None, mesh=Mesh.of(mesh),
+        sizes=sizes, free=frozenset(free),
     )  # fmt: skip
     values = Values(dict(mesh))
 
@@ -37,7 +39,9 @@ def solve(
 
 def shown(strategy: Strategy) -> list[str]:
     return [
-        f"{a.collective.kind} {a.tensor}" if isinstance(a, Move) else f"{a.left}{a.left_spec} * {a.right}{a.right_spec}"
+        f"{a.collective.kind} {a.tensor}"
+        if isinstance(a, Move)
+        else " * ".join(f"{name}{spec}" for name, spec in zip(a.operands, a.specs, strict=True))
         for a in strategy.actions
     ]
 
@@ -87,9 +91,9 @@ def test_chains_are_tried_in_every_order() -> None:
     sizes = {"I": 4, "J": 64, "K": 64, "L": 64}
     best = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, sizes)[0]
     products = [a for a in best.actions if isinstance(a, Product)]
-    assert [(p.left, p.right) for p in products] == [("A", "B"), ("A*B", "C")]
+    assert [p.operands for p in products] == [("A", "B"), ("A*B", "C")]
     back = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, {**sizes, "I": 64, "L": 4})[0]
-    assert [(p.left, p.right) for p in back.actions if isinstance(p, Product)] == [("B", "C"), ("A", "B*C")]
+    assert [p.operands for p in back.actions if isinstance(p, Product)] == [("B", "C"), ("A", "B*C")]
 
 
 def test_the_best_of_all_programs_up_to_a_length() -> None:
@@ -143,6 +147,43 @@ def test_alternatives_differ_in_more_than_the_names_of_equal_axes() -> None:
 def test_operands_that_share_no_dim_make_an_outer_product() -> None:
     best = solve("A[I] * B[J] * C[K_X] -> D[I, J, K]", {"X": 4}, {"I": 8, "J": 4, "K": 8})[0]
     assert best.result == Spec.of("IJK")
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        # the partial sum would be there for nothing; scattered it is 32 of 64 elements, gathered operands are more
+        ("A[I, J_X] * B[J_X, K]", 32),
+        ("A[I, J_X] * B[J_X, K]{U_Y}", 32),  # Y has one device: nothing moves over it
+        ("A[I]{U_X} * B[J]", 4),
+        ("A[I]{U_X} * B[J]{U_Y}", 4),
+        ("A[I, J]{U_XY}", 32),
+        ("A[J_X] * B[J_X]", 1),  # no dim to scatter: an AllReduce of one number
+    ],
+)
+def test_without_a_goal_no_partial_sum_is_left(text: str, least: float) -> None:
+    found = solve(text, {"X": 2, "Y": 1}, {"I": 8, "J": 8, "K": 8})
+    assert found[0].cost[0] == least
+    assert all(strategy.result.partial == () for strategy in found)
+    assert all(last_sharding(strategy).partial == () for strategy in found)
+
+
+def last_sharding(strategy: Strategy) -> Spec:
+    last = strategy.actions[-1]
+    return last.collective.after if isinstance(last, Move) else last.result_spec
+
+
+def test_a_sum_over_one_operand_alone_comes_before_its_product() -> None:
+    best = solve("A[I, J_X] * B[K, L] -> C[I, L]", {"X": 2}, {"I": 8, "J": 8, "K": 4, "L": 2})[0]
+    assert shown(best) == ["A[I, J_X]", "all_reduce A.sum", "B[K, L]", "A.sum[I] * B.sum[L]"]
+    assert best.cost == (2 * 8 / 2, 8 * 8 / 2 + 4 * 2 + 8 * 2, 1.0)
+
+
+def test_a_dim_is_summed_when_its_last_operand_is_joined() -> None:
+    """J of A, B and C: one multiplication for each of I J K, then one and one addition."""
+    best = solve("A[I, J] * B[J, K] * C[J] -> D[I, K]", {"X": 1}, {"I": 8, "J": 8, "K": 8})[0]
+    assert best.cost[1] == 8 * 8 + 2 * 8 * 8 * 8
+    assert solve("A[I] * B[I] * C[I] -> D[I]", {"X": 1}, {"I": 8})[0].cost[1] == 2 * 8
 
 
 def test_a_sharding_that_no_size_allows_is_refused() -> None:

@@ -1,0 +1,119 @@
+"""Numbered shardings have the moves, and tensors the local products, that one finds on specs, in the same order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.count import legal_shardings
+from shardwise.sharding.groups import AxisGroups
+from shardwise.sharding.joins import Joiner
+from shardwise.sharding.moves import Shardings
+from shardwise.sharding.paths import Cost, Joined, Lattice, Node, Tensor
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.symbolic import Values
+
+from .naive import collectives_from, local_products
+
+MESHES: tuple[dict[str, int], ...] = (
+    {},
+    {"X": 2},
+    {"Y": 2, "X": 3},
+    {"X": 2, "Y": 4, "Z": 2},
+    {"X": 4, "Y": 1, "Z": 2},
+)
+SIZES = {"I": 16, "J": 24, "K": 48}
+
+
+def shardings_of(dims: Axes, mesh: dict[str, int]) -> list[Spec]:
+    """Every sharding, with every set of the axes that are left as partial sums."""
+    return [
+        spec.with_partial(partial)
+        for spec in legal_shardings(dims, tuple(mesh))
+        for count in range(len(mesh) + 1)
+        for partial in itertools.combinations([axis for axis in mesh if axis not in spec.sharded_axes], count)
+    ]
+
+
+def lattice(dims: Axes, groups: AxisGroups) -> Lattice:
+    return Lattice(dims, SIZES, Shardings(len(dims), groups), by_payload)
+
+
+def by_payload(kind: Kind, axes: Axes, payload: float) -> Cost:
+    return (payload,)
+
+
+@pytest.mark.parametrize("dims", [(), ("I",), ("I", "J")], ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_sharding_has_a_number_and_its_moves(mesh: dict[str, int], dims: Axes) -> None:
+    graph = lattice(dims, AxisGroups(mesh))
+    values = Values({**SIZES, **mesh})
+    for spec in shardings_of(dims, mesh):
+        number = graph.shardings.number_of(spec)
+        assert graph.spec(number) == spec
+        expected = [one for one in collectives_from(spec, mesh) if divides(one.after, mesh)]
+        found = graph.edges(number)
+        assert [graph.collective(number, operation, after) for after, _, operation in found] == expected
+        if divides(spec, mesh):
+            payloads = [float(one.payload_elements.evaluate(values)) for one in expected]
+            assert [cost for _, cost, _ in found] == [(payload,) for payload in payloads]
+
+
+def divides(spec: Spec, mesh: dict[str, int]) -> bool:
+    return all(SIZES[d] % AxisGroups(mesh).size_of(axes) == 0 for d, axes in zip(spec.dims, spec.axes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result"),
+    [
+        (("I", "J"), ("J", "K"), ("I", "K")),
+        (("I", "J"), ("J", "K"), ("K", "I")),
+        (("I", "J"), ("I", "J"), ("I",)),  # J summed, I a batch dim
+        (("J",), ("K", "I"), ("I", "J", "K")),  # an outer product
+        (("I",), ("I",), ()),
+        ((), ("I",), ("I",)),
+    ],
+)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_the_local_products_of_two_tensors(mesh: dict[str, int], left: Axes, right: Axes, result: Axes) -> None:
+    """Costs are coarse, so that many products lie alike at the same cost and their order decides."""
+    groups = AxisGroups(mesh)
+    tensors = [tensor(dims, mesh, groups) for dims in (left, right)]
+    target = lattice(result, groups)
+    found: dict[int, Node] = {}
+    Joiner(tensors[0], tensors[1], target, groups).join(found, coarse, (9.0,))
+    expected: dict[int, tuple[Cost, tuple[int, ...]]] = {}
+    for *specs, spec in local_products(left, right, result, tuple(mesh)):
+        numbers = tuple(t.lattice.shardings.number_of(own) for t, own in zip(tensors, specs, strict=True))
+        if all(own in t.nodes for t, own in zip(tensors, numbers, strict=True)):
+            moved = sum(t.nodes[own].cost[0] for t, own in zip(tensors, numbers, strict=True))
+            cost = (moved + coarse(flops(specs, result, groups))[0],)
+            number = target.shardings.number_of(spec)
+            if cost < (9.0,) and (number not in expected or cost < expected[number][0]):
+                expected[number] = cost, numbers
+    assert list(found) == list(expected)
+    assert all(isinstance(node.origin, Joined) for node in found.values())
+    assert {n: (node.cost, node.origin.numbers) for n, node in found.items()} == expected  # type: ignore[union-attr]
+
+
+def tensor(dims: Axes, mesh: dict[str, int], groups: AxisGroups) -> Tensor:
+    """A tensor of which most shardings are known, at costs that are often alike."""
+    graph = lattice(dims, groups)
+    specs = [spec for spec in shardings_of(dims, mesh) if divides(spec, mesh)]
+    numbers = [graph.shardings.number_of(spec) for index, spec in enumerate(specs) if index % 5]
+    return Tensor("T", frozenset(), graph, {n: Node((float(index % 3),), None) for index, n in enumerate(numbers)})
+
+
+def coarse(flops: float) -> Cost:
+    return (float(flops > 1000) + float(flops > 10000),)
+
+
+def flops(operands: Sequence[Spec], result: Axes, groups: AxisGroups) -> float:
+    """One for each multiplication on a device and, where a dim is summed, one for each addition."""
+    axes = {dim: spec.axes_of(dim) for spec in operands for dim in spec.dims}
+    elements = math.prod(SIZES[dim] // groups.size_of(own) for dim, own in axes.items())
+    return elements * (2.0 if set(axes) - set(result) else 1.0)
