@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Contract, Join, Map, Route, Scan
-from shardwise.model.program import ProgramBuilder, Role
+from shardwise.model.program import Part, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
@@ -41,11 +41,12 @@ def add_norm(
         operands.append(add_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
     operands.append(add_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
     function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
-    weight = builder.weight(f"{name}.weight", "D")
+    weight = builder.weight(f"{name}.weight", "D", part=Part.NORM)
     if not architecture.norm_bias:
         return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
     scaled = add_map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    return add_map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN, role)
+    bias = builder.weight(f"{name}.bias", "D", part=Part.NORM)
+    return add_map(builder, "add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
 
 
 class Block:
@@ -56,7 +57,9 @@ class Block:
 
     def build(self, x: str) -> str:
         y = self.before(x, "attention_norm")
-        attended = self.after(self.attention(y), "attention_post_norm")
+        with self.builder.within(Part.ATTENTION):
+            attended = self.attention(y)
+        attended = self.after(attended, "attention_post_norm")
         if self.architecture.parallel:
             z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
             both = self.map("add", [attended, self.feed_forward(z)], "both", HIDDEN)
@@ -110,7 +113,7 @@ class Block:
     def latent_norm(self, x: str, name: str, width: str) -> str:
         dims = (*TOKENS, width)
         squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}.weight", width)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", width, part=Part.NORM)
         return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
 
     def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
@@ -137,12 +140,13 @@ class Block:
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
-        if not self.architecture.structure.experts:
-            return self.mlp(y)
-        routed = self.experts(y)
-        if not self.architecture.structure.shared_experts:
-            return routed
-        return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
+        with self.builder.within(Part.MLP):
+            if not self.architecture.structure.experts:
+                return self.mlp(y)
+            routed = self.experts(y)
+            if not self.architecture.structure.shared_experts:
+                return routed
+            return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
 
     def experts(self, y: str) -> str:
         """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
@@ -214,7 +218,7 @@ class Block:
         over = ("H",) if self.architecture.qk_norm_over == "head" else dims[2:]
         rows = tuple(dim for dim in dims if dim not in over)
         squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=Part.NORM)
         return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
     def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
