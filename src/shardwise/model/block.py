@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from shardwise.errors import chosen
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Contract, Join, Map, Route, Scan
 from shardwise.model.program import Part, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
+# By kind of norm its function, and the sums over D that it takes.
+NORMS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "rms": ("rms_norm", (("sum_square", "squares"),)),
+    "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
+}
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
@@ -36,11 +42,8 @@ def add_norm(
     builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
 ) -> str:
     """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
-    operands = [x]
-    if architecture.norm == "layer":
-        operands.append(add_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
-    operands.append(add_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
-    function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
+    function, sums = chosen(NORMS, architecture.norm, "norm")
+    operands = [x, *(add_map(builder, f, [x], f"{name}.{short}", TOKENS, Role.STATISTIC) for f, short in sums)]
     weight = builder.weight(f"{name}.weight", "D", part=Part.NORM)
     if not architecture.norm_bias:
         return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
@@ -215,14 +218,14 @@ class Block:
     def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
-        over = ("H",) if self.architecture.qk_norm_over == "head" else dims[2:]
+        over = chosen({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
         rows = tuple(dim for dim in dims if dim not in over)
         squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
         weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=Part.NORM)
         return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
     def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
-        if self.architecture.positions != "rotary":
+        if not self.architecture.structure.rotates:
             return x
         positions = self.builder.input("positions", "T", Role.CONSTANT)
         return self.map("rotary", [x, positions], name, dims)

@@ -111,7 +111,7 @@ def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str)
     table = builder.weight("embedding", ("V", "D"), part=Part.VOCABULARY)
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
     x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
-    if architecture.positions == "learned":
+    if architecture.structure.learns_positions:
         places = builder.weight("position_embedding", ("P", "D"), part=Part.VOCABULARY)
         positions = builder.input("positions", "T", Role.CONSTANT)
         found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)

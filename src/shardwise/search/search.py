@@ -22,7 +22,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
-from shardwise.loss import LOSSES
+from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
@@ -89,7 +89,7 @@ def search(
 class _Search:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
-        self.stepwise = LOSSES[job.loss].stepwise
+        self.stepwise = loss_named(job.loss).stepwise
         self.placed: Placed = place_all(cluster.topology, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.modes = space.choices.modes(architecture)

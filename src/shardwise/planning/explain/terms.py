@@ -30,6 +30,7 @@ from shardwise.layout.shardings import (
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
+from shardwise.schedule.closed_form import form_of
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -102,10 +103,6 @@ PREDICTED: Mapping[str, str] = {
     ),
     "time.optimizer": "elementwise · bytes of state / memory rate",
 }
-# F, B and W: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights' gradients.
-BUBBLES: Mapping[str, str] = {
-    "zb_h1": "(p - 1) · (F + B - 2W)", "zb_h2": "(p - 1) · (F + B - 3W)", "dualpipe": "(p/2 - 1) · (F&B + B - 3W)",
-}  # fmt: skip
 MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
@@ -119,8 +116,12 @@ MEANINGS: Mapping[str, str] = {
 
 
 def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
-    """A term's formula in symbols; that of the bubble is the schedule's, and a prediction has some of its own."""
-    own = BUBBLES.get(layout.schedule) if name == "time.bubble" else None
+    """A term's formula in symbols; that of the bubble is the schedule's, and a prediction has some of its own.
+
+    F, B and W of a bubble: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights'
+    gradients.
+    """
+    own = form_of(layout.schedule).bubble if name == "time.bubble" else None
     predicted = PREDICTED.get(name) if cluster.calibration else None
     return own or predicted or FORMULAS[name].symbols
 
