@@ -34,13 +34,13 @@ def read_calibration(reader: TableReader, chip: Chip | None, base: str | None) -
         table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
     )
     flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
-    source = table.text("source", reader.where)
+    source, notes = table.text("source", reader.where), table.texts("spread_notes")
     shipped = _shipped(table, chip, base)
     if len(reader.problems) > before or shipped is None or chip is None:
         return None
     return Calibration(
         stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
-        clock=usual_clock(chip, base) if clock is None else clock, source=source,
+        spread_notes=notes, clock=usual_clock(chip, base) if clock is None else clock, source=source,
         **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
     )  # fmt: skip
 
@@ -100,7 +100,8 @@ def _is_number(value: Any) -> bool:
 
 def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
     """The keys and values of the table, the constants last."""
-    last = ("spread", "constants")
+    last = ("spread", "spread_notes", "constants")
     for name in (*(key for key in KEYS if key not in last), *last):
         value = getattr(calibration, name)
-        yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value
+        if name != "spread_notes" or value:
+            yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value

@@ -111,8 +111,13 @@ MEANINGS: Mapping[str, str] = {
     "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
-    "p": "pipeline stages", "v": "virtual stages of a stage",
+    "p": "pipeline stages", "v": "virtual stages of a stage", "r": "rank of an adapter",
+    **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
+    "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
+
+
+FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
 
 
 def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
@@ -203,17 +208,13 @@ def _inputs(plan: Plan, layout: Layout, found: Iterable[_Read], values: Values) 
             symbols |= {name: values[name] for name in _parts(symbol)} | {str(symbol): values[symbol]}
     symbols |= {"m": num_micro_batches(plan.job, degrees_of(layout)), "p": layout.pp, "v": layout.num_virtual_stages}
     return tuple(
-        Input(symbol=name, meaning=MEANINGS.get(name, _other_meaning(name)), value=float(value))
+        Input(symbol=name, meaning=FULLEST if name.startswith("(") else MEANINGS[name], value=float(value))
         for name, value in sorted(symbols.items())
     )
 
 
 def _parts(symbol: Symbol) -> tuple[str, ...]:
     return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (symbol,)
-
-
-def _other_meaning(name: str) -> str:
-    return "share of the fullest device" if name.startswith("(") else "degree of the axis"
 
 
 class _Reader:
