@@ -11,8 +11,10 @@ ShardwiseError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+Choice = TypeVar("Choice")
 
 
 class ShardwiseError(Exception):
@@ -62,6 +64,19 @@ def require(violations: Sequence[str]) -> None:
     """Raise one `InputError` that carries all violations, if there are any."""
     if violations:
         raise InputError(*violations)
+
+
+def chosen(table: Mapping[str, Choice], name: str, what: str) -> Choice:
+    """The entry of a table of choices by name. No entry stands for a name that is not there.
+
+    Raises `InputError` that says what was found and lists the names.
+
+    >>> chosen({"sum": 4.0, "max": 1.0}, "max", "overlap")
+    1.0
+    """
+    if name not in table:
+        raise InputError(f"{what}: found {name!r}; one of {', '.join(table)} is required")
+    return table[name]
 
 
 def collect(*makers: Callable[[], Any]) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shardwise.errors import chosen
+
 
 class Loss(NamedTuple):
     """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
@@ -57,3 +59,12 @@ LOSSES: dict[str, Loss] = {
         "fused_linear_cross_entropy.py",
     ),
 }
+
+
+def loss_named(name: str) -> Loss:
+    """A kind of cross-entropy by name. Raises `InputError` that lists the names.
+
+    >>> loss_named("fused").bytes_at(2.0)
+    8.0
+    """
+    return chosen(LOSSES, name, "loss")

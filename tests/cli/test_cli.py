@@ -33,7 +33,7 @@ FLAGS = {
         "--stack",
         "--tokens",
     ],
-    "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--on", "--set", "--weights"],
+    "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--no-runtime", "--on", "--set", "--weights"],
     "roofline": [
         "--causal",
         "--dtype",

@@ -56,6 +56,19 @@ def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["cluster"]["memory_bytes"] == 10e9
 
 
+def test_the_books_leave_no_memory_to_the_runtime(capsys: pytest.CaptureFixture[str]) -> None:
+    """16 GiB on each of 16 devices, less the weights, are all for caches: 2·L·K·H bytes of a token in int8."""
+    arguments = ("llama-2-13b", "--context", "8Ki", "--dtype", "int8", "--weights", "int8", "--on", "tpu-v5e:4x4")
+    with_runtime, books = (json.loads(run(capsys, *arguments, *more, "--json")[1]) for more in ((), ("--no-runtime",)))
+    assert with_runtime["cluster"]["runtime_bytes"] == 16 * 2**28
+    assert books["cluster"]["runtime_bytes"] == 0
+    cache, weights = 2 * 40 * 40 * 128 * 8192, 13_015_864_320
+    assert books["cluster"]["num_seqs"] == (16 * 16 * 2**30 - weights) // cache
+    assert with_runtime["cluster"]["num_seqs"] < books["cluster"]["num_seqs"]
+    _, out = run(capsys, *arguments, "--no-runtime")
+    assert "runtime" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -69,6 +82,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
             ["llama-3-8b", "--context", "8", "--set", "chip.memory_bytes=1GB"],
             "a chip is that of --on, which is missing",
         ),
+        (["llama-3-8b", "--context", "8", "--no-runtime"], "the runtime is that of --on, which is missing"),
         (["llama-3-8b", "--context", "8", "--set", "job.tokens=1"], "model.NAME=VALUE or chip.NAME=VALUE is required"),
     ],
 )

@@ -14,8 +14,9 @@ from shardwise.cli import main
 from shardwise.cli.arguments import parse_layout_text
 from shardwise.cost.estimate import BOUND
 from shardwise.layout.legality import violations
+from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.planning.explain import MODEL_ERROR, Explanation, changed_fields, explain, explanation_payload, verdict
-from shardwise.planning.explain.terms import FORMULAS
+from shardwise.planning.explain.terms import FORMULAS, MEANINGS
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.search.plan import nearest_fitting
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -357,6 +358,38 @@ def test_a_terms_expressions_evaluate_to_its_value(plan: Plan) -> None:
     blocks = sum(value for what, value in parts.items() if what.startswith("block"))
     head = sum(value for what, value in parts.items() if what.startswith("head"))
     assert saved.value == pytest.approx(blocks * plan.model.num_layers + head, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "text"),
+    [
+        ("llama-3-8b", {"lora_rank": 16, "lora_targets": ("qkv", "mlp")}, "fsdp=4 tp=2 cp=2"),
+        ("gpt-oss-20b", {}, "fsdp=8 ep=4 tp=2"),
+        ("deepseek-v2-lite", {}, "fsdp=4 ep=4 tp=2 pp=2"),
+        ("tiny-latent-moe-18m", {}, "fsdp=16 ep=4"),
+        ("gpt-2", {}, "dp=16"),
+    ],
+)
+def test_every_symbol_of_a_term_says_what_it_is(model: str, changes: dict[str, Any], text: str) -> None:
+    """Dims of the model, axes, counts: a rank of adapters is no axis."""
+    architecture = replace(sw.load_model(model), **changes)
+    job = sw.Job(global_batch_tokens=2**17, seq_len=min(architecture.max_positions or 4096, 4096))
+    layout = parse_layout_text(text, architecture, job)
+    found = plan_layout(architecture, sw.load_cluster("h100:16"), job, layout)
+    meanings = {
+        one.symbol: one.meaning
+        for name in (*(f"time.{t}" for t in TIME_TERMS), *(f"memory.{t}" for t in MEMORY_TERMS))
+        for one in explain(found, lambda layout: None, term_name=name).terms[0].inputs
+    }
+    axes = {symbol for symbol, meaning in meanings.items() if meaning == "degree of the axis"}
+    assert axes <= {"dp", "fsdp", "cp", "tp", "pp"}
+    assert ("r" in meanings) == bool(architecture.lora_rank)
+    assert meanings.get("r", "rank of an adapter") == "rank of an adapter"
+
+
+def test_every_dim_has_a_meaning() -> None:
+    atoms = {atom for axis in AXIS_ORDERS[0] for atom in ATOMS.get(axis, (axis,))}
+    assert set(MEANINGS) >= {*sw.load_model("llama-3-8b").dims, "B", "T", "span", "m", "p", "v"} | atoms
 
 
 def test_a_collective_is_charged_to_its_term(plan: Plan) -> None:

@@ -55,7 +55,9 @@ def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
     for one in (plan.estimate, *(other.estimate for other in plan.alternatives)):
         assert one.interval90 == (one.step_time_s * spread[0], one.step_time_s * spread[1])
         assert one.interval90[0] < one.step_time_s < one.interval90[1]
-        assert one.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
+        rests_on = calibration.described(moe=bool(plan.model.num_experts))
+        assert one.notes[0] == f"a prediction for {calibration.stack}: {rests_on}"
+        assert rests_on.startswith(calibration.source)
         assert BOUND not in one.notes
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shardwise.bench.clock import REPEATS, WARM_UPS, Timing, timing
 from shardwise.bench.processes import together
+from shardwise.errors import chosen
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -46,18 +47,16 @@ def _collective(line: Mapping[str, Any], rank: int, size: int, place: torch.devi
     count = max(line["bytes"] // 2 // size, 1) * size
     whole = torch.ones(count, dtype=torch.bfloat16, device=place)
     part = torch.ones(count // size, dtype=torch.bfloat16, device=place)
-    kind = line["kind"]
-    if kind == "all_gather":
-        return lambda: dist.all_gather_single(whole, part)
-    if kind == "reduce_scatter":
-        return lambda: dist.reduce_scatter_single(part, whole)
-    if kind == "all_reduce":
-        return lambda: dist.all_reduce(whole)
     received = torch.empty_like(whole)
-    if kind == "all_to_all":
-        own = max(len(part) // size, 1) * size
-        return lambda: dist.all_to_all_single(received[:own], whole[:own])
-    return lambda: _ring(whole, received, rank, size)
+    own = max(len(part) // size, 1) * size
+    run: Mapping[str, Callable[[], object]] = {
+        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_to_all": lambda: dist.all_to_all_single(received[:own], whole[:own]),
+        "send_recv": lambda: _ring(whole, received, rank, size),
+    }
+    return chosen(run, line["kind"], "collective")
 
 
 def _ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from shardwise.errors import InputError
+
 KINDS = ("matmul", "memory", "attention", "collectives")
 # Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at
 # which a core's rate is as steady (a product of side 1024 takes 20 ms at 100 GFLOP/s).
@@ -33,9 +35,11 @@ def shapes(kind: str, device: str, dtypes: tuple[str, ...], num_devices: int) ->
                 "bench": "attention", "dtype": dtype, "batch": 1, "heads": heads, "seq_len": seq_len, "head_dim": width,
                 "causal": True, "backward": backward,
             }  # fmt: skip
-    else:
+    elif kind == "collectives":
         for name, size in product(COLLECTIVES, COLLECTIVE_BYTES[device]):
             yield {"bench": "collective", "kind": name, "devices": num_devices, "bytes": size}
+    else:
+        raise InputError(f"bench: found {kind!r}; one of {', '.join(KINDS)} is required")
 
 
 def words_of(line: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ SCHEMA = "shardwise.collective/1"
 RULES = {
     "only_16": "an axis wraps only at 16",
     "multiple_of_4": "all axes wrap if every one is a multiple of 4",
+    "always": "always",
+    "never": "never",
 }
 NAMES = {"ring": "with wraparound", "ring, one way": "with wraparound, one way", "line": "without wraparound"}
 
@@ -54,7 +56,7 @@ def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> list[str]:
     """Which axes wrap and why, then the time with and without."""
     shown = [(size, ring) for size, ring in zip(report.axes, report.wraps, strict=True) if size > 1]
     kinds = ", ".join(f"{size} is a {'ring' if ring else 'line'}" for size, ring in shown)
-    rule = RULES.get(torus.wrap_rule, torus.wrap_rule)
+    rule = RULES[torus.wrap_rule]
     rule += "; twisted: around a short axis only together with the long ones" if torus.twisted else ""
     lines = [f"wraparound ({on.partition(':')[0]}: {rule}; a part of an axis is a line)"]
     lines.append(f"  axis of {kinds}")

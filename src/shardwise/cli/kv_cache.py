@@ -20,7 +20,8 @@ DESCRIPTION = """What the keys and values of a model take: a token, a sequence, 
 cluster beside the weights. Layers with a sliding window keep the window alone."""
 EPILOG = """examples:
   shardwise kv-cache llama-3-70b --context 8Ki --batch 32
-  shardwise kv-cache gemma-3-27b --context 128Ki --dtype int8 --on tpu-v5e:4x4 --weights int8"""
+  shardwise kv-cache gemma-3-27b --context 128Ki --dtype int8 --on tpu-v5e:4x4 --weights int8
+  shardwise kv-cache llama-3-70b --context 8Ki --on h100:8 --no-runtime"""
 
 
 def configure(verbs: Any) -> None:
@@ -36,6 +37,9 @@ def configure(verbs: Any) -> None:
     parser.add_argument("--on", metavar="CLUSTER", help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there")
     parser.add_argument(
         "--weights", default="bf16", metavar="NAME", help="with --on: format of the weights (default: bf16)"
+    )
+    parser.add_argument(
+        "--no-runtime", action="store_true", help="with --on: leave no memory to the runtime, as the books count"
     )
     add_set_argument(parser, "model or chip", "model.num_layers=64")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
@@ -55,6 +59,10 @@ def run(arguments: argparse.Namespace) -> str:
     changes = parse_changes(arguments.set, ("model", "chip"))
     if changes["chip"] and not arguments.on:
         raise InputError("--set: a chip is that of --on, which is missing; give a cluster, such as --on h100:8")
+    if arguments.no_runtime and not arguments.on:
+        raise InputError(
+            "--no-runtime: the runtime is that of --on, which is missing; give a cluster, such as --on h100:8"
+        )
     model = replaced(load_model(arguments.model), changes["model"], "model")
     context = parse_count(arguments.context, what="--context")
     batch = parse_count(arguments.batch, what="--batch")
@@ -64,11 +72,13 @@ def run(arguments: argparse.Namespace) -> str:
     if cluster:
         cluster = replace(cluster, chip=replaced(cluster.chip, changes["chip"], "chip"))
     cache = KvCache(architecture=model, dtype=arguments.dtype)
-    payload = cache_payload(cache, context, batch, cluster, arguments.weights)
+    payload = cache_payload(cache, context, batch, cluster, arguments.weights, runtime=not arguments.no_runtime)
     return json.dumps(payload, indent=2) if arguments.json else cache_text(payload)
 
 
-def cache_payload(cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str) -> dict[str, Any]:
+def cache_payload(
+    cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
+) -> dict[str, Any]:
     """What the report says, in bytes; `cluster` is null where none was asked for."""
     a = cache.architecture
     each = cache.sequence_bytes(context)
@@ -79,14 +89,14 @@ def cache_payload(cache: KvCache, context: int, batch: int, cluster: Cluster | N
         "kv_lora_rank": a.kv_lora_rank, "rope_head_dim": a.rope_head_dim,
         "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
         "without_windows_bytes": cache.bytes_per_token * context,
-        "cluster": _fit_payload(cache, context, cluster, weights) if cluster else None,
+        "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,
     }  # fmt: skip
 
 
-def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str) -> dict[str, Any]:
+def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str, runtime: bool) -> dict[str, Any]:
     from shardwise.cost.kv_cache import cache_fit
 
-    fit = cache_fit(cache, cluster, context, weights)
+    fit = cache_fit(cache, cluster, context, weights, runtime=runtime)
     return {
         "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
         "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,
@@ -147,7 +157,7 @@ def _fit_text(payload: Mapping[str, Any]) -> list[str]:
         "",
         f"on {fit['name']}: {format_bytes(fit['memory_bytes'])} on {fit['num_devices']} devices, split evenly",
         f"  {'weights':<18}{format_bytes(fit['weight_bytes']):>9}   in {fit['weights']}",
-        f"  {'runtime':<18}{format_bytes(fit['runtime_bytes']):>9}",
+        *([f"  {'runtime':<18}{format_bytes(fit['runtime_bytes']):>9}"] if fit["runtime_bytes"] else []),
     ]
     if fit["free_bytes"] < 0:
         return [*lines, f"  the weights DO NOT FIT, {format_bytes(-fit['free_bytes'])} too much"]

@@ -115,7 +115,9 @@ def _critical(payload: Mapping[str, Any]) -> str:
     if not payload["critical_letters"]:
         return f"  {slowest}-bound at every size"
     letters, size = " = ".join(payload["critical_letters"]), payload["critical_size"]
-    return f"  compute-bound from {letters} = {size:,.1f}" if size else f"  {slowest}-bound at every {letters}"
+    if size is None:
+        return f"  {slowest}-bound at every {letters}"
+    return f"  compute-bound from {letters} = {size:,.1f}" if size else f"  compute-bound at every {letters}"
 
 
 def _padded(padding: Mapping[str, Any]) -> str:

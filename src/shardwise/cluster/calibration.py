@@ -124,7 +124,8 @@ class Calibration:
     `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
     `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts before it launches
     the experts' products. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model ("dense",
-    "moe") the ends of the 90% prediction interval, as factors on a predicted step time. `source` says what it was fitted to.
+    "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and `spread_notes`, for kinds of which
+    it is not the stack's own, why. `source` says what it was fitted to.
     """
 
     stack: str
@@ -134,6 +135,7 @@ class Calibration:
     fused_attention: bool = True
     synchronises: bool = True
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    spread_notes: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -162,10 +164,18 @@ class Calibration:
             if kind not in SPREAD_OF or not 0 < low <= 1 <= high:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
+        for kind in self.spread_notes.keys() - set(SPREAD_OF):
+            yield f"calibration: spread_notes are of {kind}; notes of {' or '.join(SPREAD_OF)} are required"
+
     def interval(self, step_s: float, *, moe: bool) -> tuple[float, float] | None:
         """The 90% prediction interval of a step time, in seconds; None where no spread is known."""
         found = self.spread.get(SPREAD_OF[moe])
         return (step_s * found[0], step_s * found[1]) if found else None
+
+    def described(self, *, moe: bool) -> str:
+        """What a prediction for a kind of model rests on: the source, and why its interval is not the stack's own."""
+        note = self.spread_notes.get(SPREAD_OF[moe])
+        return "; ".join((self.source, note)) if note else self.source
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""

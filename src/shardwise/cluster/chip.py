@@ -21,16 +21,18 @@ HALF = ("bf16", "fp16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """Dense peaks, memory and their sustained fractions.
+    """Dense peaks, memory and their sustained fractions, all of one chip unless the name says "per_host".
 
+    `peak_flops_per_s`: without the factor 2 of sparsity, by number format; `memory_bytes`: capacity in bytes ("16 GiB" is binary,
+    "80 GB" decimal; sources print GB for both); `memory_bytes_per_s`: its bandwidth, decimal.
     `matmul_fraction` and `memory_fraction` are what micro-benchmarks reach of the peaks; 1.0 where the catalogue has no
     measurement, and then the estimate is a bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
     `runtime_bytes` is memory that no tensor of ours can have. `host_shape`: chips on one host, along the axes of a torus;
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
-    data-centre network; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`: from it to the matrix
-    unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. What has no source is
-    None, and `known` raises for it. `base`: the catalogue's chip that the values start from, itself for a chip of the
-    catalogue. `sources` says for each value where it comes from.
+    data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages,
+    `vmem_bytes_per_s`: from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read
+    on `price_date`. What has no source is None, and `known` raises for it. `base`: the catalogue's chip that the values start
+    from, itself for a chip of the catalogue. `sources` says for each value where it comes from.
     """
 
     name: str

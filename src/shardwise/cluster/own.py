@@ -16,10 +16,10 @@ from shardwise.cluster.networks import links_of, pods_of
 from shardwise.cluster.own_calibration import read_calibration
 from shardwise.cluster.reader import Entry, TableReader, shown
 from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.cluster.torus import WRAPS
 from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.errors import InputError, MissingValueError, require
 
-WRAP_RULES = ("multiple_of_4", "only_16", "always", "never")
 _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
@@ -106,8 +106,8 @@ def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
     shape = torus.sizes("shape")
     values = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
     rule = torus.table.get("wrap_rule")
-    if rule not in (*WRAP_RULES, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
-        torus.wrong("wrap_rule", f"one of {', '.join(WRAP_RULES)}")
+    if rule not in (*WRAPS, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
+        torus.wrong("wrap_rule", f"one of {', '.join(WRAPS)}")
     if len(shape) > 3:
         torus.wrong("shape", "a list of at most 3 sizes")
     twisted = torus.flag("twisted")

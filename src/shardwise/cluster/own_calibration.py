@@ -35,14 +35,13 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
         table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
     )
     flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
-    source = table.text("source", reader.where)
-    loss = _loss(table)
+    source, notes, loss = table.text("source", reader.where), table.texts("spread_notes"), _loss(table)
     shipped = _shipped(table, chip)
     if len(reader.problems) > before or shipped is None or chip is None:
         return None
     return Calibration(
         stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
-        clock=usual_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
+        spread_notes=notes, clock=usual_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
         **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
     )  # fmt: skip
 
@@ -106,7 +105,8 @@ def _is_number(value: Any) -> bool:
 
 def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
     """The keys and values of the table, the constants last."""
-    last = ("spread", "constants")
+    last = ("spread", "spread_notes", "constants")
     for name in (*(key for key in KEYS if key not in last and getattr(calibration, key) is not None), *last):
         value = getattr(calibration, name)
-        yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value
+        if name != "spread_notes" or value:
+            yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value

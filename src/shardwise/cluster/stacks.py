@@ -45,6 +45,7 @@ OTHERS = (
     (r"megatron|nemo|transformer engine|nanotron|primus", "fused"),
     (r"", "eager"),
 )
+MODELS: Mapping[str, str] = {"dense": "dense models", "moe": "mixtures of experts"}
 KNOWN = 5  # runs of a kind of model by a stack on a chip, from which on its predictions are those of a known stack
 # Chips without published runs, and those that they are like: the same architecture with other memory or links.
 LIKE: Mapping[str, str] = {
@@ -182,7 +183,7 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
         stack=stack.name, fused_attention=not stack.unfused_attention,
         spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
         constants=constants_of(chip, stack), loss=stack.loss,
-        source="; ".join((fitted()["source"], *_without_runs(chip, stack))),
+        source="; ".join((fitted()["source"], *_without_runs(chip, stack))), spread_notes=dict(_few_runs(chip, stack)),
     )  # fmt: skip
 
 
@@ -195,10 +196,16 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
         yield f"none is of {chip}, which is taken to be as {like}"
     if not is_measured(stack):
         yield f"unknown stack, with the defaults of its kind, {stack.kind}"
+
+
+def _few_runs(chip: str, stack: Stack) -> Iterator[tuple[str, str]]:
+    """Kinds of model that too few runs of a measured stack on this very chip are of, each with what follows for it."""
+    if stands_for(chip) != chip or not is_measured(stack):
         return
-    few = [kind for kind in SPREAD_OF if like == chip and num_runs(chip, stack, kind) < KNOWN]
-    if few:
-        yield f"fewer than {KNOWN} are of {stack.name} on {chip} ({', '.join(few)}): the interval is that of a new stack"
+    for kind in SPREAD_OF:
+        if num_runs(chip, stack, kind) < KNOWN:
+            words = f"fewer than {KNOWN} of them are of {stack.name} on {chip} with {MODELS[kind]}"
+            yield kind, f"{words}: the interval is that of a new stack"
 
 
 def predicted(cluster: Cluster, stack: Stack) -> Cluster:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.cluster.links import Cut, Link
 from shardwise.cluster.twist import Distances, closed_groups, distances, shifted_by
+from shardwise.errors import chosen
 from shardwise.symbolic import Value, maximum, where
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
+# Whether an axis of a size wraps on a slice of a shape.
+WRAPS: Mapping[str, Callable[[tuple[int, ...], int], bool]] = {
+    "multiple_of_4": lambda shape, size: all(other % 4 == 0 for other in shape),
+    "only_16": lambda shape, size: size == 16,
+    "always": lambda shape, size: True,
+    "never": lambda shape, size: False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +44,8 @@ class Torus:
     @property
     def wraps(self) -> tuple[bool, ...]:
         """Which axes are rings."""
-        if self.wrap_rule in ("always", "never"):
-            return tuple(self.wrap_rule == "always" for _ in self.shape)
-        if self.wrap_rule == "only_16":
-            return tuple(size == 16 for size in self.shape)
-        return tuple(all(size % 4 == 0 for size in self.shape) for _ in self.shape)
+        wraps = chosen(WRAPS, self.wrap_rule, "wrap_rule")
+        return tuple(wraps(self.shape, size) for size in self.shape)
 
     def rings(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
         """On which axes a group goes all around: it spans the whole of an axis that wraps.

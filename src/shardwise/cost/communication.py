@@ -11,6 +11,9 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value
 
+# Gathers that a collective takes as long as.
+GATHERS = {Kind.ALL_GATHER: 1.0, Kind.REDUCE_SCATTER: 1.0, Kind.ALL_REDUCE: 2.0}
+
 
 def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links, copies: Value = 1) -> Value:
     """Seconds that a collective over `axes` takes; its kind says which links count.
@@ -27,8 +30,7 @@ def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links, cop
         return links.permute(axes).all_gather_s(payload_bytes)
     if kind is Kind.ALL_TO_ALL:
         return all_to_all_s(axes, payload_bytes, links, copies)
-    gather = links.group(axes).all_gather_s(payload_bytes)
-    return 2.0 * gather if kind is Kind.ALL_REDUCE else gather
+    return GATHERS[kind] * links.group(axes).all_gather_s(payload_bytes)
 
 
 def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: Links) -> Value:

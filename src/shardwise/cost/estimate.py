@@ -248,7 +248,8 @@ class Pricing:
     def notes(self) -> tuple[str, ...]:
         """Whether the estimate is a bound or a prediction, and what makes it so."""
         chip, calibration = self.cluster.chip, self.cluster.calibration
-        found = [BOUND if calibration is None else f"a prediction for {calibration.stack}: {calibration.source}"]
+        rests_on = calibration.described(moe=bool(self.architecture.num_experts)) if calibration else ""
+        found = [BOUND if calibration is None else f"a prediction for {calibration.stack}: {rests_on}"]
         if chip.matmul_fraction == 1.0 and calibration is None:
             found.append(
                 f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"

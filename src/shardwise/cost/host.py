@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardwise.cluster.chip import Chip
+from shardwise.layout.layout import offloaded_by
 from shardwise.symbolic import Value, minimum
 
 STAYING = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
@@ -37,9 +38,13 @@ NOTHING = Host(optimizer=False, activations=False, bytes_per_s=float("inf"))
 
 
 def host_of(offload: str, chip: Chip) -> Host:
-    """The host of a layout's `offload`. Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`."""
-    if offload == "none":
+    """The host of a layout's `offload`.
+
+    Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an offload that is not known.
+    """
+    kept = offloaded_by(offload)
+    if not any(kept):
         return NOTHING
     rate = chip.known("pcie_bytes_per_s")
     assert isinstance(rate, (int, float))
-    return Host(offload in ("optimizer", "both"), offload in ("activations", "both"), float(rate))
+    return Host(kept.optimizer, kept.activations, float(rate))

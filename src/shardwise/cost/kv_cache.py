@@ -53,8 +53,8 @@ class KvCache:
 class CacheFit:
     """Memory of a cluster shared by weights and caches; both are split evenly over its devices.
 
-    Assumes: nothing else but the runtime takes memory. Even splits need sequences or heads enough: more devices than
-    key-value heads hold different sequences.
+    Assumes: nothing else but the runtime takes memory; with `runtime_bytes` 0 nothing at all, as the books count.
+    Even splits need sequences or heads enough: more devices than key-value heads hold different sequences.
     """
 
     memory_bytes: float
@@ -73,16 +73,19 @@ class CacheFit:
         return max(0, math.floor(self.free_bytes / self.sequence_bytes))
 
 
-def cache_fit(cache: KvCache, cluster: Cluster, context: int, weights: str = "bf16") -> CacheFit:
+def cache_fit(
+    cache: KvCache, cluster: Cluster, context: int, weights: str = "bf16", *, runtime: bool = True
+) -> CacheFit:
     """How many sequences of `context` tokens fit on a cluster beside one copy of the weights.
 
+    `runtime`: what the runtime takes of each device is not for caches; False: all of it is, as the books count.
     Raises `InputError` for an unknown format, or a context of no token.
     """
     if context < 1:
         raise InputError(f"context: found {context}; at least 1 token is required")
     return CacheFit(
         memory_bytes=cluster.num_devices * cluster.chip.memory_bytes,
-        runtime_bytes=cluster.num_devices * cluster.chip.runtime_bytes,
+        runtime_bytes=cluster.num_devices * cluster.chip.runtime_bytes if runtime else 0.0,
         weight_bytes=num_params(cache.architecture) * bytes_per_element(weights),
         sequence_bytes=cache.sequence_bytes(context),
     )

@@ -5,10 +5,50 @@ Source: nccl-tests, doc/PERFORMANCE.md.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from shardwise.errors import chosen
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+class Form(NamedTuple):
+    """What the formulas of all networks know of an operation.
+
+    `size`: NCCL's size over the whole array, of N devices; `busbw`: what algbw is multiplied by. `times`: how often it goes
+    through the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves, and
+    rings inside nodes and between them.
+    """
+
+    size: Callable[[int], float]
+    busbw: Callable[[int], float]
+    times: int = 1
+    reduces: bool = False
+
+
+def _whole(num_devices: int) -> float:
+    return 1.0
+
+
+def _others(num_devices: int) -> float:
+    return (num_devices - 1) / num_devices
+
+
+FORMS: Mapping[str, Form] = {
+    "all_gather": Form(_whole, _others, reduces=True),
+    "reduce_scatter": Form(_whole, _others, reduces=True),
+    "all_reduce": Form(_whole, lambda n: 2.0 * _others(n), times=2, reduces=True),
+    "all_to_all": Form(lambda n: 1.0 / n, _others),
+    "broadcast": Form(_whole, _whole),
+    "send_recv": Form(_whole, _whole),
+}
+
+
+def form_of(operation: str) -> Form:
+    """An operation by name. Raises `InputError` that lists the names."""
+    return chosen(FORMS, operation, "collective")
 
 
 def nccl_bytes(operation: Operation, num_bytes: float, num_devices: int) -> float:
@@ -16,7 +56,7 @@ def nccl_bytes(operation: Operation, num_bytes: float, num_devices: int) -> floa
 
     The whole array; of an AllToAll what one device sends, `num_bytes / N`.
     """
-    return num_bytes / num_devices if operation == "all_to_all" else num_bytes
+    return num_bytes * form_of(operation).size(num_devices)
 
 
 def busbw_factor(operation: Operation, num_devices: int) -> float:
@@ -25,9 +65,7 @@ def busbw_factor(operation: Operation, num_devices: int) -> float:
     Differs: for reduction in the switch nccl-tests also names (N-1)/(N+1); here busbw is the same function of the time
     whatever the algorithm, so that algorithms can be compared, and may exceed the link's bandwidth when the switch reduces.
     """
-    if operation in ("broadcast", "send_recv"):
-        return 1.0
-    return (num_devices - 1) / num_devices * (2.0 if operation == "all_reduce" else 1.0)
+    return form_of(operation).busbw(num_devices)
 
 
 def algbw(operation: Operation, num_bytes: float, num_devices: int, time_s: float) -> float:

@@ -11,8 +11,10 @@ short to hide, under whichever convention.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from typing import NamedTuple
 
+from shardwise.errors import chosen
 from shardwise.job import Overlap
 from shardwise.symbolic import Value, added, maximum
 
@@ -20,6 +22,55 @@ HIDEABLE = ("fsdp", "dp", "control")
 # What hides besides where a forward and a backward pass of different micro-batches run together (DualPipe).
 # Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.1: AllToAlls and the pipeline's traffic.
 HIDEABLE_TOGETHER = (*HIDEABLE, "ep", "pp")
+
+
+Traffic = Mapping[str, Value]
+
+
+class Convention(NamedTuple):
+    """`exposed_s` of compute, traffic by axis and the axes that can hide; `charged` shares that out over the axes.
+
+    `adds_up`: the times of axes that are hidden alike may be added before it is asked, as the search does.
+    """
+
+    exposed_s: Callable[[Value, Traffic, Container[str]], Value]
+    charged: Callable[[float, Mapping[str, float], Container[str]], dict[str, float]]
+    adds_up: bool = True
+
+
+def _per_axis(compute_s: Value, traffic_s: Traffic, hideable: Container[str]) -> Value:
+    open_s = added(t for axis, t in traffic_s.items() if axis not in hideable)
+    hidden = added(t for axis, t in traffic_s.items() if axis in hideable)
+    return open_s + maximum(hidden - compute_s, 0.0)
+
+
+def _open_then_hidden(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+    own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
+    return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
+
+
+def _longest(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+    longest = max(traffic_s, key=lambda axis: traffic_s[axis])
+    return {axis: whole if axis == longest else 0.0 for axis in traffic_s}
+
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "per_axis": Convention(_per_axis, _open_then_hidden),
+    "sum": Convention(
+        lambda compute_s, traffic_s, _: maximum(added(traffic_s.values()) - compute_s, 0.0),
+        lambda whole, traffic_s, _: _shared(whole, traffic_s),
+    ),
+    "max": Convention(
+        lambda compute_s, traffic_s, _: maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0),
+        _longest,
+        adds_up=False,
+    ),
+}
+
+
+def convention_of(overlap: str) -> Convention:
+    """A convention by name. Raises `InputError` that lists the names."""
+    return chosen(CONVENTIONS, overlap, "overlap")
 
 
 def exposed_s(
@@ -36,13 +87,7 @@ def exposed_s(
             axis for axis in traffic_s if axis in hideable and axis not in HIDEABLE
         ]  # by the schedule, not the stack
         return maximum(everything - compute_s, share * added(t for axis, t in traffic_s.items() if axis not in hidden))
-    if overlap == "sum":
-        return maximum(added(traffic_s.values()) - compute_s, 0.0)
-    if overlap == "max":
-        return maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0)
-    open_s = added(t for axis, t in traffic_s.items() if axis not in hideable)
-    hidden = added(t for axis, t in traffic_s.items() if axis in hideable)
-    return open_s + maximum(hidden - compute_s, 0.0)
+    return convention_of(overlap).exposed_s(compute_s, traffic_s, hideable)
 
 
 def exposed_by_axis(
@@ -57,13 +102,7 @@ def exposed_by_axis(
     whole = exposed_s(overlap, compute_s, traffic_s, hideable, share)
     if share is not None:
         return _shared(whole, traffic_s)
-    if overlap == "per_axis":
-        own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
-        return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
-    if overlap == "max":
-        longest = max(traffic_s, key=lambda axis: traffic_s[axis])
-        return {axis: whole if axis == longest else 0.0 for axis in traffic_s}
-    return _shared(whole, traffic_s)
+    return convention_of(overlap).charged(whole, traffic_s, hideable)
 
 
 def _shared(whole: float, parts: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwise.schedule.closed_form import BOTH_ENDS, Passes, bubble_s, in_flight, num_overlapped, num_waiting
+from shardwise.schedule.closed_form import Passes, bubble_s, form_of, in_flight, num_overlapped, num_waiting
 from shardwise.symbolic import Value
 
 
@@ -23,7 +23,7 @@ class Pipeline(NamedTuple):
     @property
     def ends(self) -> int:
         """From how many ends micro-batches come in."""
-        return 2 if self.schedule in BOTH_ENDS else 1
+        return 2 if form_of(self.schedule).both_ends else 1
 
     @property
     def rounds(self) -> Value:

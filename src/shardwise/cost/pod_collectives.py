@@ -6,12 +6,13 @@ has W_dcn, its part of its host's egress. All gathers and reductions are `Pods.l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shardwise.cluster.links import Cut, Link
 from shardwise.cluster.pods import Pods, num_inside
-from shardwise.cost.nccl import Operation
+from shardwise.cost.nccl import Operation, form_of
 from shardwise.cost.torus_collectives import Cost, all_to_all_link, broadcast_link
+from shardwise.errors import chosen
 from shardwise.symbolic import maximum
 
 IN_TURN, AT_ONCE = "one level after the other", "levels at once"
@@ -24,16 +25,10 @@ def pods_costs(
 
     `AT_ONCE` is the bound of gathers and reductions whose levels are pipelined, so that the slower one sets the pace.
     """
-    times = 2 if operation == "all_reduce" else 1
-    name, link = IN_TURN, pods.link(cuts, one_way=one_way)
-    if operation == "all_to_all":
-        name, link = "direct", pods_all_to_all_link(pods, cuts, one_way=one_way)
-    elif operation == "broadcast":
-        link = pods_broadcast_link(pods, cuts, one_way=one_way)
-    elif operation == "send_recv":
-        name, link = "direct", pods.hop(cuts)
-    found = {name: _cost(pods, num_bytes, link, times)}
-    if operation in ("all_gather", "reduce_scatter", "all_reduce"):
+    form, (name, link_of) = form_of(operation), chosen(_LINKS, operation, "collective")
+    times = form.times
+    found = {name: _cost(pods, num_bytes, link_of(pods, cuts, one_way), times)}
+    if form.reduces:
         inner, between = pods.torus.link(cuts[:-1], one_way=one_way), pods.between(cuts)
         pace = maximum(inner.seconds_per_byte, between)
         found[AT_ONCE] = _cost(pods, num_bytes, Link(pace, inner.latency_s, additive=False), times)
@@ -62,6 +57,21 @@ def pods_broadcast_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = Fals
     passed = 1.0 / (num_inside(cuts) * pods.bytes_per_s)
     seconds = first.seconds_per_byte + passed + gathered.seconds_per_byte
     return Link(seconds, first.latency_s + gathered.latency_s, additive=False)
+
+
+def _gathered(pods: Pods, cuts: Sequence[Cut], one_way: bool) -> Link:
+    return pods.link(cuts, one_way=one_way)
+
+
+# How each is priced, and over what link.
+_LINKS: Mapping[str, tuple[str, Callable[[Pods, Sequence[Cut], bool], Link]]] = {
+    "all_gather": (IN_TURN, _gathered),
+    "reduce_scatter": (IN_TURN, _gathered),
+    "all_reduce": (IN_TURN, _gathered),
+    "all_to_all": ("direct", lambda pods, cuts, one_way: pods_all_to_all_link(pods, cuts, one_way=one_way)),
+    "broadcast": (IN_TURN, lambda pods, cuts, one_way: pods_broadcast_link(pods, cuts, one_way=one_way)),
+    "send_recv": ("direct", lambda pods, cuts, one_way: pods.hop(cuts)),
+}
 
 
 def _cost(pods: Pods, num_bytes: float, link: Link, times: int) -> Cost:

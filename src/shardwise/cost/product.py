@@ -10,7 +10,7 @@ from typing import Literal
 from shardwise.cost.communication import collective_s
 from shardwise.cost.mesh_links import MeshOnChips
 from shardwise.dtypes import bytes_per_element
-from shardwise.errors import InputError
+from shardwise.errors import InputError, chosen
 from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
 from shardwise.layout.expression import ShardedExpression, derive_by_cases, expression_program, strategy_program
 from shardwise.layout.solve import solve
@@ -97,6 +97,11 @@ class ProductReport:
     backward: ProgramCost | None
 
 
+def _time_first(objective: str) -> bool:
+    """Whether seconds count before bytes."""
+    return chosen({"time": True, "bytes": False}, objective, "objective")
+
+
 def price_product(
     made: ShardedExpression, on: MeshOnChips | None, *, objective: Objective = "time", free: Sequence[str] = (),
     with_backward: bool = False,
@@ -104,7 +109,8 @@ def price_product(
     """Solve and price a sharded product. Without a chip there are no times, and the objective is bytes.
 
     The cost of a program is the sum of its steps: seconds of compute at the chip's peak and of each collective on its
-    links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program.
+    links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program, `InputError` for another
+    objective.
     """
     objective = objective if on is not None else "bytes"
     solution = solve(made, lambda product: _Pricer(product, _on(on, product)).prices(objective), free=free)
@@ -193,16 +199,20 @@ class _Pricer:
         return self.objective_of(objective), self.product_of(objective)
 
     def objective_of(self, objective: Objective) -> PriceCollective:
+        time_first = _time_first(objective)
+
         def price(kind: Kind, axes: Axes, payload: float) -> Cost:
             moved, seconds = self.collective(kind, axes, payload)
             count = 0.0 if kind is Kind.SLICE else 1.0
-            return (seconds, moved, 0.0, count) if objective == "time" else (moved, 0.0, seconds, count)
+            return (seconds, moved, 0.0, count) if time_first else (moved, 0.0, seconds, count)
 
         return price
 
     def product_of(self, objective: Objective) -> PriceProduct:
+        time_first = _time_first(objective)
+
         def price(flops: float) -> Cost:
-            return (self.math_s(flops), 0.0, flops, 0.0) if objective == "time" else (0.0, flops, 0.0, 0.0)
+            return (self.math_s(flops), 0.0, flops, 0.0) if time_first else (0.0, flops, 0.0, 0.0)
 
         return price
 

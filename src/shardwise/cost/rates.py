@@ -16,6 +16,7 @@ from typing import NamedTuple
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
+from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.symbolic import Value, maximum, where
 
@@ -87,11 +88,15 @@ class Rates:
     def kernel_s(self, kind: str, dtype: str, work: Work) -> Value:
         """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
         streaming = work.num_bytes / self.bytes_per_s
-        if kind == "contract":
-            return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
-        if kind == "scan":
-            return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
-        return streaming * self._moved_again(work)
+        match kind:
+            case "contract":
+                return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
+            case "scan":
+                return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
+            case "map" | "lookup" | "scatter" | "route" | "carry":
+                return streaming * self._moved_again(work)
+            case _:
+                raise InputError(f"kernel: found {kind!r}; a kind of operation is required")
 
     def _moved_again(self, work: Work) -> Value:
         """Bytes that elementwise kernels move over those of fused ones."""

@@ -7,16 +7,25 @@ below a tier: they share what leaves their node over as many network cards. `num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster.topology import Cut, Switched, Tier
-from shardwise.cost.nccl import Operation
+from shardwise.cost.nccl import Operation, form_of
 from shardwise.cost.torus_collectives import Cost
+from shardwise.errors import chosen
 from shardwise.symbolic import Value, maximum
 
-REDUCES = ("all_gather", "reduce_scatter", "all_reduce")
 IN_SWITCH = "in-switch"
+# By operation the algorithms that can carry it out.
+ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "all_gather": ("ring", "hierarchical", IN_SWITCH),
+    "reduce_scatter": ("ring", "hierarchical", IN_SWITCH),
+    "all_reduce": ("ring", "hierarchical", "tree", IN_SWITCH),
+    "all_to_all": ("direct",),
+    "broadcast": ("ring", "tree"),
+    "send_recv": ("direct",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +57,27 @@ def switched_costs(
 ) -> Mapping[str, Cost]:
     """Cost by algorithm: those that can carry out the operation over the group that `cuts` spans."""
     crossed = spans(network, cuts)
-    if operation in ("send_recv", "all_to_all"):
-        hop = network.hop(cuts)
-        per_byte = hop.seconds_per_byte if operation == "send_recv" else all_to_all_seconds_per_byte(network, cuts)
-        return {"direct": Cost(latency_s=hop.latency_s, bandwidth_s=num_bytes * per_byte, hops=1)}
-    found = {"ring": ring_cost(operation, num_bytes, crossed)}
-    if operation in REDUCES and len(crossed) > 1:
-        found["hierarchical"] = hierarchical_cost(operation, num_bytes, network, cuts)
-    if operation in ("all_reduce", "broadcast"):
-        found["tree"] = tree_cost(operation, num_bytes, crossed)
-    if operation in REDUCES and cuts[0].size > 1 and not network.tiers[0].links:
-        found[IN_SWITCH] = in_switch_cost(operation, num_bytes, crossed)
-    return found
+    priced: Mapping[str, Callable[[], Cost]] = {
+        "direct": lambda: direct_cost(operation, num_bytes, network, cuts),
+        "ring": lambda: ring_cost(operation, num_bytes, crossed),
+        "hierarchical": lambda: hierarchical_cost(operation, num_bytes, network, cuts),
+        "tree": lambda: tree_cost(operation, num_bytes, crossed),
+        IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, crossed),
+    }
+    there = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
+    algorithms = chosen(ALGORITHMS, operation, "collective")
+    return {name: priced[name]() for name in algorithms if there.get(name, True)}
+
+
+def direct_cost(operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> Cost:
+    """Every device sends to the one, or to each, that its bytes are for."""
+    hop = network.hop(cuts)
+    per_byte: Mapping[str, Callable[[], Value]] = {
+        "send_recv": lambda: hop.seconds_per_byte,
+        "all_to_all": lambda: all_to_all_seconds_per_byte(network, cuts),
+    }
+    seconds = chosen(per_byte, operation, "collective")()
+    return Cost(latency_s=hop.latency_s, bandwidth_s=num_bytes * seconds, hops=1)
 
 
 def ring_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
@@ -69,14 +87,13 @@ def ring_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -
     links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
     passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
     """
-    num_devices = math.prod(span.size for span in crossed)
-    times = 2 if operation == "all_reduce" else 1
-    share = 1.0 if operation == "broadcast" else (num_devices - 1) / num_devices
+    num_devices, form = math.prod(span.size for span in crossed), form_of(operation)
+    times = form.times
     hops = [num_devices // span.inside - num_devices // (span.inside * span.size) for span in crossed]
     latency = sum(count * span.tier.hop_latency_s for count, span in zip(hops, crossed, strict=True))
     return Cost(
         latency_s=times * (_base(crossed) + latency),
-        bandwidth_s=times * share * num_bytes * max(span.seconds_per_byte for span in crossed),
+        bandwidth_s=form.busbw(num_devices) * num_bytes * max(span.seconds_per_byte for span in crossed),
         hops=times * (num_devices - 1),
     )
 
@@ -87,7 +104,7 @@ def hierarchical_cost(operation: Operation, num_bytes: float, network: Switched,
     The slowest tier sets the pace and the hops of the tiers add up, (n-1) for each; an AllReduce is a ReduceScatter and an
     AllGather. Source: S0's hierarchy of switches; nccl-tests, PERFORMANCE.md.
     """
-    link, times = network.link(cuts), 2 if operation == "all_reduce" else 1
+    link, times = network.link(cuts), form_of(operation).times
     return Cost(
         latency_s=times * link.latency_s,
         bandwidth_s=times * num_bytes * link.seconds_per_byte,
@@ -104,7 +121,7 @@ def tree_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -
     Differs: NCCL (src/graph/tuning.cc) chains the devices of a node (n-1 hops) and builds trees between nodes only, and
     takes 0.9 of the bandwidth.
     """
-    times = 2 if operation == "all_reduce" else 1
+    times = form_of(operation).times
     depths = [math.ceil(math.log2(span.size)) for span in crossed]
     latency = sum(depth * span.tier.hop_latency_s for depth, span in zip(depths, crossed, strict=True))
     return Cost(
@@ -123,8 +140,8 @@ def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Spa
     Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
     """
     inner, outer = crossed[0], crossed[1:]
-    times = 2 if operation == "all_reduce" else 1
-    share = (inner.size + 1 if operation == "all_reduce" else inner.size - 1) / inner.size
+    times, beyond = form_of(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
+    share = (inner.size + chosen(beyond, operation, "collective")) / inner.size
     paces = [share * inner.seconds_per_byte]
     paces += [times * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
     hops = sum(span.size - 1 for span in outer)

@@ -7,12 +7,12 @@ an AllGather or before a reduction, and of an AllToAll all devices' shards toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster.topology import Cut, Link, Torus
-from shardwise.cost.nccl import Operation
-from shardwise.errors import InputError
+from shardwise.cost.nccl import Operation, form_of
+from shardwise.errors import InputError, chosen
 from shardwise.symbolic import Value, maximum, where
 
 
@@ -35,15 +35,7 @@ def torus_cost(
     Differs: S2 and S3 print V/W for a ring, which N/2 hops of whole shards take; a schedule that sends the last shard half
     each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.link` is V/W for rings of even size.
     """
-    if operation == "all_to_all":
-        link = all_to_all_link(torus, cuts, one_way=one_way)
-    elif operation == "broadcast":
-        link = broadcast_link(torus, cuts, one_way=one_way)
-    elif operation == "send_recv":
-        link = torus.hop(cuts)
-    else:
-        link = torus.link(cuts, one_way=one_way)
-    times = 2 if operation == "all_reduce" else 1
+    link, times = chosen(_LINKS, operation, "collective")(torus, cuts, one_way), form_of(operation).times
     return Cost(
         latency_s=times * link.latency_s,
         bandwidth_s=times * num_bytes * link.seconds_per_byte,
@@ -90,6 +82,20 @@ def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) 
         if cut.size > 1
     ]
     return Link(1.0 / sum(rates) if rates else 0.0, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+
+
+def _gathered(torus: Torus, cuts: Sequence[Cut], one_way: bool) -> Link:
+    return torus.link(cuts, one_way=one_way)
+
+
+_LINKS: Mapping[str, Callable[[Torus, Sequence[Cut], bool], Link]] = {
+    "all_gather": _gathered,
+    "reduce_scatter": _gathered,
+    "all_reduce": _gathered,
+    "all_to_all": lambda torus, cuts, one_way: all_to_all_link(torus, cuts, one_way=one_way),
+    "broadcast": lambda torus, cuts, one_way: broadcast_link(torus, cuts, one_way=one_way),
+    "send_recv": lambda torus, cuts, one_way: torus.hop(cuts),
+}
 
 
 def point_to_point(num_bytes: float, torus: Torus, source: Sequence[int], target: Sequence[int]) -> Cost:
@@ -141,10 +147,10 @@ def idealised_s(
     """Seconds that the books print for large rings: V/(m W), twice that for an AllReduce, a quarter for an AllToAll.
 
     axis_bytes_per_s: W, both directions of a wrapped axis. One way W is halved, and an AllToAll is half an AllGather.
-    Assumes: bandwidth-bound, N large. Source: S3, table 2; S2, "what have we learned" and question 10.
+    Assumes: bandwidth-bound, N large. Raises `InputError` for other collectives.
+    Source: S3, table 2; S2, "what have we learned" and question 10.
     Differs: exact forms carry (N-1)/N (`torus_cost` with `one_way`).
     """
     gather = num_bytes / (num_axes * axis_bytes_per_s) * (2.0 if one_way else 1.0)
-    if operation == "all_to_all":
-        return gather / (2.0 if one_way else 4.0)
-    return gather * (2.0 if operation == "all_reduce" else 1.0)
+    gathers = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5 if one_way else 0.25}
+    return gather * chosen(gathers, operation, "collective")

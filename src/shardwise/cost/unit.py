@@ -18,12 +18,13 @@ from shardwise.cost.unit_parts import Parts, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
+from shardwise.layout.context import variant_of
 from shardwise.layout.kernels import Kernel
 from shardwise.layout.pipeline import RING
 from shardwise.layout.placement import Links
 from shardwise.layout.realise import Realised
 from shardwise.layout.shardings import BATCH, EXPERT, Family
-from shardwise.loss import LOSSES
+from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.symbolic import Local, Value, Values, maximum
@@ -37,7 +38,7 @@ def unit_values(
 
     In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
     """
-    last = degrees["cp"] if cp_variant == "ring" else 1
+    last = degrees["cp"] if variant_of(cp_variant).waits_for_last else 1
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
@@ -56,7 +57,7 @@ class UnitPricer:
         self.rates = rates
         self.precision = precision
         self.formats = Formats(precision)
-        self.loss = LOSSES[loss]
+        self.loss = loss_named(loss)
         self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
 
     def at(self, rates: Rates) -> UnitPricer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.errors import chosen
 from shardwise.execute import kernels
 from shardwise.layout.derive import Compute
 from shardwise.model.operations import (
@@ -92,7 +93,8 @@ class DeviceKernel:
         )
         summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
         if summed:
-            result = result.max(axis=summed) if operation.reduction == "max" else result.sum(axis=summed)
+            reduce = chosen({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
+            result = reduce(result, axis=summed)
         kept = [d for d in union if d in out.dims]
         local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
         result = np.broadcast_to(result, [local[d] for d in kept])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.errors import chosen
 from shardwise.sharding.collective import Collective, Kind
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _all_gather(devices: VirtualDevices, collective: Collective, shards: Shards)
 
 
 def _reduce(collective: Collective, shards: Shards) -> Array:
-    combine = np.maximum if collective.before.reduction == "max" else np.add
+    combine = chosen({"sum": np.add, "max": np.maximum}, collective.before.reduction, "reduction")
     return np.array(combine.reduce(np.stack(shards)))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.dtypes import bytes_per_element
-from shardwise.errors import InputError, require
+from shardwise.errors import InputError, chosen, require
 from shardwise.execute.hlo import HloProgram
 from shardwise.execute.hlo_graph import Groups
 from shardwise.layout.expression import ShardedExpression
@@ -85,12 +85,12 @@ def verify_many(
 
 
 def missing(backend: Backend) -> list[str]:
-    """What has to be installed before `backend` can compile."""
+    """What has to be installed before `backend` can compile. Raises `InputError` for a backend that is not known."""
     if find_spec("jax") is None:
         return ['xla: jax is not installed; pip install "shardwise[jax]"']
     return [
         f"xla: the ahead-of-time compiler for {backend} is not installed; pip install {wheel}"
-        for module, wheel in _WHEELS[backend].items()
+        for module, wheel in chosen(_WHEELS, backend, "xla: backend").items()
         if not _installed(module)
     ]
 

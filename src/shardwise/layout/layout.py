@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from shardwise.errors import require
+from shardwise.errors import chosen, require
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
@@ -14,7 +15,27 @@ CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
+
+
+class Offloaded(NamedTuple):
+    """What rests in the memory of the host: moments and master weights; what is kept for the backward pass."""
+
+    optimizer: bool
+    activations: bool
+
+
+OFFLOADED: Mapping[str, Offloaded] = {
+    "none": Offloaded(optimizer=False, activations=False),
+    "optimizer": Offloaded(optimizer=True, activations=False),
+    "activations": Offloaded(optimizer=False, activations=True),
+    "both": Offloaded(optimizer=True, activations=True),
+}
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
+
+
+def offloaded_by(offload: str) -> Offloaded:
+    """What a choice of offload keeps on the host. Raises `InputError` that lists the names."""
+    return chosen(OFFLOADED, offload, "offload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +116,12 @@ class Layout:
     @property
     def offloads_optimizer(self) -> bool:
         """Moments and master weights rest in the memory of the host."""
-        return self.offload in ("optimizer", "both")
+        return offloaded_by(self.offload).optimizer
 
     @property
     def offloads_activations(self) -> bool:
         """What is kept for the backward pass waits in the memory of the host."""
-        return self.offload in ("activations", "both")
+        return offloaded_by(self.offload).activations
 
     @property
     def num_replicas(self) -> int:

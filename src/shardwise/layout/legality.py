@@ -8,14 +8,14 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.job import Job
+from shardwise.layout.context import Variant, variant_of
 from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import BOTH_ENDS, NATURAL, SPLIT, min_micro_batches, natural_schedule
+from shardwise.schedule.closed_form import form_of, natural_schedule
 from shardwise.symbolic import Value, ceil_div, maximum
 
 Degrees = Mapping[str, Value]
-ULYSSES, RING = CP_VARIANTS.index("ulysses"), CP_VARIANTS.index("ring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,12 @@ def _divides_widths(architecture: Architecture, tp: Value) -> Value:
 
 def _pieces(degrees: Degrees) -> int:
     """Pieces of the sequence that a rank along cp takes: one in a plain ring, else one from either end."""
-    return 1 if degrees["cp_variant"] == RING else 2
+    return _variant(degrees).pieces
+
+
+def _variant(degrees: Degrees) -> Variant:
+    """The variant that is meant by its number among the choices."""
+    return variant_of(CP_VARIANTS[degrees["cp_variant"]])
 
 
 def _borrows_evenly(degrees: Degrees) -> Value:
@@ -78,25 +83,20 @@ def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
 
 def _goes_with_stages(degrees: Degrees) -> Value:
     """No schedule without a pipeline, interleaved with virtual stages, any other without them."""
-    if degrees["schedule"] == NATURAL:
-        return True
-    if degrees["schedule"] == "none":
-        return degrees["pp"] == 1
-    if degrees["schedule"] == "interleaved":
-        return degrees["num_virtual_stages"] > 1
-    return (degrees["pp"] > 1) & (degrees["num_virtual_stages"] == 1)
+    return form_of(degrees["schedule"]).goes_with(degrees["pp"], degrees["num_virtual_stages"])
 
 
 def _comes_out(schedule: str, pp: Value, number: Value) -> Value:
     """With micro-batches from both ends each device has two stages, and as many micro-batches come from either."""
-    return ((pp % 2 == 0) & (number % 2 == 0)) if schedule in BOTH_ENDS else True
+    return ((pp % 2 == 0) & (number % 2 == 0)) if form_of(schedule).both_ends else True
 
 
 def _micro_batches_of(job: Job, degrees: Degrees) -> str:
     """What a schedule requires of its micro-batches, and what there is."""
     schedule, pp, number = degrees["schedule"], degrees["pp"], num_micro_batches(job, degrees)
-    fewest = f"at least {min_micro_batches(schedule, pp)} micro-batches"
-    even = " and both an even pp and an even number of micro-batches" if schedule in BOTH_ENDS else ""
+    form = form_of(schedule)
+    fewest = f"at least {form.min_micro_batches(pp)} micro-batches"
+    even = " and both an even pp and an even number of micro-batches" if form.both_ends else ""
     return (
         f"{schedule} requires {fewest}{even}; there are {number} for pp = {pp}; change micro_batch_seqs or pp, or set "
         f"schedule={natural_schedule(pp, 1)}"
@@ -175,10 +175,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "heads_by_cp",
-        lambda a, j, n, d: (d["cp_variant"] != ULYSSES) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
+        lambda a, j, n, d: (not _variant(d).exchanges_heads) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
         lambda a, j, n, d: (
-            f"ulysses splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, which does not divide "
-            "them; choose other degrees, or cp_variant=zigzag"
+            f"{CP_VARIANTS[d['cp_variant']]} splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, "
+            "which does not divide them; choose other degrees, or cp_variant=zigzag"
         ),
     ),
     Rule(
@@ -247,10 +247,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "schedule_batch",
         lambda a, j, n, d: (
-            (num_micro_batches(j, d) >= min_micro_batches(d["schedule"], d["pp"]))
+            (num_micro_batches(j, d) >= form_of(d["schedule"]).min_micro_batches(d["pp"]))
             & _comes_out(d["schedule"], d["pp"], num_micro_batches(j, d))
-            if d["schedule"] in SPLIT
-            else True
         ),
         lambda a, j, n, d: _micro_batches_of(j, d),
     ),

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from shardwise.dtypes import bytes_per_element
+from shardwise.errors import chosen
 from shardwise.layout.derivation import derived_unit
 from shardwise.layout.groups import Group, bucket_groups, unit_groups
 from shardwise.layout.layout import Layout
@@ -16,7 +17,7 @@ from shardwise.layout.legality import degrees_of
 from shardwise.layout.parameters import Parameter, parameters, unit_paths
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.layout.realise import realise
-from shardwise.layout.reductions import BUCKET_BYTES, Reduction
+from shardwise.layout.reductions import BUCKET_BYTES, REDUCTIONS, Reduction
 from shardwise.layout.shardings import Family, atomic_degrees, family_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
@@ -55,6 +56,10 @@ class Realisation:
     bucket_bytes: float = BUCKET_BYTES
     reduce_each_micro_batch: bool = False
     statistics: Statistics = "never"
+
+    def __post_init__(self) -> None:
+        chosen(dict.fromkeys(REDUCTIONS), self.reduction, "reduction")
+        chosen(dict.fromkeys(get_args(Statistics)), self.statistics, "statistics")
 
     @cached_property
     def family(self) -> Family:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardwise.layout.context import variant_of
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.block import RECEIVED, RETURNED
@@ -55,7 +56,7 @@ class Family:
     @property
     def ring(self) -> bool:
         """Keys and values go around instead of being gathered."""
-        return self.cp_variant == "ring"
+        return variant_of(self.cp_variant).ring
 
     @property
     def batch_axes(self) -> Axes:
@@ -84,9 +85,8 @@ class Mode(NamedTuple):
 
 def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, mode: Mode) -> Family:
     """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
-    variant = "ring" if mode.cp_variant == "zigzag" else mode.cp_variant
     return Family(
-        zero_stage, sequence_parallel, recompute, cp_variant=variant, async_tp=mode.async_tp,
+        zero_stage, sequence_parallel, recompute, cp_variant=variant_of(mode.cp_variant).structure, async_tp=mode.async_tp,
         whole_experts=mode.whole_experts,
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def head_spec(family: Family, dims: tuple[str, ...], sequence: Axes) -> Spec:
 def _exchanged(family: Family, program: Program) -> list[Scan]:
     """Attentions whose heads are exchanged for the sequence (Jacobs et al. 2023, DeepSpeed-Ulysses)."""
     found = [operation for operation in program.operations if isinstance(operation, Scan)]
-    return found if family.cp_variant == "ulysses" else []
+    return found if variant_of(family.cp_variant).exchanges_heads else []
 
 
 def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from shardwise.errors import InputError, require
+from shardwise.errors import InputError, chosen, require
 from shardwise.symbolic import Value, maximum
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "projection"]
-GATED = ("swiglu", "geglu", "clamped_swiglu")
+GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
+# How positions are told: by turning queries and keys, by rows of a learned table, or not at all.
+ROTATES: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
+LEARNS: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
 BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
 OPTIONAL = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
@@ -76,7 +79,18 @@ class Structure:
 
     @property
     def gated(self) -> bool:
-        return self.mlp in GATED
+        """Whether the MLP has two matrices in."""
+        return chosen(GATED, self.mlp, "mlp")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether queries and keys are turned by their positions."""
+        return chosen(ROTATES, self.positions, "positions")
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether positions have a table of weights."""
+        return chosen(LEARNS, self.positions, "positions")
 
     def sizeless(self) -> Architecture:
         """An architecture of this structure whose sizes do not count: derivations do not read them."""
@@ -169,7 +183,7 @@ class Architecture:
                 f"model {self.name}: experts_per_token = {self.experts_per_token} of num_experts = {self.num_experts}; "
                 "at least 1 and at most all of them are required"
             )
-        if self.positions == "learned" and self.max_positions is None:
+        if LEARNS.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
         problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._mixed_problems())]
         try:
@@ -271,7 +285,7 @@ class Architecture:
     def require_positions(self, seq_len: int) -> None:
         """Raise `InputError` where a sequence is longer than a learned table of positions."""
         rows = self.max_positions
-        if self.positions == "learned" and rows is not None and seq_len > rows:
+        if self.structure.learns_positions and rows is not None and seq_len > rows:
             raise InputError(
                 f"model {self.name}: sequences of {seq_len:,} tokens, but its learned table of positions has {rows:,} rows; "
                 f"--seq-len {rows} or less is required, or a longer table: --set model.max_positions={seq_len}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from shardwise.errors import chosen
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Contract, Join, Map, Route, Scan
-from shardwise.model.program import ProgramBuilder, Role
+from shardwise.model.program import Part, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
+# By kind of norm its function, and the sums over D that it takes.
+NORMS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "rms": ("rms_norm", (("sum_square", "squares"),)),
+    "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
+}
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
@@ -36,16 +42,14 @@ def add_norm(
     builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
 ) -> str:
     """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
-    operands = [x]
-    if architecture.norm == "layer":
-        operands.append(add_map(builder, "sum", [x], f"{name}.sum", TOKENS, Role.STATISTIC))
-    operands.append(add_map(builder, "sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC))
-    function = "layer_norm" if architecture.norm == "layer" else "rms_norm"
-    weight = builder.weight(f"{name}.weight", "D")
+    function, sums = chosen(NORMS, architecture.norm, "norm")
+    operands = [x, *(add_map(builder, f, [x], f"{name}.{short}", TOKENS, Role.STATISTIC) for f, short in sums)]
+    weight = builder.weight(f"{name}.weight", "D", part=Part.NORM)
     if not architecture.norm_bias:
         return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
     scaled = add_map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    return add_map(builder, "add_vector", [scaled, builder.weight(f"{name}.bias", "D")], f"{name}.out", HIDDEN, role)
+    bias = builder.weight(f"{name}.bias", "D", part=Part.NORM)
+    return add_map(builder, "add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
 
 
 class Block:
@@ -56,7 +60,9 @@ class Block:
 
     def build(self, x: str) -> str:
         y = self.before(x, "attention_norm")
-        attended = self.after(self.attention(y), "attention_post_norm")
+        with self.builder.within(Part.ATTENTION):
+            attended = self.attention(y)
+        attended = self.after(attended, "attention_post_norm")
         if self.architecture.parallel:
             z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
             both = self.map("add", [attended, self.feed_forward(z)], "both", HIDDEN)
@@ -110,7 +116,7 @@ class Block:
     def latent_norm(self, x: str, name: str, width: str) -> str:
         dims = (*TOKENS, width)
         squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}.weight", width)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", width, part=Part.NORM)
         return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
 
     def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
@@ -137,12 +143,13 @@ class Block:
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
-        if not self.architecture.structure.experts:
-            return self.mlp(y)
-        routed = self.experts(y)
-        if not self.architecture.structure.shared_experts:
-            return routed
-        return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
+        with self.builder.within(Part.MLP):
+            if not self.architecture.structure.experts:
+                return self.mlp(y)
+            routed = self.experts(y)
+            if not self.architecture.structure.shared_experts:
+                return routed
+            return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
 
     def experts(self, y: str) -> str:
         """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
@@ -211,14 +218,14 @@ class Block:
     def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
-        over = ("H",) if self.architecture.qk_norm_over == "head" else dims[2:]
+        over = chosen({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
         rows = tuple(dim for dim in dims if dim not in over)
         squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=Part.NORM)
         return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
     def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
-        if self.architecture.positions != "rotary":
+        if not self.architecture.structure.rotates:
             return x
         positions = self.builder.input("positions", "T", Role.CONSTANT)
         return self.map("rotary", [x, positions], name, dims)

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
-from shardwise.model.program import Program, Role, density
+from shardwise.model.program import Part, Program, Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Polynomial, Values, product, total
 
@@ -23,6 +23,30 @@ def num_params(architecture: Architecture) -> int:
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
     counts = unit_counts(architecture).items()
     return sum(count * _unit_params(architecture, name) for name, count in counts if name != "predict") - shared
+
+
+def params_by_part(architecture: Architecture) -> dict[Part, int]:
+    """Parameters of each part of a model; they add up to `num_params`.
+
+    >>> from shardwise.model.load import load_model
+    >>> parts = params_by_part(load_model("mixtral-8x7b"))
+    >>> {part.value: f"{count / 1e9:.2f}e9" for part, count in parts.items() if count > 1e6}
+    {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
+    """
+    parts, values = dict.fromkeys(Part, 0), Values(dict(architecture.dims))
+    for name, count in unit_counts(architecture).items():
+        program = UNITS[name](architecture)
+        for weight in program.weights if name != "predict" else ():
+            parts[_part(program, weight)] += count * int(product(program.dims(weight)).evaluate(values))
+    if architecture.tied_embeddings:
+        parts[Part.VOCABULARY] -= architecture.vocab_size * architecture.d_model
+    return parts
+
+
+def _part(program: Program, weight: str) -> Part:
+    part = program.tensors[weight].part
+    assert part is not None, f"{weight} belongs to no part of the model"
+    return part
 
 
 def num_trained_params(architecture: Architecture) -> int:
@@ -105,6 +129,36 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
     gradients of both operands; one with a frozen weight only one."""
     program = UNITS[name](architecture)
     values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
-    frozen = (o for o in program.operations if any(program.tensors[operand].frozen for operand in o.operands))
-    forward = float(program_flops(program).evaluate(values))
-    return forward, 2.0 * forward - float(total(_flops(program, operation) for operation in frozen).evaluate(values))
+    backward = total(
+        _flops(program, operation) * _num_gradients(program, operation) for operation in program.operations
+    )
+    return float(program_flops(program).evaluate(values)), float(backward.evaluate(values))
+
+
+def _num_gradients(program: Program, operation: Operation) -> int:
+    """Products that a product has in the backward pass: one for each operand that is not a frozen weight."""
+    return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
+
+
+def layer_training_flops(
+    architecture: Architecture, seq_len: int, *, causal: bool = True
+) -> tuple[dict[Part, float], float]:
+    """FLOPs of a layer over one sequence, forward and backward: products with the weights of each part, and attention's scores.
+
+    The mean over the layers, where they differ. The scores are counted as `model_flops_per_token` does, or with `causal` off
+    over their whole square; the two times `num_layers`, and the head's products, are its FLOPs.
+    """
+    span = architecture.average_span(seq_len) if causal else 1.0
+    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": span})
+    products, scores = dict.fromkeys(Part, 0.0), 0.0
+    for name, count in unit_counts(architecture).items():
+        program, share = UNITS[name](architecture), count / architecture.num_layers
+        for operation in program.operations if name in LAYERS else ():
+            flops = float(_flops(program, operation).evaluate(values)) * share
+            flops *= 1 + _num_gradients(program, operation)
+            weights = [one for one in operation.operands if program.tensors[one].role is Role.WEIGHT]
+            if isinstance(operation, Scan):
+                scores += flops
+            elif flops:
+                products[_part(program, weights[0])] += flops
+    return products, scores

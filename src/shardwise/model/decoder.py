@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from shardwise.model.architecture import Architecture
 from shardwise.model.block import HIDDEN, TOKENS, Block, add_contract, add_map, add_norm
 from shardwise.model.operations import Carry, Join, Lookup
-from shardwise.model.program import Program, ProgramBuilder, Role
+from shardwise.model.program import Part, Program, ProgramBuilder, Role
 
 
 def embedding_program(architecture: Architecture) -> Program:
@@ -110,11 +110,11 @@ def _builder(architecture: Architecture) -> ProgramBuilder:
 
 
 def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
-    table = builder.weight("embedding", ("V", "D"))
+    table = builder.weight("embedding", ("V", "D"), part=Part.VOCABULARY)
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
     x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
-    if architecture.positions == "learned":
-        places = builder.weight("position_embedding", ("P", "D"))
+    if architecture.structure.learns_positions:
+        places = builder.weight("position_embedding", ("P", "D"), part=Part.VOCABULARY)
         positions = builder.input("positions", "T", Role.CONSTANT)
         found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
         rows = builder.add(Lookup((places, positions), (found,), "P"))
@@ -128,7 +128,7 @@ def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix
     embedded = add_norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
     builder.add(Join((hidden, embedded), (pair,), ("D", "D")))
-    projection = builder.weight(f"{prefix}pair_projection", ("D", "J"))
+    projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=Part.PREDICTION)
     y = add_contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
     y = Block(builder, architecture, f"{prefix}block.").build(y)
     return _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings)
@@ -136,7 +136,7 @@ def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix
 
 def _head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     y = add_norm(builder, architecture, x, f"{prefix}final_norm")
-    weight = builder.weight("embedding" if tied else "head", ("V", "D"))
+    weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=Part.VOCABULARY)
     targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
 
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:

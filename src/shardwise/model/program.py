@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -27,11 +28,22 @@ class Role(StrEnum):
     CONSTANT = "constant"  # token ids, positions: every device can make any part of it
 
 
+class Part(StrEnum):
+    """The part of a model that a weight belongs to. Reports add up by it; nothing is priced by it."""
+
+    ATTENTION = "attention"  # projections with their biases and adapters, sinks
+    MLP = "mlp"  # likewise, and routers, experts, shared experts
+    NORM = "norm"
+    VOCABULARY = "vocabulary"  # tables of tokens and positions, the head
+    PREDICTION = "prediction"  # what joins states and embeddings in multi-token prediction
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none.
 
-    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state.
+    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state. A decoder's weights have a
+    `part`, other tensors have none.
     """
 
     name: str
@@ -39,6 +51,7 @@ class Tensor:
     role: Role
     gradient_of: str = ""
     frozen: bool = False
+    part: Part | None = None
 
 
 def density(role: Role) -> Polynomial:
@@ -84,6 +97,16 @@ class ProgramBuilder:
         self.tensors: dict[str, Tensor] = {}
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
+        self.part: Part | None = None
+
+    @contextmanager
+    def within(self, part: Part) -> Iterator[None]:
+        """Weights that are defined meanwhile belong to this part, unless they say another."""
+        outer, self.part = self.part, part
+        try:
+            yield
+        finally:
+            self.part = outer
 
     def tensor(self, name: str, dims: Iterable[str], role: Role) -> str:
         self.tensors[name] = Tensor(name, tuple(dims), role)
@@ -94,9 +117,10 @@ class ProgramBuilder:
             self.inputs.append(self.tensor(name, dims, role))
         return name
 
-    def weight(self, name: str, dims: Iterable[str], *, adapter: bool = False) -> str:
+    def weight(self, name: str, dims: Iterable[str], *, part: Part | None = None, adapter: bool = False) -> str:
         self.input(name, dims, Role.WEIGHT)
-        self.tensors[name] = replace(self.tensors[name], frozen=self.adapters_only and not adapter)
+        frozen = self.adapters_only and not adapter
+        self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part)
         return name
 
     def add(self, operation: Operation) -> str:

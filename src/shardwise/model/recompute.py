@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwise.errors import chosen
+
 if TYPE_CHECKING:
     from shardwise.model.operations import Operation
 
@@ -61,8 +63,8 @@ FURTHER: dict[str, Policy] = {
 
 
 def policy_named(name: str) -> Policy:
-    """A policy of either table."""
-    return POLICIES[name] if name in POLICIES else FURTHER[name]
+    """A policy of either table. Raises `InputError` that lists the names."""
+    return chosen({**POLICIES, **FURTHER}, name, "recompute")
 
 
 def policy_names() -> tuple[str, ...]:

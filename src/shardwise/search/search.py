@@ -22,7 +22,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
-from shardwise.loss import LOSSES
+from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
@@ -91,7 +91,7 @@ def search(
 class _Search:
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
         self.cluster, self.job, self.space = cluster, job, space
-        self.stepwise = LOSSES[loss_of(cluster, job)].stepwise
+        self.stepwise = loss_named(loss_of(cluster, job)).stepwise
         self.placed: Placed = place_all(cluster.reached, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
         self.even = space.even(architecture, job)

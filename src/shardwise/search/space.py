@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
-from shardwise.layout.layout import CP_VARIANTS, OFFLOADS
+from shardwise.layout.context import variant_of
+from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, offloaded_by
 from shardwise.layout.legality import EVEN_BATCH, RULES, Rule
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
@@ -90,7 +91,7 @@ class Choices(Limits):
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
     recompute_layers: tuple[int | float | None, ...] = (None,)
     offload: tuple[str, ...] = ("none",)
-    cp_variant: tuple[str, ...] = tuple(variant for variant in CP_VARIANTS if variant != "ring")
+    cp_variant: tuple[str, ...] = tuple(name for name in CP_VARIANTS if not variant_of(name).waits_for_last)
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = (NATURAL,)
     divisible: bool = False
@@ -122,7 +123,7 @@ class Choices(Limits):
     @property
     def offloads_optimizer(self) -> bool:
         """Whether some of the layouts keep the optimizer's state on the host."""
-        return any(offload in ("optimizer", "both") for offload in self.offload)
+        return any(offloaded_by(offload).optimizer for offload in self.offload)
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT
-from shardwise.cost.overlap import exposed_s
+from shardwise.cost.overlap import convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
@@ -27,7 +27,7 @@ from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees,
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
-from shardwise.schedule.closed_form import BOTH_ENDS, SPLIT
+from shardwise.schedule.closed_form import form_of
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
 from shardwise.symbolic import Value, Values, added
@@ -67,7 +67,7 @@ class Gathered:
 def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
     """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered."""
     cost = cost._replace(backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
-    if overlap == "max":  # the longest axis counts, so the axes stay apart
+    if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
     return cost._replace(
         tp_forward_s=cost.tp_forward_s + cost.cp_forward_s + cost.ep_forward_s, cp_forward_s=0.0, ep_forward_s=0.0,
@@ -82,7 +82,7 @@ def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> 
     cost = cost._replace(
         parameters_bytes=rest, gradients_bytes=0.0, master_bytes=0.0, optimizer_bytes=optimizer if offloads else 0.0
     )
-    if overlap == "max":
+    if not convention_of(overlap).adds_up:
         return cost
     added = cost.step_fsdp_s + cost.step_dp_s + cost.step_control_s
     return cost._replace(step_fsdp_s=added, step_dp_s=0.0, step_control_s=0.0)
@@ -200,7 +200,7 @@ class _Builder:
         found = [_worst_stages(self.architecture, schedule, pp, count) for pp, count in every]
         held = [_layers(self.architecture, schedule, *key, own) for key, own in zip(every, found, strict=True)]
         numbers, layers = np.array(found, dtype=np.int64), np.array(held, dtype=np.int64)
-        last = 0 if schedule in BOTH_ENDS else numbers.shape[1] - 1
+        last = 0 if form_of(schedule).both_ends else numbers.shape[1] - 1
         return tuple(
             Stage(position == 0, position == last, numbers[:, position], self.by_kind(layers[:, position]))
             for position in range(numbers.shape[1])
@@ -273,13 +273,13 @@ def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtua
     the other.
     """
     early = range(max(architecture.num_dense_layers, 1) + 1)
-    end = max(pp // 2, 1) if schedule in BOTH_ENDS else pp
+    end = max(pp // 2, 1) if form_of(schedule).both_ends else pp
     found = [min(stage, end - 1) for stage in early]
-    if schedule in SPLIT:
-        inner = range(early.stop, end if schedule in BOTH_ENDS else end - 1) or range(end - 1, end)
+    if form_of(schedule).splits_backward:
+        inner = range(early.stop, end if form_of(schedule).both_ends else end - 1) or range(end - 1, end)
         layers = [layers for layers, _ in _layers(architecture, schedule, pp, num_virtual_stages, inner)]
         found += [max(zip(layers, inner, strict=True))[1], inner[-1]]
-    return found if schedule in BOTH_ENDS else [*found, pp - 1]
+    return found if form_of(schedule).both_ends else [*found, pp - 1]
 
 
 def _layers(
@@ -290,7 +290,7 @@ def _layers(
         return [(0, 0)] * len(stages)
     every = layers_per_stage(architecture, pp, num_virtual_stages)
     dense = dense_layers_per_stage(architecture, pp, num_virtual_stages)
-    held = [{stage, pp - 1 - stage} if schedule in BOTH_ENDS else {stage} for stage in stages]
+    held = [{stage, pp - 1 - stage} if form_of(schedule).both_ends else {stage} for stage in stages]
     return [(sum(every[one] for one in own), sum(dense[one] for one in own)) for own in held]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from shardwise.errors import require
 from shardwise.layout.reductions import BUCKET_BYTES, REDUCTIONS, Reduction
@@ -95,10 +95,18 @@ class Recipe:
         return self.learning_rate * self._part(step)
 
     def _part(self, step: int) -> float:
-        if self.schedule == "cosine":
-            done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
-            return self.final_fraction + (1.0 - self.final_fraction) * 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
-        left = self.steps - 1 - step
-        if self.schedule == "constant" or left >= self.decay_steps:
-            return 1.0
-        return self.final_fraction + (1.0 - self.final_fraction) * max(left, 0) / self.decay_steps
+        match self.schedule:
+            case "cosine":
+                done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
+                return self._towards_final(0.5 * (1.0 + math.cos(math.pi * min(done, 1.0))))
+            case "wsd":
+                left = self.steps - 1 - step
+                return 1.0 if left >= self.decay_steps else self._towards_final(max(left, 0) / self.decay_steps)
+            case "constant":
+                return 1.0
+            case _:
+                assert_never(self.schedule)
+
+    def _towards_final(self, left: float) -> float:
+        """Between the final fraction, where nothing is left, and the whole rate."""
+        return self.final_fraction + (1.0 - self.final_fraction) * left

@@ -32,8 +32,8 @@ JOB = Job(global_batch_tokens=2**19, seq_len=4096)
     ("name", "bf16", "memory", "bandwidth"),
     [
         ("h100", 989e12, 80e9, 3.35e12),
-        ("tpu-v5e", 197e12, 16e9, 810e9),
-        ("tpu-v5p", 459e12, 95e9, 2.8e12),
+        ("tpu-v5e", 197e12, 16 * 2**30, 810e9),
+        ("tpu-v5p", 459e12, 95 * 2**30, 2.8e12),
     ],
 )
 def test_chips_have_the_published_figures(name: str, bf16: float, memory: float, bandwidth: float) -> None:
@@ -186,13 +186,28 @@ def test_pods_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_pods_need_the_egress_of_a_host(tmp_path: Path) -> None:
-    required = (
-        "cluster: 2 pods: chip tpu-v7x: no sourced dcn_bytes_per_s_per_host; one pod, or the value in the [chip] table"
-    )
-    with pytest.raises(MissingValueError, match=re.escape(required)):
-        load_cluster("tpu-v7x:4x4x4*2")
-    (problem,) = refused(tmp_path, 'chip = "tpu-v7x"\npods = 2\ntorus = { shape = [4, 4, 4] }')
-    assert problem.startswith(required)
+    (problem,) = refused(tmp_path, """
+        pods = 2
+        torus = { shape = [4, 4, 4], bytes_per_s = "90 GB/s", hop_latency_s = 1e-6, wrap_rule = "always" }
+        [chip]
+        name = "x1"
+        peak_flops_per_s = { bf16 = "800 TFLOP/s" }
+        memory_bytes = "96 GB"
+        memory_bytes_per_s = "3 TB/s"
+        host_shape = [2, 2, 1]
+    """)  # fmt: skip
+    assert "2 pods: chip x1: no sourced dcn_bytes_per_s_per_host; one pod, or the value in the [chip] table" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabits"),
+    [("tpu-v5e:16x16*2", 25), ("tpu-v5p:4x4x4*2", 50), ("tpu-v6e:16x16*2", 100), ("tpu-v7x:4x4x4*2", 100)],
+)
+def test_a_chip_sends_to_other_pods_what_google_states_for_each_chip(name: str, gigabits: float) -> None:
+    """Google Cloud documentation: Gb/s of the data-centre network for each chip; on v5e and v6e that of a pod over its 256."""
+    topology = load_cluster(name).topology
+    assert isinstance(topology, Pods)
+    assert topology.bytes_per_s == gigabits * 1e9 / 8
 
 
 def test_another_chip_sets_the_rate_between_pods() -> None:

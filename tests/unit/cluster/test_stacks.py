@@ -67,7 +67,25 @@ def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with()
     assert list(here.spread["dense"]) == narrow["dense"]
     assert list(here.spread["moe"]) == wide["moe"]
     assert list(there.spread["dense"]) == wide["dense"]
-    assert "fewer than 5 are of torchtitan on b200 (dense, moe)" in there.source
+    assert here.spread_notes.keys() == {"moe"}
+    assert there.spread_notes.keys() == {"dense", "moe"}
+    assert all("fewer than" not in one.source for one in (here, there))
+
+
+def test_a_prediction_says_what_makes_its_own_interval_wide() -> None:
+    """Of torchtitan on H100 there are runs of dense models and none of experts: only of experts is that said."""
+    cluster = sw.load_cluster("h100:8", stack="torchtitan")
+    job = sw.Job(global_batch_tokens=2**17, seq_len=4096)
+    layout = sw.Layout(fsdp=8, zero_stage=3)
+    notes = {
+        name: sw.estimate(sw.load_model(name), cluster, job, layout).notes[0]
+        for name in ("llama-3.2-1b", "olmoe-1b-7b")
+    }
+    assert "fewer than" not in notes["llama-3.2-1b"]
+    assert "moe" not in notes["llama-3.2-1b"]
+    assert notes["olmoe-1b-7b"].endswith(
+        "fewer than 5 of them are of torchtitan on h100 with mixtures of experts: the interval is that of a new stack"
+    )
 
 
 def test_an_unknown_stack_lists_the_names() -> None:

@@ -17,6 +17,7 @@ from shardwise.cost.rules import (
     matmul_critical_batch,
     transfer_s,
 )
+from shardwise.errors import InputError
 
 
 def test_an_offloaded_matrix_times_a_vector() -> None:
@@ -55,6 +56,38 @@ def test_the_critical_size_is_the_closed_form(widths: tuple[float, float]) -> No
     assert found == pytest.approx(matmul_critical_batch(197e12, 810e9, *widths), rel=1e-6)
 
 
+@pytest.mark.parametrize("side", ["all", "two"])
+def test_the_critical_size_of_a_cube_and_of_a_square(side: str) -> None:
+    """An A100 of 312 TFLOP/s and 1.6 TB/s: 2·n³ FLOPs for 6·n² bytes, 585; a square weight of a batch of 512 needs 819."""
+    if side == "all":
+        assert critical_size(lambda n: matmul_cost(n, n, n), 312e12, 1.6e12) == pytest.approx(585, rel=1e-12)
+        assert critical_size(lambda n: matmul_cost(n, n, n), 989e12, 3.35e12) == pytest.approx(
+            3 * 989 / 3.35, rel=1e-12
+        )
+        return
+    # B·D² of FLOPs, 2·B·D + D² elements: B·D·W = C·(2·B + D)
+    at = critical_size(lambda n: matmul_cost(512, n, n), 312e12, 1.6e12)
+    assert at == pytest.approx(2 * 512 * 195 / (512 - 195), rel=1e-9)
+    cost = matmul_cost(512, at, at)
+    assert cost.flops / 312e12 == pytest.approx(cost.moved_bytes / 1.6e12, rel=1e-9)
+
+
+def test_the_critical_size_of_a_batch_of_cubes() -> None:
+    """n products of [n, n] · [n, n]: FLOPs of the fourth power, bytes of the third."""
+    cost = lambda n: batched_matmul_cost(n, n, n, n)  # noqa: E731
+    assert critical_size(cost, 312e12, 1.6e12) == pytest.approx(585, rel=1e-9)
+
+
+def test_a_cost_that_is_no_polynomial_is_refused() -> None:
+    def cost(size: float) -> KernelCost:
+        return KernelCost(flops=2.0**size, read_bytes=size, written_bytes=0.0)
+
+    with pytest.raises(
+        InputError, match="size: FLOPs and bytes are required to be polynomials of it, of degree 6 at most"
+    ):
+        critical_size(cost, 1.0, 1.0)
+
+
 def test_a_batch_of_products_has_the_intensity_of_one() -> None:
     """S3, A.1.3: FLOPs and bytes both grow with the number of products."""
     one, many = (batched_matmul_cost(count, 64, 512, 1024) for count in (1, 100))
@@ -77,6 +110,11 @@ def test_pairs_under_a_causal_mask() -> None:
         (lambda x: x, lambda x: 5.0, 5.0),
         (lambda x: x, lambda x: x + 1, math.inf),
         (lambda x: x * x, lambda x: 3 * x, 3.0),
+        (lambda x: 5 * x, lambda x: x, 0.0),  # at every size
+        (lambda x: x**3, lambda x: 8.0, 2.0),
+        (lambda x: x**3 + 11 * x, lambda x: 6 * x * x + 6, 1.0),  # above at 1, below at 2, above at 3
+        (lambda x: x**6, lambda x: 3 * x**5, 3.0),
+        (lambda x: 0.1 * x**6, lambda x: 0.3 * x**5 + 1e-9 * x, 3.0),
         (lambda x: x * x, lambda x: 2 * x + 3, 3.0),
         (lambda x: 10 * x - x * x, lambda x: 16.0, 2.0),
         (lambda x: 2 * x - x * x, lambda x: 16.0, math.inf),

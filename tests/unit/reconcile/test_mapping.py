@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwise.cluster.chips import load_chip
 from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.cost.estimate import estimate
 from shardwise.reconcile.accuracy import judge
@@ -275,6 +276,16 @@ def test_a_power_limit_and_other_memory_are_changes_of_the_chip() -> None:
     chip = case("torchtitan-016").cluster.chip
     assert (chip.memory_bytes, chip.memory_bytes_per_s, chip.power_w) == (96e9, 2.4e12, 500)
     assert chip.matmul_fraction == pytest.approx(case("dgxc-h100-137").cluster.chip.matmul_fraction * 0.894, rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["TPU-v5e", "TPU-v5p", "TPU-v6e", "TPU-v4", "A100-80GB-SXM", "H200-SXM"])
+def test_a_printed_memory_of_the_usual_chip_is_no_change(text: str) -> None:
+    """Sources print "16 GB" for 16 GiB."""
+    chip = load_chip(chip_named(text))
+    printed = {"tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "tpu-v4": 32, "a100-80gb": 80, "h200": 141}[chip.name]
+    row = {"chip": text, "chip_mem_gb": str(printed), "n_devices": "8"}
+    assert cluster_of(Facts(row)).chip.memory_bytes == chip.memory_bytes
+    assert cluster_of(Facts({**row, "chip_mem_gb": str(2 * printed)})).chip.memory_bytes == 2e9 * printed
 
 
 @pytest.mark.parametrize(

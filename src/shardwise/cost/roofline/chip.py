@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip
 from shardwise.cluster.load import is_cluster, load_cluster
 from shardwise.cluster.topology import Pods, Topology, Torus
-from shardwise.errors import InputError
+from shardwise.errors import chosen
 from shardwise.units import parse_quantity
 
 Origin = Literal["host", "hbm", "vmem"]
@@ -23,14 +23,19 @@ def transfers(chip: Chip, origin: Origin = "hbm") -> dict[str, float]:
     count; from VMEM: on-chip memory alone. Raises `MissingValueError` for a rate without a source, `InputError` for another
     origin. Source: the book, "TPUs", questions 3, 4 and 6.
     """
-    if origin not in ORIGINS:
-        raise InputError(f"origin: found {origin!r}; one of {', '.join(ORIGINS)} is required")
-    if origin == "hbm":
-        return {"memory": chip.memory_bytes_per_s}
-    if origin == "vmem":
-        return {"vmem": _rate(chip, "vmem_bytes_per_s")}
+    return chosen(_TRANSFERS, origin, "origin")(chip)
+
+
+def _from_host(chip: Chip) -> dict[str, float]:
     found = {"pcie": _rate(chip, "pcie_bytes_per_s"), "memory": chip.memory_bytes_per_s}
     return found | ({} if chip.vmem_bytes_per_s is None else {"vmem": chip.vmem_bytes_per_s})
+
+
+_TRANSFERS: Mapping[str, Callable[[Chip], dict[str, float]]] = {
+    "host": _from_host,
+    "hbm": lambda chip: {"memory": chip.memory_bytes_per_s},
+    "vmem": lambda chip: {"vmem": _rate(chip, "vmem_bytes_per_s")},
+}
 
 
 def _rate(chip: Chip, name: str) -> float:

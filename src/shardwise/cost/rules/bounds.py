@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.errors import InputError
+from shardwise.errors import chosen
 
 AxisOverlap = Literal["sum", "max"]
 
@@ -65,13 +65,9 @@ def interconnect_intensity(scheme: Scheme, global_batch_tokens: float, d_ff: flo
     Formula: B/N for DP and FSDP, F/N for TP, sqrt(B·F/N) for FSDP with TP at the best split, both kinds overlapped.
     Source: the note, table 3.
     """
-    if scheme in ("dp", "fsdp"):
-        return global_batch_tokens / num_chips
-    if scheme == "tp":
-        return d_ff / num_chips
-    if scheme == "fsdp_tp":
-        return math.sqrt(global_batch_tokens * d_ff / num_chips)
-    raise InputError(f"scheme: found {scheme!r}; one of dp, fsdp, tp, fsdp_tp is required")
+    data, width = global_batch_tokens / num_chips, d_ff / num_chips
+    both = math.sqrt(global_batch_tokens * width)
+    return chosen({"dp": data, "fsdp": data, "tp": width, "fsdp_tp": both}, scheme, "scheme")
 
 
 def mixed_min_tokens_per_chip(
@@ -83,9 +79,7 @@ def mixed_min_tokens_per_chip(
     a quarter of it under `max`, where they run at once on different axes (the note, 2.5). 453.6 and 113.4 for Llama-3
     70B on v5p. Assumes: the split is `fsdp_optimal_degree`, whole or not.
     """
-    factor = {"sum": 4.0, "max": 1.0}.get(overlap)
-    if factor is None:
-        raise InputError(f"overlap: found {overlap!r}; sum or max is required")
+    factor = chosen({"sum": 4.0, "max": 1.0}, overlap, "overlap")
     return factor * alpha**2 / (fsdp_axes * tp_axes * d_ff)
 
 

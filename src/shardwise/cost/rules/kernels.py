@@ -6,13 +6,12 @@ heads; E experts of which a token takes k.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
+from shardwise.cost.rules.polynomial import POINTS, coefficients, first_rise
 from shardwise.cost.rules.roofline import Bounds, time_bounds
-
-NOISE = 1e-12  # of a difference of numbers that are equal but for rounding, as a part of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,32 +138,16 @@ def elementwise_cost(length: float, num_arrays: float = 2, bytes_per_element: fl
 
 
 def critical_size(cost: Callable[[float], KernelCost], flops_per_s: float, bytes_per_s: float) -> float:
-    """The least size from which compute takes as long as memory traffic; infinite where no size is enough.
+    """The least size from which compute takes as long as memory traffic: 0 where it does at every size, infinite at none.
 
-    FLOPs and bytes are polynomials of a size, of degree two at most, so the root of their difference is exact.
+    FLOPs and bytes are polynomials of the size, whose difference is solved for: the batch of a product is linear, the side
+    of a cube has the third power, 2·n³ FLOPs against 3·n² elements, so 3·C/W in bf16. Raises `InputError` where they are not,
+    or of more than the sixth degree. Source: the book, "All About Rooflines".
+
+    >>> round(critical_size(lambda side: matmul_cost(side, side, side), flops_per_s=312e12, bytes_per_s=1.6e12))
+    585
     """
-    at = [cost(float(size)) for size in range(3)]
-    flops, moved = (_quadratic(values) for values in ([c.flops for c in at], [c.moved_bytes for c in at]))
-    square, linear, constant = (f * bytes_per_s - m * flops_per_s for f, m in zip(flops, moved, strict=True))
-    return min((root for root in _roots(square, linear, constant) if root > 0), default=math.inf)
-
-
-def _quadratic(values: list[float]) -> tuple[float, float, float]:
-    """Coefficients of the polynomial through its values at 0, 1 and 2, from the highest."""
-    first, second, third = values
-    square = (third - 2.0 * second + first) / 2.0
-    square = square if abs(square) > NOISE * max(map(abs, values)) else 0.0
-    return square, second - first - square, first
-
-
-def _roots(square: float, linear: float, constant: float) -> tuple[float, ...]:
-    """Where a polynomial becomes positive, if it does."""
-    if square == 0:
-        return (-constant / linear,) if linear > 0 else ()
-    inside = linear**2 - 4.0 * square * constant
-    if inside < 0:
-        return ()
-    # The root at which it rises, written so that nothing cancels.
-    if linear > 0:
-        return (-2.0 * constant / (linear + math.sqrt(inside)),)
-    return ((math.sqrt(inside) - linear) / (2.0 * square),)
+    at = [cost(float(size)) for size in range(POINTS)]
+    flops, moved = coefficients([one.flops for one in at]), coefficients([one.moved_bytes for one in at])
+    excess = (f * bytes_per_s - m * flops_per_s for f, m in zip_longest(flops, moved, fillvalue=0.0))
+    return first_rise(list(excess))

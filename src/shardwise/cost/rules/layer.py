@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from shardwise.cost.rules.bounds import AxisOverlap
 from shardwise.cost.rules.roofline import ProductTimes
-from shardwise.errors import InputError
+from shardwise.errors import InputError, chosen
 from shardwise.schedule.closed_form import Passes, bubble_s
 
 
@@ -91,6 +92,10 @@ class LayerTimes:
         return self.math_s >= self.comms_s
 
 
+# Seconds of two kinds of communication: one after the other, or at once.
+COMBINED: Mapping[str, Callable[[float, float], float]] = {"sum": lambda one, other: one + other, "max": max}
+
+
 def mlp_layer_times(
     global_batch_tokens: float, d_model: float, d_ff: float, flops_per_s: float, bytes_per_s: float, *,
     fsdp: float = 1, tp: float = 1, fsdp_axes: int = 1, tp_axes: int = 1, overlap: AxisOverlap = "sum",
@@ -102,7 +107,7 @@ def mlp_layer_times(
     cost = mlp_layer_cost(global_batch_tokens, d_model, d_ff, fsdp=fsdp, tp=tp)
     fsdp_s = cost.forward_fsdp_bytes / (bytes_per_s * fsdp_axes)
     tp_s = cost.forward_tp_bytes / (bytes_per_s * tp_axes)
-    comms_s = fsdp_s + tp_s if overlap == "sum" else max(fsdp_s, tp_s)
+    comms_s = float(chosen(COMBINED, overlap, "overlap")(fsdp_s, tp_s))
     return LayerTimes(math_s=cost.forward_flops / flops_per_s, fsdp_s=fsdp_s, tp_s=tp_s, comms_s=comms_s)
 
 
@@ -199,7 +204,10 @@ def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple
 
 
 BubbleSchedule = Literal["1f1b", "zb1p", "zb2p", "zb_h1", "zb_h2", "dualpipe"]
-ALSO = {"zb1p": "zb_h1", "zb2p": "zb_h2"}  # other names of the two: their authors' code, the playbook
+# Two have other names in their authors' code and in the playbook.
+BUBBLES: Mapping[str, str] = {
+    "1f1b": "1f1b", "zb1p": "zb_h1", "zb2p": "zb_h2", "zb_h1": "zb_h1", "zb_h2": "zb_h2", "dualpipe": "dualpipe",
+}  # fmt: skip
 
 
 def pipeline_bubble_s(
@@ -210,10 +218,8 @@ def pipeline_bubble_s(
     backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
     forward and a backward pass run together. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
-    if schedule not in get_args(BubbleSchedule):
-        raise InputError(f"schedule: found {schedule!r}; one of {', '.join(get_args(BubbleSchedule))} is required")
     passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
-    return float(bubble_s(ALSO.get(schedule, schedule), pp, 1, passes))
+    return float(bubble_s(chosen(BUBBLES, schedule, "schedule"), pp, 1, passes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

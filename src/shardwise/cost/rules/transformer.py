@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.model import counts
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.program import Part
 from shardwise.schedule.closed_form import bubble_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamsByPart:
-    """Parameters of a model's parts; they add up to `num_params`."""
+    """Parameters of a model's parts; they add up to `num_params`.
+
+    `mlp` are MLPs or experts with their routers and shared experts, `vocabulary` embedding, head and learned positions.
+    """
 
     mlp: int
     attention: int
@@ -33,39 +37,43 @@ class ParamsByPart:
 
 
 def params_by_part(architecture: Architecture) -> ParamsByPart:
-    """Parameters in MLPs (3·L·D·F when gated), attention (2·L·D·(N + K)·H), vocabulary (2·V·D untied) and norms."""
-    a = architecture
-    mlp = a.num_layers * (3 if a.structure.gated else 2) * a.d_model * a.d_ff
-    attention = 2 * a.num_layers * a.d_model * (a.num_heads + a.num_kv_heads) * a.head_dim
-    vocabulary = (1 if a.tied_embeddings else 2) * a.vocab_size * a.d_model
+    """Parameters in MLPs, attention, vocabulary and norms, read off the model's program.
+
+    For a dense model without biases: 3·L·D·F when gated, 2·L·D·(N + K)·H, 2·V·D untied. All experts count, also those that a
+    token does not meet. Source: the book, "Transformers".
+
+    >>> import shardwise as sw
+    >>> parts = params_by_part(sw.load_model("deepseek-v3"))
+    >>> [f"{part / 1e9:.1f}e9" for part in (parts.mlp, parts.attention, parts.vocabulary, parts.total)]
+    ['657.8e9', '11.4e9', '1.9e9', '671.0e9']
+    """
+    parts = counts.params_by_part(architecture)
     return ParamsByPart(
-        mlp=mlp, attention=attention, vocabulary=vocabulary, norms=num_params(a) - mlp - attention - vocabulary
+        mlp=parts[Part.MLP], attention=parts[Part.ATTENTION], vocabulary=parts[Part.VOCABULARY], norms=parts[Part.NORM]
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFlops:
-    """FLOPs of one block in training, forward and backward; `scores` are the two products of attention."""
+    """FLOPs of one block in training, forward and backward; `scores` are the two products of attention.
+
+    `mlp` are the products of the MLP, or of the router and of the experts that a token meets.
+    """
 
     mlp: float
     projections: float
     scores: float
 
 
-def block_training_flops(
-    architecture: Architecture, seqs: float, seq_len: float, *, causal: bool = False
-) -> BlockFlops:
-    """6·B·T FLOPs per matrix element, and 12·B·T²·N·H for attention's scores, half of it when `causal`.
+def block_training_flops(architecture: Architecture, seqs: float, seq_len: int, *, causal: bool = False) -> BlockFlops:
+    """FLOPs of `seqs` sequences, read off the program of a block; the mean over the blocks of a model whose blocks differ.
 
+    For a dense model 6·B·T for each element of a matrix, and 12·B·T²·N·H for attention's scores over their whole square;
+    with `causal` the half of it that is not masked, or what a sliding window leaves.
     Source: the book, "Transformers" (whole square); the note, 1.4 (causal half). Differs: see `model_flops_per_token`.
     """
-    parts, a, tokens = params_by_part(architecture), architecture, seqs * seq_len
-    scores = 12.0 * tokens * seq_len * a.num_heads * a.head_dim
-    return BlockFlops(
-        mlp=6.0 * tokens * parts.mlp / a.num_layers,
-        projections=6.0 * tokens * parts.attention / a.num_layers,
-        scores=scores / 2.0 if causal else scores,
-    )
+    products, scores = counts.layer_training_flops(architecture, seq_len, causal=causal)
+    return BlockFlops(mlp=seqs * products[Part.MLP], projections=seqs * products[Part.ATTENTION], scores=seqs * scores)
 
 
 def scores_equal_projections_seq_len(d_model: float) -> float:

@@ -30,6 +30,7 @@ from shardwise.layout.shardings import (
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.planning.plan import Plan
+from shardwise.schedule.closed_form import form_of
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -102,10 +103,6 @@ PREDICTED: Mapping[str, str] = {
     ),
     "time.optimizer": "elementwise · bytes of state / memory rate",
 }
-# F, B and W: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights' gradients.
-BUBBLES: Mapping[str, str] = {
-    "zb_h1": "(p - 1) · (F + B - 2W)", "zb_h2": "(p - 1) · (F + B - 3W)", "dualpipe": "(p/2 - 1) · (F&B + B - 3W)",
-}  # fmt: skip
 MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
@@ -114,13 +111,22 @@ MEANINGS: Mapping[str, str] = {
     "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "m": "micro-batches",
-    "p": "pipeline stages", "v": "virtual stages of a stage",
+    "p": "pipeline stages", "v": "virtual stages of a stage", "r": "rank of an adapter",
+    **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
+    "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
 
 
+FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
+
+
 def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
-    """A term's formula in symbols; that of the bubble is the schedule's, and a prediction has some of its own."""
-    own = BUBBLES.get(layout.schedule) if name == "time.bubble" else None
+    """A term's formula in symbols; that of the bubble is the schedule's, and a prediction has some of its own.
+
+    F, B and W of a bubble: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights'
+    gradients.
+    """
+    own = form_of(layout.schedule).bubble if name == "time.bubble" else None
     predicted = PREDICTED.get(name) if cluster.calibration else None
     return own or predicted or FORMULAS[name].symbols
 
@@ -202,17 +208,13 @@ def _inputs(plan: Plan, layout: Layout, found: Iterable[_Read], values: Values) 
             symbols |= {name: values[name] for name in _parts(symbol)} | {str(symbol): values[symbol]}
     symbols |= {"m": num_micro_batches(plan.job, degrees_of(layout)), "p": layout.pp, "v": layout.num_virtual_stages}
     return tuple(
-        Input(symbol=name, meaning=MEANINGS.get(name, _other_meaning(name)), value=float(value))
+        Input(symbol=name, meaning=FULLEST if name.startswith("(") else MEANINGS[name], value=float(value))
         for name, value in sorted(symbols.items())
     )
 
 
 def _parts(symbol: Symbol) -> tuple[str, ...]:
     return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (symbol,)
-
-
-def _other_meaning(name: str) -> str:
-    return "share of the fullest device" if name.startswith("(") else "degree of the axis"
 
 
 class _Reader:

@@ -10,11 +10,13 @@ straight lines there; what is left out is priced exactly.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from shardwise.errors import chosen
 from shardwise.reconcile.calibrate.fit import SIGMA_FEW, Array, Fit, fit, start, step
 from shardwise.reconcile.calibrate.response import Observation
 
@@ -62,6 +64,15 @@ def cross_validated(members: Sequence[Member], fitted: Fit) -> Mapping[str, Arra
     }
 
 
+def group_of(fold: str) -> Callable[[Member], Any]:
+    """What the runs of a group have in common, by kind of fold. Raises `InputError` for another kind."""
+    groups: Mapping[str, Callable[[Member], Any]] = {
+        "model": lambda one: one.pair, "source": lambda one: one.source, "lab": lambda one: one.lab,
+        "three": lambda one: one.source,
+    }  # fmt: skip
+    return chosen(groups, fold, "fold")
+
+
 def model_folds(members: Sequence[Member], draw: int = 0) -> list[list[int]]:
     """Members by a tenth of the pairs of stack and model, dealt out at random: all runs of a pair are left out together."""
     pairs = sorted({one.pair for one in members})
@@ -70,10 +81,13 @@ def model_folds(members: Sequence[Member], draw: int = 0) -> list[list[int]]:
 
 
 def fold_groups(members: Sequence[Member], fold: str, draw: int = 0) -> list[list[int]]:
-    """Which members are left out together: by tenths, by lab, or (three of its runs given or none) by source."""
+    """Which members are left out together: by tenths, by lab, or (three of its runs given or none) by source.
+
+    Raises `InputError` for another kind of fold.
+    """
     if fold == "model":
         return model_folds(members, draw)
-    names = [one.lab if fold == "lab" else one.source for one in members]
+    names = list(map(group_of(fold), members))
     return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
 
 

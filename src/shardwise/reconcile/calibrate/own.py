@@ -156,7 +156,7 @@ class OwnFit:
         shipped = calibration_of(self._chip, self.stack)
         return replace(
             shipped, constants={one.name: one.after for one in self.constants}, spread=self.spread, source=source,
-            clock=usual_clock(self.own.nominal.chip),
+            spread_notes={}, clock=usual_clock(self.own.nominal.chip),
         )  # fmt: skip
 
     def cluster(self, source: str) -> Cluster:

@@ -13,7 +13,7 @@ from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
-from shardwise.reconcile.calibrate.folds import Member, cross_validated, fold_groups
+from shardwise.reconcile.calibrate.folds import Member, cross_validated, fold_groups, group_of
 from shardwise.reconcile.calibrate.response import run_observation
 from shardwise.reconcile.published.rows import Row, published_rows
 from shardwise.reconcile.ranking import Ranking, ranking, timed
@@ -54,8 +54,7 @@ class Published:
 
     def num_groups(self, fold: str) -> int:
         """How many stacks with a model, sources or labs a fold's predictions are of."""
-        names = {"model": lambda one: one.pair, "lab": lambda one: one.lab}
-        return len({names.get(fold, lambda one: one.source)(one) for one in self.members})
+        return len(set(map(group_of(fold), self.members)))
 
     @cached_property
     def kinds(self) -> Array:

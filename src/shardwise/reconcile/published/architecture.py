@@ -97,7 +97,7 @@ def _structure(facts: Facts) -> dict[str, Any]:
     if gated is None:
         raise SkippedRow("architecture not stated", "gated_mlp")
     for pattern, found in STRUCTURES:
-        if re.search(pattern, name) and (found.get("mlp", "swiglu") in GATED) == gated:
+        if re.search(pattern, name) and GATED[found.get("mlp", "swiglu")] == gated:
             return dict(found)
     if gated:
         return {}

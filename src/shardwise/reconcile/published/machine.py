@@ -61,7 +61,7 @@ def _count_of(text: str, name: str) -> int | None:
 def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
     """The catalogue's chip with the memory that is stated, and a power limit or another kind of memory from its name."""
     memory = facts.number("chip_mem_gb")
-    if memory and abs(memory * 1e9 / chip.memory_bytes - 1) > 0.01:
+    if memory and not _is_size(memory, chip.memory_bytes):
         chip = replace(chip, memory_bytes=memory * 1e9)
     for (name, kind), rate in BYTES_PER_S.items():
         if chip.name == name and kind in text:
@@ -72,6 +72,11 @@ def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
         chip = replace(chip, power_w=power)
         chip = replace(chip, matmul_fraction=chip.matmul_fraction * clock_of(chip))
     return chip
+
+
+def _is_size(stated_gb: float, memory_bytes: float) -> bool:
+    """Whether a row's "16 GB" is a memory of so many bytes: sources print GB for GB and for GiB alike."""
+    return any(abs(stated_gb * unit / memory_bytes - 1) <= 0.01 for unit in (1e9, 2.0**30))
 
 
 def clock_of(chip: Chip) -> float:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardwise.loss import LOSSES
+from shardwise.loss import loss_named
 
 # Part of what tensors take that a caching allocator keeps besides, in segments that hold none. Source: PyTorch, CUDA memory
 # management, says why; the part is that of torchtitan's reserved bytes (arXiv 2410.06511, tables 1 to 5) over what tensors take.
@@ -51,6 +51,6 @@ def read_bytes(terms: Mapping[str, float], loss: str, text: str) -> float:
     found = instrument_of(text)
     held = sum(value for term, value in terms.items() if term != "runtime")
     if "with liger" in text.lower():
-        held -= terms["logits"] * (1 - LOSSES["chunked"].bytes_per_logit / LOSSES[loss].bytes_per_logit)
+        held -= terms["logits"] * (1 - loss_named("chunked").bytes_per_logit / loss_named(loss).bytes_per_logit)
     fixed = terms["runtime"] if found.fixed_bytes is None else found.fixed_bytes
     return held * (1 + found.slack) + fixed

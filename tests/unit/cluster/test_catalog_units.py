@@ -1,0 +1,151 @@
+"""The unit of every quantity of the catalogue: what it is of, in which direction, and that sources print the same.
+
+`printed_figures.csv` has each figure as a source prints it, with its own unit: GB or GiB; of a chip, one link, all links, a host,
+a rack or a pod; one direction or both; with the factor 2 of sparsity or without. `MEANING` says the same of the catalogue's
+fields. A figure converted to the catalogue's meaning is the catalogue's value, and read with any other meaning it is not.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster.chip import Chip
+from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
+from shardwise.units import parse_quantity
+
+PREFIXES = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Mi": 2.0**20, "Gi": 2.0**30, "": 1.0}
+BASES = {"FLOP/s": 1.0, "B/s": 1.0, "b/s": 1 / 8, "B": 1.0, "W": 1.0}
+# What a quantity of the catalogue is of, and in how many directions.
+MEANING = {
+    "peak": ("chip", 1), "memory_bytes": ("chip", 1), "memory_bytes_per_s": ("chip", 1), "available_bytes": ("chip", 1),
+    "power_w": ("chip", 1), "pcie_bytes_per_s": ("chip", 1), "dcn_bytes_per_s_per_host": ("host", 1), "vmem_bytes": ("chip", 1),
+    "vmem_bytes_per_s": ("chip", 1), "torus": ("link", 1), "tier": ("chip", 1),
+}  # fmt: skip
+# Numbers without a unit that a source could print otherwise; the rest of a chip's fields are names and shapes.
+PLAIN = {
+    "matmul_fraction", "fp8_matmul_fraction", "memory_fraction", "matrix_unit", "host_shape", "name", "vendor", "sources",
+    "price_date",
+}  # fmt: skip
+RACK = 72  # GPUs of a GB200 or GB300 NVL72
+ROUNDED = 0.005
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number as a source prints it."""
+
+    chip: str
+    field: str
+    number: float
+    unit: str
+    of: str
+    directions: int
+    sparse: bool
+
+    def value(self) -> float:
+        """In the unit and the meaning of the catalogue's field."""
+        base = next(base for base in BASES if self.unit.endswith(base) and self.unit.removesuffix(base) in PREFIXES)
+        plain = self.number * PREFIXES[self.unit.removesuffix(base)] * BASES[base] / (2 if self.sparse else 1)
+        of, directions = MEANING[self.field.partition(".")[0]]
+        return plain / self.directions * directions * chips_of(self.chip, of) / chips_of(self.chip, self.of)
+
+
+def chips_of(name: str, of: str) -> float:
+    """Chips (or, for links, the part of a chip's egress) that a figure "of" something covers."""
+    entry, chip = catalogue_entry(name), load_chip(name)
+    if of in ("chip", "links"):
+        return 1.0
+    if of == "link":
+        return 1 / (2 * entry["torus"]["num_axes"])
+    if of == "peer":
+        return 1 / entry["tiers"][0]["links"]
+    if of == "pod":
+        return math.prod(entry["torus"]["pod"])
+    assert chip.devices_per_host is not None
+    return {"half": 0.5, "rack": RACK, "host": chip.devices_per_host}[of]
+
+
+def figures() -> Iterator[Figure]:
+    with (Path(__file__).parent / "printed_figures.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for chip in row["chips"].split():
+                yield Figure(
+                    chip, row["field"], float(row["number"]), row["unit"], row["of"], int(row["directions"] or 1),
+                    row["sparse"] == "yes",
+                )  # fmt: skip
+
+
+FIGURES = tuple(figures())
+
+
+def quantities(name: str) -> dict[str, float]:
+    """Every value with a unit that the catalogue has of a chip."""
+    chip, entry = load_chip(name), catalogue_entry(name)
+    found = {f"peak.{dtype}": peak for dtype, peak in chip.peak_flops_per_s.items()}
+    found |= {field: getattr(chip, field) for field in MEANING if field in entry and field != "torus"}
+    found |= {f"tier.{tier['name']}": parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}
+    if "torus" in entry:
+        found["torus"] = parse_quantity(entry["torus"]["bytes_per_s"])
+        found["available_bytes"] = chip.memory_bytes - chip.runtime_bytes
+    return found
+
+
+def misreadings(figure: Figure) -> Iterator[Figure]:
+    """The figure with another unit, of something else, in the other number of directions, or with sparsity's factor."""
+    others = {"GB": "GiB", "GiB": "GB", "Gb/s": "GB/s", "GB/s": "Gb/s", "Tb/s": "TB/s", "TB/s": "Tb/s", "MiB": "MB"}
+    if figure.unit in others:
+        yield replace(figure, unit=others[figure.unit])
+    if figure.unit.endswith("/s") and not figure.field.startswith(("peak", "memory", "vmem")):
+        yield replace(figure, directions=3 - figure.directions)
+    if figure.field.startswith("peak"):
+        yield replace(figure, sparse=not figure.sparse)
+    for of in ("host", "chip") if figure.of in ("host", "chip") else ("chip",):
+        if chips_of(figure.chip, of) != chips_of(figure.chip, figure.of):
+            yield replace(figure, of=of)
+
+
+def test_every_field_says_its_unit() -> None:
+    quantity = {*MEANING, "peak_flops_per_s", "runtime_bytes", "price_usd_per_hour"} - {
+        "peak",
+        "available_bytes",
+        "torus",
+        "tier",
+    }
+    assert {field.name for field in fields(Chip)} == quantity | PLAIN
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_quantity_is_printed_by_a_source(name: str) -> None:
+    assert set(quantities(name)) == {figure.field for figure in FIGURES if figure.chip == name}
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda one: f"{one.chip}-{one.field}-{one.of}")
+def test_a_quantity_is_what_its_source_prints_in_its_own_unit(figure: Figure) -> None:
+    assert quantities(figure.chip)[figure.field] == pytest.approx(figure.value(), rel=ROUNDED)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda one: f"{one.chip}-{one.field}-{one.of}")
+def test_a_figure_read_with_another_unit_is_another_value(figure: Figure) -> None:
+    for wrong in misreadings(figure):
+        assert quantities(figure.chip)[figure.field] != pytest.approx(wrong.value(), rel=ROUNDED), wrong
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_plain_numbers_are_in_their_ranges(name: str) -> None:
+    """Latencies in seconds, prices of one chip, capacities that hold some ms of what their memory streams."""
+    chip, entry = load_chip(name), catalogue_entry(name)
+    links = [*entry.get("tiers", ()), *([entry["torus"]] if "torus" in entry else [])]
+    for latency in (link[key] for link in links for key in ("hop_latency_s", "base_latency_s") if key in link):
+        assert 5e-7 < latency < 2e-5
+    if chip.price_usd_per_hour is not None:
+        assert 0.5 < chip.price_usd_per_hour < 15
+    if "runtime_bytes" in entry:
+        assert 0.001 < chip.runtime_bytes / chip.memory_bytes < 0.05
+    if name != "cpu":
+        assert 0.008 < chip.memory_bytes / chip.memory_bytes_per_s < 0.06

@@ -1,0 +1,312 @@
+"""Choices by name: a name that is not there is an error that lists those that are, everywhere; no branch stands for the rest.
+
+`CHOICES` calls every public function that takes a choice by its name, and every value that has one as a field. The last test
+reads the sources: no choice is compared with one of its names, so that nothing can follow for all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import shardwise as sw
+from shardwise.bench.shapes import KINDS, shapes
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import stack_named, stack_names
+from shardwise.cluster.topology import Cut, Pods, Switched, Torus, WrapRule
+from shardwise.cluster.torus import WRAPS
+from shardwise.cost import nccl, overlap, rules
+from shardwise.cost.collectives import collective_report
+from shardwise.cost.host import host_of
+from shardwise.cost.mesh_links import place_mesh
+from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.pod_collectives import pods_costs
+from shardwise.cost.product import Objective, price_product
+from shardwise.cost.roofline import kernel_roofline
+from shardwise.cost.roofline.chip import ORIGINS, transfers
+from shardwise.cost.rules.bounds import AxisOverlap, Scheme
+from shardwise.cost.rules.layer import BubbleSchedule
+from shardwise.cost.switched_collectives import switched_costs
+from shardwise.cost.torus_collectives import idealised_s, torus_cost
+from shardwise.cost.unit import unit_values
+from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.errors import InputError, chosen
+from shardwise.job import OVERLAPS, Job
+from shardwise.layout.context import VARIANTS, variant_of
+from shardwise.layout.expression import shard_expression
+from shardwise.layout.layout import CP_VARIANTS, OFFLOADED, OFFLOADS, CpVariant, Layout, Offload, offloaded_by
+from shardwise.layout.realisation import Realisation
+from shardwise.layout.reductions import REDUCTIONS
+from shardwise.layout.shardings import Mode, mode_family
+from shardwise.loss import LOSSES, loss_named
+from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
+from shardwise.model.recompute import policy_named, policy_names
+from shardwise.precision import PRECISIONS, precision_named
+from shardwise.reconcile.calibrate.folds import fold_groups
+from shardwise.schedule import closed_form
+from shardwise.schedule.closed_form import FORMS, NATURAL, SCHEDULES, Passes, Schedule
+from shardwise.search.space import Choices
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import parse_expression
+from shardwise.train.recipe import BALANCES, Recipe
+from shardwise.train.recipe import SCHEDULES as RATES
+
+SOURCES = Path(__file__).parents[2] / "src" / "shardwise"
+PASSES = Passes(1.0, 2.0, 0.5, 2.5)
+WITH_NATURAL = (*SCHEDULES, NATURAL)
+GROUP = [Cut(4, 1), Cut(1, 1)]
+TORUS = load_cluster("tpu-v5e:4x4").topology
+PODS = load_cluster("tpu-v5e:4x4*2").topology
+SWITCHED = load_cluster("h100:16").topology
+assert isinstance(TORUS, Torus)
+assert isinstance(PODS, Pods)
+assert isinstance(SWITCHED, Switched)
+SMALL = Architecture(
+    name="small",
+    num_layers=4,
+    d_model=64,
+    d_ff=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=100,
+    max_positions=64,
+)
+JOB = Job(global_batch_tokens=2**12, seq_len=64)
+TRAFFIC = {"tp": 1.0, "fsdp": 2.0}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`call` takes a name; `names` are those that it knows."""
+
+    call: Callable[[Any], object]
+    names: tuple[str, ...]
+
+
+def realised(**changes: Any) -> Realisation:
+    return Realisation(architecture=SMALL, layout=Layout(), precision=precision_named("bf16"), **changes)
+
+
+def realises(**changes: Any) -> object:
+    return realised(**changes).issued(2)
+
+
+def pinned(name: str) -> Callable[[str], object]:
+    return lambda value: Choices().narrowed({name: value}, {})
+
+
+CHOICES: Mapping[str, Choice] = {
+    # schedules of pipelines
+    "schedule, Layout": Choice(lambda name: Layout(schedule=name), SCHEDULES),
+    "schedule, pin": Choice(pinned("schedule"), SCHEDULES),
+    "schedule, bubble_s": Choice(lambda name: closed_form.bubble_s(name, 4, 1, PASSES), WITH_NATURAL),
+    "schedule, in_flight": Choice(lambda name: closed_form.in_flight(4, 8, 1, 0, name), WITH_NATURAL),
+    "schedule, num_waiting": Choice(lambda name: closed_form.num_waiting(name, 4, 8, 1), WITH_NATURAL),
+    "schedule, num_overlapped": Choice(lambda name: closed_form.num_overlapped(name, 4, 8), WITH_NATURAL),
+    "schedule, min_micro_batches": Choice(lambda name: closed_form.min_micro_batches(name, 4), WITH_NATURAL),
+    "schedule, pipeline_bubble_s": Choice(
+        lambda name: rules.pipeline_bubble_s(name, 4, 1.0, 2.0, 0.5, 2.5), get_args(BubbleSchedule)
+    ),
+    # recomputation, context parallelism, offload
+    "recompute, Layout": Choice(lambda name: Layout(recompute=name), policy_names()),
+    "recompute, policy_named": Choice(policy_named, policy_names()),
+    "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), CP_VARIANTS),
+    "cp_variant, pin": Choice(pinned("cp_variant"), CP_VARIANTS),
+    "cp_variant, variant_of": Choice(variant_of, CP_VARIANTS),
+    "cp_variant, mode_family": Choice(
+        lambda name: mode_family(0, False, "none", Mode(name, False, False)), CP_VARIANTS
+    ),
+    "cp_variant, unit_values": Choice(lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), CP_VARIANTS),
+    "offload, Layout": Choice(lambda name: Layout(offload=name), OFFLOADS),
+    "offload, pin": Choice(pinned("offload"), OFFLOADS),
+    "offload, offloaded_by": Choice(offloaded_by, OFFLOADS),
+    "offload, host_of": Choice(lambda name: host_of(name, sw.load_chip("h100")), OFFLOADS),
+    # jobs
+    "loss, Job": Choice(lambda name: replace(JOB, loss=name), tuple(LOSSES)),
+    "loss, loss_named": Choice(loss_named, tuple(LOSSES)),
+    "precision, Job": Choice(lambda name: replace(JOB, precision=name), tuple(PRECISIONS)),
+    "precision, precision_named": Choice(precision_named, tuple(PRECISIONS)),
+    "dtype, bytes_per_element": Choice(bytes_per_element, tuple(BYTES_PER_ELEMENT)),
+    "overlap, Job": Choice(lambda name: replace(JOB, overlap=name), OVERLAPS),
+    "overlap, exposed_s": Choice(lambda name: overlap.exposed_s(name, 1.0, TRAFFIC), OVERLAPS),
+    "overlap, exposed_by_axis": Choice(lambda name: overlap.exposed_by_axis(name, 1.0, TRAFFIC), OVERLAPS),
+    "overlap, mixed_min_tokens_per_chip": Choice(
+        lambda name: rules.mixed_min_tokens_per_chip(850.0, 28672, 2, 1, name), get_args(AxisOverlap)
+    ),
+    "overlap, mlp_layer_times": Choice(
+        lambda name: rules.mlp_layer_times(1e6, 8192, 28672, 1e14, 1e11, fsdp=4, tp=4, overlap=name), get_args(AxisOverlap)
+    ),
+    "scheme, interconnect_intensity": Choice(
+        lambda name: rules.interconnect_intensity(name, 1e6, 28672, 64), get_args(Scheme)
+    ),
+    # clusters
+    "stack, stack_named": Choice(stack_named, stack_names()),
+    "stack, load_cluster": Choice(lambda name: load_cluster("h100:8", stack=name), stack_names()),
+    "chip, load_chip": Choice(sw.load_chip, sw.cluster.chips.chip_names()),
+    "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
+    # collectives
+    "collective, collective_report": Choice(lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl.OPERATIONS),
+    "collective, torus_cost": Choice(lambda name: torus_cost(name, 1e6, TORUS, GROUP), nccl.OPERATIONS),
+    "collective, pods_costs": Choice(lambda name: pods_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl.OPERATIONS),
+    "collective, switched_costs": Choice(
+        lambda name: switched_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl.OPERATIONS
+    ),
+    "collective, nccl_bytes": Choice(lambda name: nccl.nccl_bytes(name, 1e6, 8), nccl.OPERATIONS),
+    "collective, busbw_factor": Choice(lambda name: nccl.busbw_factor(name, 8), nccl.OPERATIONS),
+    "collective, idealised_s": Choice(
+        lambda name: idealised_s(name, 1e6, 9e10), ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    ),
+    # kernels and products
+    "kernel, kernel_roofline": Choice(
+        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.cost.roofline.FORMS[name].letters, 8)
+                                     if name in sw.cost.roofline.FORMS else {}),
+        tuple(sw.cost.roofline.FORMS),
+    ),
+    "origin, transfers": Choice(lambda name: transfers(sw.load_chip("tpu-v5e"), name), ORIGINS),
+    # structures of models
+    "mlp, Architecture": Choice(lambda name: replace(SMALL, mlp=name).structure.gated, get_args(MlpKind)),
+    "norm, Architecture": Choice(lambda name: sw.model.counts.num_params(replace(SMALL, norm=name)), get_args(NormKind)),
+    "positions, Architecture": Choice(
+        lambda name: sw.model.counts.num_params(replace(SMALL, positions=name)), get_args(PositionKind)
+    ),
+    "qk_norm_over, Architecture": Choice(
+        lambda name: sw.model.counts.num_params(replace(SMALL, qk_norm=True, qk_norm_over=name)), get_args(NormWidth)
+    ),
+    # engines, recipes and benchmarks
+    "reduction, Realisation": Choice(lambda name: realises(reduction=name), REDUCTIONS),
+    "statistics, Realisation": Choice(lambda name: realises(statistics=name), ("micro_batch", "step", "never")),
+    "schedule, Recipe": Choice(lambda name: Recipe(steps=10, schedule=name).learning_rate_at(5), RATES),
+    "reduction, Recipe": Choice(lambda name: Recipe(steps=10, reduction=name), REDUCTIONS),
+    "balance, Recipe": Choice(lambda name: Recipe(steps=10, balance=name), BALANCES),
+    "fold, fold_groups": Choice(lambda name: fold_groups([], name), ("model", "source", "lab", "three")),
+    "bench, shapes": Choice(lambda name: list(shapes(name, "cpu", ("fp32",), 2)), KINDS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", CHOICES)
+def test_an_unknown_name_is_an_error_that_lists_the_names(where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        CHOICES[where].call("no-such-name")
+    said = str(caught.value)
+    assert "no-such-name" in said
+    for name in CHOICES[where].names:
+        assert name in said, name
+
+
+@pytest.mark.parametrize(("where", "name"), [(where, name) for where, one in CHOICES.items() for name in one.names])
+def test_every_name_is_known(where: str, name: str) -> None:
+    CHOICES[where].call(name)
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        (FORMS, (*get_args(Schedule), NATURAL)), (VARIANTS, get_args(CpVariant)), (OFFLOADED, get_args(Offload)),
+        (overlap.CONVENTIONS, OVERLAPS), (nccl.FORMS, nccl.OPERATIONS), (WRAPS, get_args(WrapRule)),
+        (dict.fromkeys(SCHEDULES), get_args(Schedule)), (dict.fromkeys(CP_VARIANTS), get_args(CpVariant)),
+        (dict.fromkeys(OFFLOADS), get_args(Offload)),
+    ],
+)  # fmt: skip
+def test_tables_have_a_row_for_every_name_and_no_other(table: Mapping[str, object], names: tuple[str, ...]) -> None:
+    assert tuple(table) == names
+
+
+def test_a_product_is_solved_for_what_is_asked() -> None:
+    expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
+    made = shard_expression(expression, Mesh((("X", 4),)), {"I": 8, "J": 8, "K": 8})
+    assert get_args(Objective) == ("time", "bytes")
+    with pytest.raises(InputError, match="objective: found 'no-such-name'; one of time, bytes is required"):
+        price_product(made, place_mesh(made.mesh, "tpu-v5e:2x2"), objective="no-such-name")  # type: ignore[arg-type]
+
+
+def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
+    """An unknown schedule was priced as 1F1B."""
+    with pytest.raises(InputError, match="schedule: found 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1"):
+        closed_form.bubble_s("gpipe", 8, 1, PASSES)
+    assert closed_form.bubble_s("afab", 8, 1, PASSES) == closed_form.bubble_s("1f1b", 8, 1, PASSES) == 21.0
+    unknown = Pipeline("gpipe", 8, 1, 16)
+    for ask in (
+        lambda: unknown.ends,
+        lambda: unknown.in_flight(0),
+        lambda: unknown.waiting(0),
+        lambda: unknown.overlapped,
+    ):
+        with pytest.raises(InputError, match="schedule: found 'gpipe'"):
+            ask()
+
+
+def test_chosen_says_what_was_found_and_what_there_is() -> None:
+    assert chosen({"a": 1, "b": 2}, "b", "letter") == 2
+    with pytest.raises(InputError, match=r"^letter: found 'c'; one of a, b is required$"):
+        chosen({"a": 1, "b": 2}, "c", "letter")
+
+
+# Names of choices as the sources write them. What `train/` and the compilers' texts have under the same words is others'.
+NAMED = {
+    "schedule", "recompute", "cp_variant", "offload", "loss", "overlap", "stack", "operation", "wrap_rule", "scheme",
+    "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold",
+}  # fmt: skip
+# Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
+ABSENT = {"none"}
+SAID = {
+    ("planning/explain/schedules.py", "schedule"), ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
+    ("cost/collectives.py", "operation"), ("cli/roofline.py", "origin"),
+    ("reconcile/calibrate/folds.py", "fold"), ("reconcile/calibrate/published.py", "fold"),
+    ("train/recompute.py", "policy"), ("train/admission.py", "recompute"), ("train/model/block.py", "norm"),
+    ("train/model/decoder.py", "positions"), ("train/huggingface/config.py", "mlp"), ("execute/step.py", "loss"),
+}  # fmt: skip
+
+
+def word(node: ast.expr) -> str:
+    """The last word of a name, an attribute or a key."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name
+        case _:
+            return ""
+
+
+def literals(node: ast.expr) -> set[str]:
+    items = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return {one.value for one in items if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+
+
+def compared(text: str) -> set[tuple[str, str]]:
+    """Choices that a source compares with one of their names, with the name."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and word(node.left) in NAMED:
+            found |= {(word(node.left), name) for other in node.comparators for name in literals(other) - ABSENT}
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and len(node.args) == 2
+        ):
+            found |= {(name, "get with a default") for name in {word(node.args[0])} & NAMED}
+    return found
+
+
+def test_no_choice_is_compared_with_one_of_its_names() -> None:
+    """A comparison leaves the other names to one branch; tables and `match` have a row for each."""
+    found = {
+        (path.relative_to(SOURCES).as_posix(), choice, name)
+        for path in SOURCES.rglob("*.py")
+        for choice, name in compared(path.read_text(encoding="utf-8"))
+    }
+    assert {one for one in found if one[:2] not in SAID} == set()
+
+
+def test_the_reading_of_sources_sees_comparisons() -> None:
+    assert compared('x = 1 if layout.schedule == "zb_h1" else 2') == {("schedule", "zb_h1")}
+    assert compared('x = d["overlap"] in ("sum", "max")') == {("overlap", "sum"), ("overlap", "max")}
+    assert compared('x = {"a": 1}.get(schedule, 1)') == {("schedule", "get with a default")}
+    assert compared('x = layout.offload != "none"') == set()
