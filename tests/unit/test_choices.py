@@ -107,6 +107,9 @@ CHOICES: Mapping[str, Choice] = {
     "schedule, pin": Choice(pinned("schedule"), SCHEDULES),
     "schedule, bubble_s": Choice(lambda name: closed_form.bubble_s(name, 4, 1, PASSES), WITH_NATURAL),
     "schedule, in_flight": Choice(lambda name: closed_form.in_flight(4, 8, 1, 0, name), WITH_NATURAL),
+    "schedule, in_flight_split": Choice(
+        lambda name: closed_form.in_flight_split(name, 4, 8), ("zb_h1", "zb_h2", "dualpipe")
+    ),
     "schedule, num_waiting": Choice(lambda name: closed_form.num_waiting(name, 4, 8, 1), WITH_NATURAL),
     "schedule, num_overlapped": Choice(lambda name: closed_form.num_overlapped(name, 4, 8), WITH_NATURAL),
     "schedule, min_micro_batches": Choice(lambda name: closed_form.min_micro_batches(name, 4), WITH_NATURAL),

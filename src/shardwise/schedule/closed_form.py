@@ -186,3 +186,13 @@ def in_flight(
     one virtual stage; without a pipeline it is 1. Of the split ones it is the most of any stage: the later the stage, the more
     of them only wait for their weights' gradients (`num_waiting`)."""
     return form_of(schedule).in_flight(pp, num_micro_batches, num_virtual_stages, stage)
+
+
+def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value:
+    """Micro-batches of which any stage holds something: p in ZB-H1, 2p - 1 in ZB-H2, p + 1 in DualPipe.
+
+    The later the stage, the more of them only wait for their weights' gradients (`num_waiting`). Raises `InputError` for a
+    schedule that does not split the backward pass, whose stages hold different numbers.
+    """
+    split = {name: form for name, form in FORMS.items() if form.splits_backward}
+    return chosen(split, schedule, "schedule").in_flight(pp, num_micro_batches, 1, 0)
