@@ -73,7 +73,8 @@ def _steady(found: Reconciliation) -> str:
 
 def _verdict(found: Reconciliation) -> Iterator[str]:
     time = found.time
-    spread = f"(80% of {time.num_steps} steps between {format_seconds(time.low_s)} and {format_seconds(time.high_s)})"
+    low, high = format_seconds(time.low_s), format_seconds(time.high_s)
+    spread = f"(mean of the middle half of {time.num_steps} steps; 80% of them between {low} and {high})"
     yield f"step {format_seconds(time.predicted_s)} predicted, {format_seconds(time.measured_s)} measured {spread}"
     if time.interval90 is None:
         yield f"the prediction is a bound: the step took {time.measured_s / time.predicted_s:.2f} times as long"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
 
+from shardwise.cli.reconcile_report import charts, reconcile_text
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
 from shardwise.job import Job
@@ -141,6 +144,24 @@ def test_the_median_and_its_percentiles() -> None:
     time = step_time(PLAN.estimate, records(PLAN))
     assert time.num_steps == 10
     assert (time.low_s, time.high_s) == pytest.approx([time.measured_s * (1 + one / 1000) for one in (-3.5, 3.5)])
+
+
+def test_the_columns_add_up_to_the_step_that_is_named() -> None:
+    """Steps that take their time in one term or in another: medians of terms would add up to much less than the median step."""
+    steps = []
+    for number, record in enumerate(records(PLAN), start=1):
+        slow = ("forward", "fsdp", "data")[number % 3]
+        seconds = {**record.seconds, slow: record.seconds[slow] + 0.5 * record.step_time_s}
+        steps.append(replace(record, seconds=seconds, step_time_s=1.52 * record.step_time_s))
+    found = reconciled(counted=tuple(steps))
+    medians = sum(median(step.seconds[term.name] for step in steps) for term in found.time.terms)
+    assert medians < 0.8 * found.time.measured_s
+    assert sum(term.measured_s for term in found.time.terms) == pytest.approx(found.time.measured_s, rel=1e-12)
+    assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
+    bars = charts(PLAN, found)[0].bars
+    assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
+    shares = re.findall(r" (\d+\.\d)%  ", reconcile_text(PLAN, found, "runs/a").split("memory of a device")[0])
+    assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
 def test_what_a_term_hangs_on_is_what_moves_it() -> None:

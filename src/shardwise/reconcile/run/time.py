@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean
 
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.job import OVERLAPS
@@ -14,6 +14,7 @@ from shardwise.planning.plan import Plan
 from shardwise.terms import TIME_TERMS
 
 CLOSE = 0.05  # a step as close as that to its prediction has no term to blame
+OTHER = "other"  # the measured term that takes what no other term has
 MOVES = 1e-6  # of a step: a term that moves by more hangs on what was changed
 
 
@@ -33,8 +34,12 @@ class TimeTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """A step: predicted, with the interval of nine of ten runs (None: the prediction is a bound), and measured: the median, and
-    the 10th and 90th percentile, of `num_steps`. `rest_s` is the median of what no term of the estimate has."""
+    """A step: predicted, with its 90% prediction interval (None: the prediction is a bound), and measured.
+
+    `measured_s` is the mean over the middle half of `num_steps` steps by their time, and each term's seconds are the mean over
+    the same steps: they add up to it. `low_s` and `high_s` are the 10th and 90th percentile of all steps; `rest_s` is the part of
+    `measured_s` that no term of the estimate has.
+    """
 
     predicted_s: float
     interval90: tuple[float, float] | None
@@ -51,7 +56,7 @@ class StepTime:
 
     @property
     def within(self) -> bool | None:
-        """Whether the median is within the interval; None where there is none."""
+        """Whether the measured step is within the interval; None where there is none."""
         return None if self.interval90 is None else self.interval90[0] <= self.measured_s <= self.interval90[1]
 
     @property
@@ -74,21 +79,29 @@ class Guilty:
 
 
 def step_time(priced: Estimate, steps: Sequence[StepRecord]) -> StepTime:
-    """Each term's median beside its prediction. Medians of terms do not add up to that of the step exactly."""
-    ordered = sorted(record.step_time_s for record in steps)
-    tenth = len(ordered) // 10
+    """Each term's measured seconds beside its prediction."""
+    ordered = sorted(steps, key=lambda record: record.step_time_s)
+    tenth, quarter = len(ordered) // 10, len(ordered) // 4
+    middle = ordered[quarter : len(ordered) - quarter]
+    terms = tuple(_terms(priced, middle))
     return StepTime(
-        predicted_s=priced.step_time_s, interval90=priced.interval90, measured_s=median(ordered), low_s=ordered[tenth],
-        high_s=ordered[-1 - tenth], num_steps=len(ordered), terms=tuple(_terms(priced, steps)),
-        rest_s=median(one.step_time_s - sum(one.seconds.get(name, 0.0) for name in TIME_TERMS) for one in steps),
+        predicted_s=priced.step_time_s, interval90=priced.interval90,
+        measured_s=fmean(record.step_time_s for record in middle), low_s=ordered[tenth].step_time_s,
+        high_s=ordered[-1 - tenth].step_time_s, num_steps=len(ordered), terms=terms,
+        rest_s=sum(term.measured_s for term in terms if term.name not in TIME_TERMS),
     )  # fmt: skip
 
 
 def _terms(priced: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeTerm]:
+    """Means over some steps; what none of a step's terms has is `other`."""
     for name in MEASURED_TERMS:
         predicted = priced.time[name] if name in TIME_TERMS else None
-        measured = median(record.seconds.get(name, 0.0) for record in steps)
+        measured = fmean(_other_s(record) if name == OTHER else record.seconds.get(name, 0.0) for record in steps)
         yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=priced.hidden.get(name, 0.0))
+
+
+def _other_s(record: StepRecord) -> float:
+    return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER)
 
 
 def guilty(found: StepTime, hangs_on: Callable[[str], tuple[str, ...]]) -> Guilty | None:
