@@ -87,11 +87,11 @@ class Trainer:
     def state(self) -> dict[str, Piece | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
         found: dict[str, Piece | Json] = {
-            f"{kind}.{one.member.parameter.name}": Piece(one.member.size, one.offset, values.detach())
+            f"{kind}.{one.member.parameter.name}": Piece(one.member.shape, (one.offset,), values.detach())
             for kind, one, values in self.engine.pieces()
         }
         for name, buffer in self.engine.model.named_buffers():
-            found[f"buffer.{name}"] = Piece(buffer.numel(), 0, buffer.view(-1))
+            found[f"buffer.{name}"] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
         return {**found, "step": self.step}
 
     def restore(self, values: Mapping[str, Any]) -> None:

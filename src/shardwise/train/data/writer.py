@@ -26,6 +26,7 @@ from shardwise.train.data.index import (
     Split,
     index_payload,
 )
+from shardwise.train.files import sync, write_synced
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -69,7 +70,7 @@ class SplitWriter:
     def _close_shard(self) -> None:
         if self._file is None:
             return
-        _sync(self._file)
+        sync(self._file)
         self._file.close()
         shard = Shard(
             name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends),
@@ -84,18 +85,6 @@ def write_index(folder: Path, index: Index, tokenizer: bytes) -> None:
     """The tokenizer and, last of all files, the index."""
     write_synced(folder / TOKENIZER_FILE, tokenizer)
     write_synced(folder / INDEX_FILE, (json.dumps(index_payload(index), indent=2) + "\n").encode("utf-8"))
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, and have the system write it to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        _sync(file)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
