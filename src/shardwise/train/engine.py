@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.groups import Member
 from shardwise.layout.parameters import unit_paths
 from shardwise.layout.realisation import Realisation
 from shardwise.model.numerics import DEFAULT, Numerics
@@ -102,13 +101,14 @@ class Engine:
         """Give every weight its initial value (`train.model.initialise`): the same in every layout."""
         weights = parameter_weights(self.model)
 
-        def value(member: Member) -> Tensor:
-            name = member.parameter.name
-            return initial_value(self.model, name, weights[name], member.shape, seed)
+        def value(part: Interval) -> Tensor:
+            name = part.member.parameter.name
+            whole = initial_value(self.model, name, weights[name], part.member.shape, seed)
+            return whole.reshape(-1)[part.offset : part.offset + part.size]
 
         self.fill(value)
 
-    def fill(self, value: Callable[[Member], Tensor]) -> None:
+    def fill(self, value: Callable[[Interval], Tensor]) -> None:
         """Give every weight a value, each process its part."""
         for group in self.groups:
             group.fill(value)
