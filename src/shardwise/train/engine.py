@@ -31,11 +31,16 @@ COMPILER = "inductor"  # of torch.compile: its default
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each, on the device."""
+    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each."""
 
     ids_BT: Tensor
     targets_BT: Tensor
     documents_BT: Tensor | None = None
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on a device; from pinned memory the copy runs beside what the host does next."""
+        tensors = (self.ids_BT, self.targets_BT, self.documents_BT)
+        return MicroBatch(*(one if one is None else one.to(device, non_blocking=True) for one in tensors))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
