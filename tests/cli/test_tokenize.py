@@ -47,7 +47,7 @@ def test_the_payload_is_the_index_with_its_sums(capsys: pytest.CaptureFixture[st
     payload = json.loads(out)
     shards, held_out = (TokenShards(tmp_path / "data", split) for split in ("train", "held_out"))
     assert code == 0
-    assert payload["schema"] == "shardwise.tokens/1"
+    assert payload["schema"] == "shardwise.tokens/2"
     assert payload["train"]["num_tokens"] == shards.num_tokens
     assert payload["held_out"]["num_documents"] == held_out.num_documents == 8 - shards.num_documents
     for split in ("train", "held_out"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from harness import run_ranks
 from torch import Tensor
 
 from shardwise.errors import InputError
-from shardwise.train.checkpoint import Checkpointer, Piece, State, checkpointer, folders, latest, planners, whole
+from shardwise.train.checkpoint import Checkpointer, Piece, State, checkpointer, folders, latest, whole, writing
 
 SIZES = {
     "model.layers.0.wq": (96, torch.bfloat16), "model.head": (7, torch.bfloat16), "master.layers.0.wq": (96, torch.float32),
@@ -46,7 +50,7 @@ def held(layout: str, filled: bool = True) -> dict[str, Any]:
     for name, (size, _) in SIZES.items():
         start, stop = LAYOUTS[layout](rank, ranks, size)
         values = reference(name)[start:stop]
-        pieces[name] = Piece(size, start, values if filled else torch.zeros_like(values))
+        pieces[name] = Piece((size,), (start,), values if filled else torch.zeros_like(values))
     return pieces | VALUES
 
 
@@ -89,12 +93,51 @@ def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, lay
     }
 
 
+SHAPE = (4, 6, 2)
+MATRIX = torch.arange(math.prod(SHAPE), dtype=torch.float32).view(SHAPE)
+BOXES: dict[str, Callable[[int], tuple[tuple[int, ...], tuple[int, ...]]]] = {  # rank of 4: offsets and lengths
+    "rows": lambda rank: ((rank, 0, 0), (1, 6, 2)),
+    "columns": lambda rank: ((0, (0, 1, 4, 4)[rank], 0), (4, (1, 3, 0, 2)[rank], 2)),
+    "grid": lambda rank: ((2 * (rank // 2), 3 * (rank % 2), 0), (2, 3, 2)),
+    "grid of replicas": lambda rank: ((0, 3 * (rank % 2), 0), (4, 3, 2)),
+    "intervals": lambda rank: (((0, 5, 19, 40)[rank],), ((5, 14, 21, 8)[rank],)),
+    "whole": lambda rank: ((0, 0, 0), SHAPE),
+}
+
+
+def box_of(boxes: str) -> tuple[Piece, Tensor]:
+    """This rank's piece, empty, and what is to be in it."""
+    offsets, lengths = BOXES[boxes](dist.get_rank())
+    of = MATRIX if len(offsets) == len(SHAPE) else MATRIX.flatten()
+    wanted = of[tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))]
+    return Piece(SHAPE, offsets, torch.full(lengths, -1.0)), wanted
+
+
+def boxed(folder: Path) -> list[tuple[str, str]]:
+    """Pairs of boxes of which what is saved in the first is not what is read in the second."""
+    wrong = []
+    with Checkpointer(folder, keep=len(BOXES)) as checkpoints:
+        for step, boxes in enumerate(BOXES):
+            piece, values = box_of(boxes)
+            checkpoints.save(step, {"a": replace(piece, values=values)})
+            for others in BOXES:
+                other, wanted = box_of(others)
+                checkpoints.load(folder / f"step-{step:08d}", {"a": other})
+                wrong += [] if torch.equal(other.values, wanted) else [(boxes, others)]
+    return wrong
+
+
+def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
+    assert run_ranks(boxed, 4, tmp_path) == [[]] * 4
+    for step, boxes in enumerate(BOXES):
+        assert torch.equal(whole(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
+
+
 def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
     saved(tmp_path / "one", "replicated")
     run_ranks(saved, 3, tmp_path / "three", "replicated")
     one, three = (
-        [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.distcp")]
-        for name in ("one", "three")
+        [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.bin")] for name in ("one", "three")
     )
     assert sum(three) == sum(one)
     assert len(three) == 3
@@ -103,11 +146,11 @@ def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> No
 
 def overwritten(folder: Path) -> tuple[bool, bool]:
     """Whether nothing is there before the writer may write, and whether what is then there is what was handed over."""
-    state, may_write, write_pieces = held("uneven"), threading.Event(), planners.write_pieces
+    state, may_write, write_pieces = held("uneven"), threading.Event(), checkpointer.write_pieces
 
-    def late(*arguments: Any) -> None:
-        assert may_write.wait(60)
-        write_pieces(*arguments)
+    def late(*arguments: Any) -> Any:
+        may_write.wait()
+        return write_pieces(*arguments)
 
     checkpointer.write_pieces = late
     with Checkpointer(folder, keep=2) as writer:
@@ -128,21 +171,25 @@ def test_tensors_may_change_while_the_background_writes(tmp_path: Path) -> None:
     assert run_ranks(overwritten, 3, tmp_path) == [(True, True)] * 3
 
 
-def failing(folder: Path, close: bool) -> tuple[str, str]:
-    """What is raised after a background save for which rank 1 had no room, and by what is latest then."""
+@contextmanager
+def no_room(where: bool) -> Iterator[None]:
+    """No file of this process may become larger than a few bytes: the system refuses to write, as on a full disk."""
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 if where else before[0], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def failing(folder: Path, close: bool, where: int) -> tuple[str, str]:
+    """What is raised after a background save for which a rank had no room, and by what is latest then."""
     writer = Checkpointer(folder, keep=2)
     writer.save(100, held("even"))
-    write_data = planners.FileSystemWriter.write_data
-
-    def full(*arguments: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    if dist.get_rank() == 1:
-        planners.FileSystemWriter.write_data = full
-    writer.start(200, held("even"))
-    with pytest.raises(InputError, match="a folder with room") as error:
-        writer.close() if close else writer.start(300, held("even"))
-    planners.FileSystemWriter.write_data = write_data
+    with no_room(dist.get_rank() == where):
+        writer.start(200, held("even"))
+        with pytest.raises(InputError, match="a folder with room") as error:
+            writer.close() if close else writer.start(300, held("even"))
     last = latest(folder)
     assert last is not None
     dist.barrier()
@@ -152,19 +199,20 @@ def failing(folder: Path, close: bool) -> tuple[str, str]:
     return str(error.value), last.name
 
 
-@pytest.mark.parametrize("close", [True, False])
-def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path, close: bool) -> None:
-    text = "checkpoint: [Errno 28] No space left on device; a folder with room, and the permission to write in it, are required"
-    assert run_ranks(failing, 2, tmp_path, close) == [(text, "step-00000100")] * 2
-    names = {"step-00000100", ".step-00000200.writing"} if close else {"step-00000100", "step-00000400"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+@pytest.mark.parametrize(("close", "where"), [(True, 0), (True, 1), (False, 1)])
+def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path, close: bool, where: int) -> None:
+    text = (
+        f"checkpoint: {tmp_path / '.step-00000200.writing'}: File too large; a folder with room, and the permission to write in "
+        "it, are required: the latest checkpoint is step-00000100"
+    )
+    assert run_ranks(failing, 2, tmp_path, close, where) == [(text, "step-00000100")] * 2
+    names = {"step-00000100"} if close else {"step-00000100", "step-00000400"}
+    assert {path.name for path in tmp_path.iterdir()} == names, "the draft takes no room"
 
 
 def killed(folder: Path, point: str, before: bool, rank: int) -> None:
     """Save step 100, then die at `point` of the save of step 200; at `sync`, of another one of step 100."""
-    module: Any = {"rmtree": folders.shutil, "sync": folders, "write_data": planners.FileSystemWriter}.get(
-        point, checkpointer
-    )
+    module: Any = {"rmtree": folders.shutil, "sync": folders, "_write": writing}.get(point, checkpointer)
     function = getattr(module, point)
 
     def dying(*arguments: Any, **more: Any) -> Any:
@@ -182,9 +230,9 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
 @pytest.mark.parametrize(
     ("ranks", "point", "before", "rank", "step"),
     [
-        (2, "write_data", True, 1, 100),
-        (2, "write_data", False, 0, 100),
-        (2, "write_pieces", False, 1, 100),
+        (2, "_write", True, 1, 100),
+        (2, "_write", False, 0, 100),
+        (2, "write_pieces", False, 1, 200),  # all have written: the first one completes it
         (1, "begin", False, 0, 100),
         (1, "write_manifest", False, 0, 100),
         (1, "sync", True, 0, 100),
@@ -209,20 +257,20 @@ def with_problems(folder: Path) -> list[str]:
     """What is said on this rank of a hole, of pieces that overlap, of plain values and of steps that differ, and of names."""
     rank, half = dist.get_rank(), torch.zeros(4)
     states: list[tuple[int, State]] = [
-        (1, {"a": Piece(9, 5 * rank, half)}),
-        (1, {"a": Piece(8, 3 * rank, half)}),
-        (1, {"a": Piece(8, 4 * rank, half), "step": rank}),
-        (rank, {"a": Piece(8, 4 * rank, half)}),
+        (1, {"a": Piece((9,), (5 * rank,), half)}),
+        (1, {"a": Piece((8,), (3 * rank,), half)}),
+        (1, {"a": Piece((8,), (4 * rank,), half), "step": rank}),
+        (rank, {"a": Piece((8,), (4 * rank,), half)}),
     ]
     texts = []
     with Checkpointer(folder, keep=2) as writer:
         for step, state in states:
-            with pytest.raises(ValueError, match=r"chunks-volume|overlapping|on another|save steps") as error:
+            with pytest.raises(ValueError, match=r"the ranks together hold|on another|save steps") as error:
                 writer.save(step, state)
             texts.append(str(error.value))
         assert latest(folder) is None
-        writer.save(5, {"a": Piece(8, 4 * rank, half), "step": 5})
-        asked: State = {"a": Piece(8, 0, torch.zeros(8)), "step": 5} if rank else {"b": Piece(8, 0, half)}
+        writer.save(5, {"a": Piece((8,), (4 * rank,), half), "step": 5})
+        asked: State = {"a": Piece((8,), (0,), torch.zeros(8)), "step": 5} if rank else {"b": Piece((8,), (0,), half)}
         with pytest.raises(InputError) as problem:
             writer.load(folder / "step-00000005", asked)
     return [*texts, str(problem.value)]
@@ -238,15 +286,15 @@ def test_what_only_the_first_rank_does_fails_on_all(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     first, second = run_ranks(without_a_folder, 2, tmp_path / "file")
     assert first == second
-    assert first.startswith(f"checkpoint: [Errno 17] File exists: '{tmp_path / 'file'}'; a folder with room")
+    assert first.startswith(f"checkpoint: {tmp_path / 'file'}: File exists; a folder with room")
 
 
 def test_all_ranks_say_what_is_wrong_with_one(tmp_path: Path) -> None:
     first, second = run_ranks(with_problems, 2, tmp_path)
     assert first == second
     hole, overlap, values, steps, names = first
-    assert "key:a invalid fill tensor-volume: 9 chunks-volume: 8" in hole
-    assert "overlapping chunks" in overlap
+    assert hole == "a of shape [9]: the ranks together hold 8 of 9 elements; each element once is required"
+    assert overlap == "a of shape [8]: the ranks together hold boxes that overlap; each element once is required"
     assert values == "step is 0 on one rank and 1 on another; the same is required"
     assert steps == "the ranks save steps 0, 1 together; the same step is required"
     assert "lacks 1 tensors: b;" in names

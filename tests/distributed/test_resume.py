@@ -23,6 +23,7 @@ from shardwise.train.data.corpus import write_corpus
 from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
+from shardwise.train.huggingface.files import Tensors
 from shardwise.train.huggingface.initial import numerics_of
 from shardwise.train.model import build, initialise
 from shardwise.train.realised import realisation_of
@@ -148,3 +149,31 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tm
         numerics_of(tmp_path / "hf", replace(plan.model, num_layers=2))
     with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
         numerics_of(tmp_path, plan.model)
+
+
+def read_bytes(plan: Plan, data: Path, folder: str) -> int:
+    """Bytes of a model's files that this rank reads as a run begins with its weights."""
+    count, read = [0], Tensors.read
+
+    def counted(self: Tensors, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        found = read(self, name, slices)
+        count[0] += found.nbytes
+        return found
+
+    Tensors.read = counted  # type: ignore[method-assign]
+    trainer_of(plan, data, initial=folder)
+    return count[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"), [("dp=2", 1), ("zero-1 of 3", 3), ("zero-2 of 2", 2), ("hybrid zero-3 of 4", 2)]
+)
+def test_each_rank_reads_what_it_keeps_of_a_model(layout: str, parts: int, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS[layout], "moe")
+    model = build(plan.model)
+    initialise(model, 99)
+    save_hf(model, tmp_path, seq_len=SEQ_LEN)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    found = run_ranks(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
+    assert sum(found) == size * plan.layout.num_devices // parts, "every element is read by those that keep it, once"
+    assert max(found) <= 1.5 * size / parts, "padding aside, all read alike"

@@ -15,6 +15,7 @@ from shardwise.errors import InputError
 from shardwise.train.data.corpus import write_corpus
 from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
+from shardwise.train.files import sealed
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,10 @@ def test_the_index_itself_is_used(folder: Path, payload: dict[str, Any]) -> None
 @fuzzed(250)
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
 def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any) -> None:
-    text = json.dumps(mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value))
+    changed = mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)
+    if isinstance(changed, dict) and changed.get("crc32") == payload["crc32"]:  # as who means it would seal it
+        changed = sealed({key: part for key, part in changed.items() if key != "crc32"})
+    text = json.dumps(changed)
     for words in opened_or_refused(folder, text):
         assert not words or str(folder) in words or "required" in words
 

@@ -1,11 +1,10 @@
-"""A small trainer and its checkpoints, for what is built around a trainer: a bigram model on as many ranks as there are.
+"""A small trainer, for what is built around a trainer: a bigram model on as many ranks as there are.
 
 Run as a module it is a rank of a run: `python -m train.stand_in FLAGS`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -28,6 +27,7 @@ from shardwise.measurement.inspection import Inspection, Memory
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.checkpoint import Checkpointer, Piece
 from shardwise.train.data.batches import Batches
 from shardwise.train.parts import Parts
 from shardwise.train.recipe import Recipe
@@ -115,7 +115,7 @@ class Bigram:
         return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
 
     def state(self) -> dict[str, Any]:
-        return {"logits": self.logits, "step": self.step}
+        return {"logits": Piece(tuple(self.logits.shape), (0, 0), self.logits), "step": self.step}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         self.step = values["step"]
@@ -126,34 +126,9 @@ def summed_loss(logits: torch.Tensor, inputs_BT: Any, targets_BT: Any) -> torch.
     return torch.nn.functional.cross_entropy(rows, torch.from_numpy(targets_BT).flatten(), reduction="sum")
 
 
-class Checkpoints:
-    """One file for each step, written by the first rank."""
-
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
-
-    def latest(self) -> Path | None:
-        return max(self.folder.glob("*.json"), default=None, key=lambda path: int(path.stem))
-
-    def load(self, path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-        values = json.loads(path.read_text())
-        state["logits"].copy_(torch.tensor(values.pop("logits"), dtype=torch.float64))
-        return dict(values)
-
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{step}.json").write_text(json.dumps({**state, "logits": state["logits"].tolist()}))
-
-    start = save
-
-    def close(self) -> None:
-        pass
-
-
 def parts() -> Parts:
     return Parts(
-        join=join, leave=leave, trainer=Bigram, checkpoints=Checkpoints,
+        join=join, leave=leave, trainer=Bigram, checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
         probe=lambda plan, world: {"products": 1e-3, "memory": 2e-3},
     )  # fmt: skip
 

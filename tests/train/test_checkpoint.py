@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ import torch
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, planners, whole
+from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, reading, whole
+from shardwise.train.files import DamagedError, sealed
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.model import build, initialise
 
-DAMAGED = "what was written is required: remove its folder, and the checkpoint before it is the latest"
+DAMAGED = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 FIX = "load it with the plan and the optimizer that it was saved with"
 
 
 def piece(*values: float, dtype: torch.dtype = torch.float32) -> Piece:
-    return Piece(len(values), 0, torch.tensor(values, dtype=dtype))
+    return Piece((len(values),), (0,), torch.tensor(values, dtype=dtype))
 
 
 def state(start: float = 1.0) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -
     assert names(tmp_path) == {"step-00000003", "step-00000004", "step-00000009", "step-7", ".step-notes"}
 
 
-@pytest.mark.parametrize("place", ["write_manifest", "publish", "sums"])
+@pytest.mark.parametrize("place", ["write_manifest", "publish", "write_pieces"])
 def test_a_writer_that_fails_leaves_latest_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -130,7 +132,7 @@ def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     held: list[tuple[Path, set[str]]] = []
     monkeypatch.setattr(folders, "sync", lambda folder: held.append((folder, names(folder))))
     save(tmp_path, 3)
-    draft = (tmp_path / ".step-00000003.writing", {".metadata", "__0_0.distcp", "checkpoint.json"})
+    draft = (tmp_path / ".step-00000003.writing", {"rank-00000.bin", "checkpoint.json"})
     assert held == [draft, (tmp_path, {"step-00000003"})]
 
 
@@ -143,8 +145,8 @@ def test_names_sizes_and_formats_must_agree(tmp_path: Path) -> None:
         f"checkpoint: {path} has, beside those of this run, 1 tensors: exp_avg.a; the same names are required: {FIX}",
     ]
     assert refusal(path, state() | {"model.a": piece(0.0), "exp_avg.a": piece(0.0, 0.0)}) == [
-        f"checkpoint: {path} has 2 elements of float32 as model.a; 1 elements of float32 are required: {FIX}",
-        f"checkpoint: {path} has 2 elements of bfloat16 as exp_avg.a; 2 elements of float32 are required: {FIX}",
+        f"checkpoint: {path} has [2] of float32 as model.a; [1] of float32 is required: {FIX}",
+        f"checkpoint: {path} has [2] of bfloat16 as exp_avg.a; [2] of float32 is required: {FIX}",
     ]
     assert refusal(path, state() | {"rate": 0.5}) == [
         f"checkpoint: {path} lacks 1 values: rate; the same names are required: {FIX}",
@@ -173,7 +175,6 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
@@ -182,11 +183,11 @@ def truncate(path: Path) -> None:
         (Path.unlink, "is missing"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, name: str, damage: Callable[[Path], None], fault: str) -> None:
+def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], None], fault: str) -> None:
     path = save(tmp_path, 3)
-    damage(path / name)
+    damage(path / "rank-00000.bin")
     (text,) = refusal(path, state())
-    assert re.fullmatch(f"checkpoint: {re.escape(str(path / name))} {fault}; {DAMAGED}", text)
+    assert re.fullmatch(f"checkpoint: {re.escape(str(path / 'rank-00000.bin'))} {fault}; {DAMAGED}", text)
     with pytest.raises(InputError, match=fault):
         whole(path)
 
@@ -199,14 +200,18 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     (text,) = refusal(tmp_path, state())
     assert text.startswith(f"checkpoint: {manifest} is no JSON: ")
     assert text.endswith(DAMAGED)
-    for content, schema in (({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/1'"), ([1], "'list'"), ({}, "None")):
+    for content, schema in (({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/1'"), ({}, "'None'")):
         manifest.write_text(json.dumps(content))
         (text,) = refusal(tmp_path, state())
         assert text.startswith(
-            f"checkpoint: {manifest}: found schema {schema}; 'shardwise.checkpoint/1' is required: remove its folder"
+            f"checkpoint: {manifest}: found schema {schema}; shardwise.checkpoint/2 or shardwise.checkpoint/1 is required: "
         )
-    manifest.write_text(json.dumps({"schema": "shardwise.checkpoint/1", "step": 3, "values": {}, "files": {"a": 5}}))
-    assert "files.a: found 5; " in refusal(tmp_path, state())[0]
+    manifest.write_text("[1]")
+    assert refusal(tmp_path, state()) == [f"checkpoint: {manifest} holds a list; {DAMAGED}"]
+    manifest.write_text(
+        json.dumps(sealed({"schema": "shardwise.checkpoint/2", "step": 3, "values": {}, "files": {"a": 5}}))
+    )
+    assert any("files.a: found 5; " in text for text in refusal(tmp_path, state()))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -228,36 +233,41 @@ def test_values_that_would_not_come_back_are_refused(tmp_path: Path, value: Any)
         writer.start(1, {"model.a": piece(1.0), "rate": value})
 
 
-@pytest.mark.parametrize(("size", "offset", "shape"), [(4, 2, 3), (4, -1, 2), (0, 0, 0), (4, 0, (2, 2))])
-def test_pieces_lie_inside_their_tensor(size: int, offset: int, shape: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "offsets", "held"),
+    [
+        ((4,), (2,), (3,)),
+        ((4,), (-1,), (2,)),
+        ((4,), (0,), (2, 2)),
+        ((4, 3), (0, 2), (4, 2)),
+        ((4, 3), (11,), (2,)),
+        ((4, 3, 2), (0, 0), (1, 1)),
+    ],
+)
+def test_pieces_lie_inside_their_tensor(
+    shape: tuple[int, ...], offsets: tuple[int, ...], held: tuple[int, ...]
+) -> None:
     with pytest.raises(ValueError, match="required"):
-        Piece(size, offset, torch.zeros(shape))
+        Piece(shape, offsets, torch.zeros(held))
 
 
 def test_a_hole_is_refused(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path, keep=1) as writer, pytest.raises(ValueError, match=r"a has 4 elements; .* hold 3"):
-        writer.save(1, {"a": Piece(4, 0, torch.zeros(3))})
+    with (
+        Checkpointer(tmp_path, keep=1) as writer,
+        pytest.raises(ValueError, match=r"the ranks together hold 3 of 4 elements; each"),
+    ):
+        writer.save(1, {"a": Piece((4,), (0,), torch.zeros(3))})
     assert latest(tmp_path) is None
 
 
 def test_views_of_a_flat_buffer_are_written_alone_and_filled_in_place(tmp_path: Path) -> None:
     flat = torch.arange(1e6)
     with Checkpointer(tmp_path, keep=1) as writer:
-        writer.save(1, {"model.a": Piece(3, 0, flat[7:10])})
-        assert (tmp_path / "step-00000001" / "__0_0.distcp").stat().st_size < 10_000
+        writer.save(1, {"model.a": Piece((3,), (0,), flat[7:10])})
+        assert (tmp_path / "step-00000001" / "rank-00000.bin").stat().st_size < 10_000
         flat.zero_()
-        assert writer.load(tmp_path / "step-00000001", {"model.a": Piece(3, 0, flat[2:5])}) == {}
+        assert writer.load(tmp_path / "step-00000001", {"model.a": Piece((3,), (0,), flat[2:5])}) == {}
     assert flat[:6].tolist() == [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]
-
-
-def test_one_warning_alone_is_not_heard(tmp_path: Path) -> None:
-    before = list(warnings.filters)
-    save(tmp_path, 1)
-    whole(tmp_path / "step-00000001")
-    added = [one for one in warnings.filters if one not in before]
-    assert [(kind, message.pattern, category) for kind, message, category, *_ in added] == [
-        ("ignore", "torch.distributed is (disabled|unavailable)", UserWarning)
-    ]
 
 
 def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> None:
@@ -267,7 +277,7 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
     model = build(architecture, dtype=torch.float32)
     initialise(model, seed=1)
     pieces = {
-        f"{kind}.{name}": Piece(parameter.numel(), 0, parameter.detach().flatten() + shift)
+        f"{kind}.{name}": Piece((parameter.numel(),), (0,), parameter.detach().flatten() + shift)
         for kind, shift in (("model", 0.0), ("exp_avg", 1.0))
         for name, parameter in model.named_parameters()
     }
@@ -286,12 +296,93 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
         whole(tmp_path / "step-00000001", "master.")
 
 
+def restored(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+    """What a run would go on from: step, state, and what is said of damaged ones."""
+    wanted = state(0.0)
+    with Checkpointer(folder, keep=3) as reader:
+        found = reader.restore(wanted)
+    return (None, wanted, {}) if found is None else (found.step, wanted, dict(found.damaged))
+
+
+def no_manifest(path: Path) -> None:
+    (path / "checkpoint.json").unlink()
+
+
+def half_a_manifest(path: Path) -> None:
+    truncate(path / "checkpoint.json")
+
+
+def another_step(path: Path) -> None:
+    manifest = path / "checkpoint.json"
+    manifest.write_text(manifest.read_text().replace('"step": 7', '"step": 8'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda path: flip(path / "rank-00000.bin"), "rank-00000.bin is damaged"),
+        (lambda path: (path / "rank-00000.bin").unlink(), "rank-00000.bin is missing"),
+        (no_manifest, "cannot read .*checkpoint.json"),
+        (half_a_manifest, "checkpoint.json is no JSON"),
+        (another_step, "checkpoint.json is damaged"),
+    ],
+)
+def test_a_run_goes_on_from_the_newest_that_is_not_damaged(
+    tmp_path: Path, damage: Callable[[Path], None], fault: str
+) -> None:
+    path = save(tmp_path, 10, 20, 30, keep=3)
+    damage(path)
+    step, found, damaged = restored(tmp_path)
+    assert (step, found["model.a"].values.tolist()) == (20, [20.0, 2.0])
+    assert list(damaged) == [30]
+    assert re.search(fault, damaged[30])
+    assert names(tmp_path) == {"step-00000010", "step-00000020", "step-00000030.damaged"}
+    assert restored(tmp_path)[::2] == (20, {}), "it is set aside, and not met again"
+    save(tmp_path, 30, keep=3)
+    assert restored(tmp_path)[0] == 30
+
+
+def test_without_any_checkpoint_that_can_be_read_nothing_is_begun(tmp_path: Path) -> None:
+    assert restored(tmp_path)[0] is None
+    save(tmp_path, 10, 20)
+    for name in ("step-00000010", "step-00000020"):
+        flip(tmp_path / name / "rank-00000.bin")
+    with pytest.raises(DamagedError, match=r"step-00000020.*\n.*step-00000010.*\nno checkpoint of the run can be read"):
+        restored(tmp_path)
+    assert names(tmp_path) == {"step-00000010", "step-00000020"}
+
+
+def test_a_checkpoint_of_another_run_is_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    with Checkpointer(tmp_path, keep=2) as reader, pytest.raises(InputError, match=r"lacks 1 tensors: model\.b"):
+        reader.restore(state() | {"model.b": piece(1.0)})
+
+
+@pytest.mark.parametrize("place", ["write_manifest", "publish", "begin"])
+def test_a_full_disk_is_said_in_one_line_and_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    save(tmp_path, 3)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpointer, place, full)
+    with pytest.raises(InputError) as error:
+        save(tmp_path, 4)
+    assert str(error.value) == (
+        f"checkpoint: {tmp_path}: No space left on device; a folder with room, and the permission to write in it, are required: "
+        "the latest checkpoint is step-00000003"
+    )
+    assert names(tmp_path) == {"step-00000003"}
+
+
 def test_what_fails_while_reading_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path, 1)
 
     def failing(*arguments: Any) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(planners.PieceLoader, "lookup_tensor", failing)
+    monkeypatch.setattr(reading, "_copy", failing)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         load(path, state())

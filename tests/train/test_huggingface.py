@@ -9,14 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 from shardwise.errors import InputError
+from shardwise.train.box import Box
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.huggingface.config import read_config, write_config
+from shardwise.train.huggingface.files import StoredModel, Tensors
 from shardwise.train.huggingface.names import FAMILIES
 from shardwise.train.model import build, initialise
 
@@ -120,6 +123,37 @@ def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> N
     assert type(again) is type(model)
     with torch.no_grad():
         torch.testing.assert_close(again(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "mixtral", "qwen2_moe", "gemma2"])
+def test_any_box_and_interval_of_a_parameter_is_read_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interval costs its own elements, and a box at most those between its first and its last in each dim of the file."""
+    theirs(name, torch.float32).save_pretrained(tmp_path)
+    whole, stored = dict(load_hf(tmp_path).named_parameters()), StoredModel(tmp_path)
+    count = [0]
+    read = Tensors.read
+
+    def counted(self: Tensors, tensor: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        found = read(self, tensor, slices)
+        count[0] += found.numel()
+        return found
+
+    monkeypatch.setattr(Tensors, "read", counted)
+    rng = np.random.default_rng(0)
+    for parameter, values in whole.items():
+        for _ in range(5):
+            start, stop = np.sort(rng.integers(0, values.numel() + 1, 2)).tolist()
+            if start < stop:
+                count[0] = 0
+                found = stored.interval(parameter, start, stop - start)
+                assert torch.equal(found, values.detach().flatten()[start:stop]), parameter
+                assert count[0] == stop - start, parameter
+            corners = np.sort(rng.integers(0, np.add(values.shape, 1), (2, values.ndim)), axis=0)
+            box = Box(tuple(corners[0].tolist()), tuple(np.maximum(corners[1] - corners[0], 0).tolist()))
+            if box.volume:
+                assert torch.equal(stored.read(parameter, box), values.detach()[box.slices]), (parameter, box)
 
 
 def test_every_family_has_a_case() -> None:

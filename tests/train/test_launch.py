@@ -104,7 +104,7 @@ def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
     assert "Traceback" not in err
     done = read_log(log).steps[-1].step
     assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in err
-    assert [path.stem for path in (Path(inputs[4]) / "checkpoints").iterdir()] == [str(done)]
+    assert [path.name for path in (Path(inputs[4]) / "checkpoints").iterdir()] == [f"step-{done:08d}"]
 
 
 def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,11 @@ def train(flags: Sequence[str]) -> int:
     return main(flags, stand_in.parts())
 
 
+def checkpoints_of(flags: Sequence[str]) -> list[int]:
+    """The steps of the checkpoints of a run."""
+    return sorted(int(path.name.removeprefix("step-")) for path in (Path(flags[4]) / "checkpoints").iterdir())
+
+
 def log_of(flags: Sequence[str]) -> Any:
     return read_log(Path(flags[4]) / "log.jsonl")
 
@@ -44,7 +50,7 @@ def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.Captur
     assert log.steps[0].loss == pytest.approx(math.log(stand_in.VOCAB))
     assert log.steps[-1].loss < log.steps[0].loss
     assert list(log.validation) == [5, 10, 12]
-    assert sorted(int(path.stem) for path in folder.checkpoints.iterdir()) == [4, 8, 12]
+    assert checkpoints_of(inputs) == [8, 12]
     summary = read_json(folder.summary)
     assert summary["first_loss"] == log.steps[0].loss
     assert summary["held_out_loss"] == log.validation[12] < math.log(stand_in.VOCAB)
@@ -163,7 +169,7 @@ def test_steps_after_the_checkpoint_are_run_again_and_logged_once(inputs: list[s
     train([*inputs, "--steps", "10", "--checkpoint-every", "4"])
     whole = [record.loss for record in log_of(inputs).steps]
     out = Path(inputs[4])
-    (out / "checkpoints" / "10.json").unlink()
+    shutil.rmtree(out / "checkpoints" / "step-00000010")
     with (out / "log.jsonl").open("a") as file:
         file.write('{"step": 11, "loss_met')  # killed as it wrote
     assert train([*inputs, "--resume"]) == 0
@@ -171,6 +177,29 @@ def test_steps_after_the_checkpoint_are_run_again_and_logged_once(inputs: list[s
     assert [record.step for record in log.steps] == list(range(1, 11))
     assert [record.loss for record in log.steps] == whole
     assert [header["first_step"] for header in log.headers] == [0, 8]
+
+
+def test_a_damaged_checkpoint_is_named_and_what_is_lost_is_run_again(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train([*inputs, "--steps", "10", "--checkpoint-every", "4"])
+    whole = [record.loss for record in log_of(inputs).steps]
+    damaged = Path(inputs[4]) / "checkpoints" / "step-00000010" / "rank-00000.bin"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    capsys.readouterr()
+    assert train([*inputs, "--resume", "--steps", "12"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warnings[0].startswith(f"warning: checkpoint: {damaged} is damaged")
+    assert "going on from the checkpoint of step 8; 2 steps (256 tokens) are lost and run again" in warnings[1]
+    log = log_of(inputs)
+    assert [record.step for record in log.steps] == list(range(1, 13))
+    assert [record.loss for record in log.steps[:8]] == whole[:8]
+    for name in ("step-00000008", "step-00000012"):
+        (Path(inputs[4]) / "checkpoints" / name / "checkpoint.json").unlink()
+    before = {path: path.read_bytes() for path in Path(inputs[4]).rglob("*") if path.is_file()}
+    assert train([*inputs, "--resume", "--steps", "14"]) == 2
+    assert "no checkpoint of the run can be read: begin it again with --force" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path(inputs[4]).rglob("*") if path.is_file()} == before
 
 
 def test_a_run_can_be_made_longer_and_not_go_on_beyond_its_end(
@@ -194,7 +223,7 @@ def test_a_run_in_the_folder_is_kept_unless_asked_otherwise(
     assert len(log_of(inputs).steps) == 4
     assert train([*inputs, "--steps", "3", "--force"]) == 0
     assert len(log_of(inputs).steps) == 3
-    assert [path.stem for path in (Path(inputs[4]) / "checkpoints").iterdir()] == ["3"]
+    assert checkpoints_of(inputs) == [3]
 
 
 def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.groups import Member
 from shardwise.layout.parameters import unit_paths
 from shardwise.layout.realisation import Realisation
 from shardwise.model.numerics import DEFAULT, Numerics
@@ -32,11 +31,16 @@ COMPILER = "inductor"  # of torch.compile: its default
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each, on the device."""
+    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each."""
 
     ids_BT: Tensor
     targets_BT: Tensor
     documents_BT: Tensor | None = None
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on a device; from pinned memory the copy runs beside what the host does next."""
+        tensors = (self.ids_BT, self.targets_BT, self.documents_BT)
+        return MicroBatch(*(one if one is None else one.to(device, non_blocking=True) for one in tensors))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,14 @@ class Engine:
         """Give every weight its initial value (`train.model.initialise`): the same in every layout."""
         weights = parameter_weights(self.model)
 
-        def value(member: Member) -> Tensor:
-            name = member.parameter.name
-            return initial_value(self.model, name, weights[name], member.shape, seed)
+        def value(part: Interval) -> Tensor:
+            name = part.member.parameter.name
+            whole = initial_value(self.model, name, weights[name], part.member.shape, seed)
+            return whole.reshape(-1)[part.offset : part.offset + part.size]
 
         self.fill(value)
 
-    def fill(self, value: Callable[[Member], Tensor]) -> None:
+    def fill(self, value: Callable[[Interval], Tensor]) -> None:
         """Give every weight a value, each process its part."""
         for group in self.groups:
             group.fill(value)

@@ -14,6 +14,7 @@ from shardwise.errors import InputError
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
+from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
 from shardwise.train.recipe import Recipe
@@ -56,11 +57,8 @@ class Trainer(Protocol):
 class Checkpoints(Protocol):
     """The checkpoints of a run; every rank calls each of these in the same order."""
 
-    def latest(self) -> Path | None:
-        """The newest one that is whole; None where there is none."""
-
-    def load(self, path: Path, state: State, /) -> State:
-        """Fill the pieces of a state, and give the plain values."""
+    def restore(self, state: State, /) -> Restored | None:
+        """Fill the pieces of a state from the newest one that is as it was written; None where there is none at all."""
 
     def save(self, step: int, state: State, /) -> None:
         """Write one; it is there when this returns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from shardwise.planning.plan import Plan
 from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
 from shardwise.train.admission import Data, admit, require_world, run_of
+from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.device_memory import device_bytes, used
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
@@ -28,6 +30,7 @@ from shardwise.train.speak import first_of_host_speaks
 from shardwise.train.stop import StopRequest, exit_code
 from shardwise.train.together import agreed, largest
 from shardwise.train.watch import Watch, throughput_of
+from shardwise.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +112,24 @@ class Run:
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint; from the start where the run ended before its first."""
-        latest = agreed(self.world, self.checkpoints.latest)
-        if latest is not None:
-            self.trainer.restore(agreed(self.world, lambda: self.checkpoints.load(latest, self.trainer.state())))
+        found = agreed(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
+        if found is not None:
+            self.trainer.restore(found.values)
+            if self.world.rank == 0 and found.damaged:
+                self._say_what_is_lost(found)
         agreed(self.world, self._require_steps)
         agreed(self.world, self._write_how_it_goes_on)
+
+    def _say_what_is_lost(self, found: Restored) -> None:
+        ramp, last = self.data.train.ramp, max(found.damaged)
+        tokens = (ramp.first_sample(last) - ramp.first_sample(found.step)) * self.plan.job.seq_len
+        for problem in found.damaged.values():
+            print(f"warning: {problem}", file=sys.stderr)
+        print(
+            f"warning: going on from the checkpoint of step {found.step}; {counted(last - found.step, 'step')} ({tokens:,} "
+            f"tokens) are lost and run again; what is damaged is kept as step-*.damaged in {self.settings.out.checkpoints}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     def _write_how_it_goes_on(self) -> None:
         """On the first rank: say in the folder what is run from now on, and take out of its log what will be run again."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
@@ -18,8 +17,9 @@ from shardwise.model.numerics import DEFAULT
 from shardwise.planning.plan import Plan
 from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
-from shardwise.train.data.batches import Batch, Batches
-from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.data.batches import Batches
+from shardwise.train.engine import Engine
+from shardwise.train.feed import Feed
 from shardwise.train.huggingface.initial import numerics_of, values_of
 from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.realised import realisation_of
@@ -41,6 +41,9 @@ class Trainer:
             self.engine.initialise(recipe.seed)
         else:
             self.engine.fill(values_of(recipe.initial))
+        replica = world.position(self.engine.realisation.batch_axes)
+        self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents)
+        self._ahead = self.feed.ahead(batches, recipe.steps)
         self.step = 0
 
     @property
@@ -54,7 +57,8 @@ class Trainer:
         clock.begin()
         num_targets = self.batches.num_targets(step)
         count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
-        result = engine.step(self._micro_batches(self.batches, step), num_targets, count, step)
+        micro_batches = self.feed.on_device(self._ahead.step(step), clock)
+        result = engine.step(micro_batches, num_targets, count, step)
         loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
         _require_finite(loss, norm, step)
@@ -87,11 +91,11 @@ class Trainer:
     def state(self) -> dict[str, Piece | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
         found: dict[str, Piece | Json] = {
-            f"{kind}.{one.member.parameter.name}": Piece(one.member.size, one.offset, values.detach())
+            f"{kind}.{one.member.parameter.name}": Piece(one.member.shape, (one.offset,), values.detach())
             for kind, one, values in self.engine.pieces()
         }
         for name, buffer in self.engine.model.named_buffers():
-            found[f"buffer.{name}"] = Piece(buffer.numel(), 0, buffer.view(-1))
+            found[f"buffer.{name}"] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
         return {**found, "step": self.step}
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -102,27 +106,8 @@ class Trainer:
 
     def validation_loss(self, batches: Batches) -> float:
         """Nats per target over the first step of `batches`: of held-out text every sequence once (`train.admission`)."""
-        return float(self.engine.loss(self._micro_batches(batches, 0), batches.num_targets(0)))
-
-    def _micro_batches(self, batches: Batches, step: int) -> Iterator[MicroBatch]:
-        """This process's micro-batches of a step."""
-        layout = self.layout
-        replica = self.world.position(self.engine.realisation.batch_axes)
-        parts = batches.sequences(step, replica, layout.num_replicas, layout.micro_batch_seqs)
-        while True:
-            with self.engine.clock("data"):
-                part = next(parts, None)
-                batch = None if part is None else self._on_device(part)
-            if batch is None:
-                return
-            yield batch
-
-    def _on_device(self, batch: Batch) -> MicroBatch:
-        documents = self._tensor(batch.documents_BT) if self.recipe.respect_documents else None
-        return MicroBatch(self._tensor(batch.inputs_BT), self._tensor(batch.targets_BT), documents)
-
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self.world.device, non_blocking=True)
+        held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
+        return float(self.engine.loss(held_out, batches.num_targets(0)))
 
 
 def _require_finite(loss: float, norm: float, step: int) -> None:

@@ -43,7 +43,7 @@ class World:
         if axes not in self._groups:
             members = self._members(axes)
             for ranks in members:  # every process makes all of them, in one order
-                made = dist.new_group(ranks, timeout=TIMEOUT)
+                made = dist.new_group(ranks, timeout=TIMEOUT, sort_ranks=False)
                 if self.rank in ranks:
                     self._groups[axes] = made
         return self._groups[axes]

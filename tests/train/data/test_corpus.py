@@ -25,7 +25,7 @@ from shardwise.train.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, trai
 TEXTS = [
     f"Document {number} says {'na ' * number}and ends.\r\n{END_OF_DOCUMENT} is text here. ü 中" for number in range(12)
 ]
-FILES = {"index.json", "tokenizer.json", "train-00000.tokens", "train-00000.ends"}
+FILES = {"index.json", "tokenizer.json", "train-00000.tokens", "train-00000.ends", "train-00000.crc32"}
 
 
 @pytest.fixture
@@ -278,4 +278,4 @@ def test_the_library_is_text_to_train_on(tmp_path: Path) -> None:
     )
     assert 4 < index.unigram_entropy_nats < math.log(512)
     payload = json.loads((tmp_path / "data" / "index.json").read_text())
-    assert payload["schema"] == "shardwise.tokens/1"
+    assert payload["schema"] == "shardwise.tokens/2"

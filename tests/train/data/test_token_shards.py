@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
+from shardwise.train.data.blocks import BLOCK, SUMS_DTYPE, BlockWriter
 from shardwise.train.data.shards import TokenShards
+from shardwise.train.files import sealed
 
 Shards = Callable[..., TokenShards]
 DOCUMENTS = st.lists(st.lists(st.integers(1, 999), max_size=9).map(lambda ids: [*ids, 0]), min_size=1, max_size=12)
@@ -65,6 +68,10 @@ def test_the_fingerprint_is_of_the_tokens_and_not_of_the_place(shards_of: Shards
     """What a run that resumes compares: equal sizes are not equal data."""
     first, again, other = (shards_of([[1, token, 0]]).index for token in (2, 2, 3))
     assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert first.train.shards[0].sums_crc32 != other.train.shards[0].sums_crc32
+    assert shards_of([[1, 2, 0], [3, 0]], shard_tokens=3).index.fingerprint.startswith("8c57f4b62cf02c96"), (
+        "as of tokens/1"
+    )
     assert first.train.shards[0].tokens_sha256 == hashlib.sha256(np.array([1, 2, 0], "<u2").tobytes()).hexdigest()
 
 
@@ -94,11 +101,59 @@ def test_damage_is_found_when_the_folder_is_opened(shards_of: Shards, tmp_path: 
     assert "train-00001.tokens: found 3 bytes; 4 are required: tokenize again" in damaged("train-00001.tokens", b"abc")
     assert "train-00001.tokens: found 6 bytes; 4 are required" in damaged("train-00001.tokens", b"longer")
     assert "train-00000.ends: cannot read: No such file" in damaged("train-00000.ends", None)
-    assert "the last document ends at 2; 3 is required" in damaged("train-00000.ends", np.array([2], "<i8").tobytes())
+    damaged_file = r"is damaged (another CRC-32); what was written is required: tokenize again"
+    assert f"train-00000.ends {damaged_file}" in damaged("train-00000.ends", np.array([2], "<i8").tobytes())
+    assert f"train-00001.crc32 {damaged_file}" in damaged("train-00001.crc32", bytes(4))
+    index = (whole / "index.json").read_bytes()
+    assert f"index.json {damaged_file}" in damaged("index.json", index.replace(b'"end_id": 0', b'"end_id": 1'))
+    assert "index.json has no CRC-32 of its own" in damaged("index.json", index.replace(b'"crc32"', b'"crc"'))
     assert "index.json: cannot read: No such file" in damaged("index.json", None)
     assert "index.json is no JSON" in damaged("index.json", b"{")
     assert "index.json is no JSON" in damaged("index.json", b"\xff")
     assert "found schema 'list'" in damaged("index.json", b"[]")
+
+
+@pytest.mark.parametrize("block", [0, 1, 3])
+def test_damaged_tokens_are_found_when_they_are_read(shards_of: Shards, block: int) -> None:
+    """Of blocks of 64 KiB, 32Ki tokens each; the rest of the shard can be read."""
+    documents = np.append(np.arange(1, 100_001) % 999, 0)
+    whole = shards_of([documents.tolist()], shard_tokens=2**20)
+    file = whole.folder / "train-00000.tokens"
+    content = bytearray(file.read_bytes())
+    content[block * BLOCK + 100] ^= 1
+    file.write_bytes(content)
+    shards = TokenShards(whole.folder)
+    per_block = BLOCK // 2
+    for other in set(range(4)) - {block}:
+        start = other * per_block
+        stop = min(start + per_block, len(documents))
+        assert shards.tokens(start, stop).tolist() == documents[start:stop].tolist()
+    last = min((block + 1) * BLOCK, len(content))
+    text = rf"train-00000\.tokens is damaged \(another CRC-32 of bytes {block * BLOCK:,} to {last:,}\)"
+    start = block * per_block
+    for first, stop in ((start + 5, start + 6), (start + 50, start + 51), (max(start - 9, 0), start + 9)):
+        with pytest.raises(InputError, match=text):
+            shards.tokens(first, stop)
+
+
+def test_each_block_is_looked_at_once(shards_of: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = shards_of([[*([1] * 70_000), 0]])
+    looked: list[int] = []
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: looked.append(len(data)) or crc32(data))
+    for start in (0, 3, 40_000, 69_000, 0):
+        shards.tokens(start, start + 10)
+    assert looked == [BLOCK, BLOCK, 2 * 70_001 - 2 * BLOCK]
+
+
+@given(data=st.lists(st.binary(max_size=3 * BLOCK // 2), max_size=5))
+@settings(max_examples=20)
+def test_sums_of_blocks_do_not_depend_on_how_the_bytes_come(data: list[bytes]) -> None:
+    writer, whole = BlockWriter(), b"".join(data)
+    for part in data:
+        writer.add(part)
+    wanted = [zlib.crc32(whole[start : start + BLOCK]) for start in range(0, len(whole), BLOCK)]
+    assert np.frombuffer(writer.finish(), SUMS_DTYPE).tolist() == wanted
 
 
 def test_a_token_outside_the_vocabulary_is_found_when_it_is_read(shards_of: Shards) -> None:
@@ -118,7 +173,8 @@ def test_another_tokenizer_is_refused(shards_of: Shards) -> None:
 
 
 def shard(name: str, num_tokens: int, num_documents: int) -> dict[str, object]:
-    return {"name": name, "num_tokens": num_tokens, "num_documents": num_documents, "tokens_sha256": ""}
+    sums = {"tokens_sha256": "", "ends_crc32": 0, "sums_crc32": 0}
+    return {"name": name, "num_tokens": num_tokens, "num_documents": num_documents, **sums}
 
 
 def split(*shards: object) -> dict[str, object]:
@@ -138,12 +194,15 @@ def split(*shards: object) -> dict[str, object]:
         ({"train": split(shard("train-00000", 0, 0))}, "of 0 tokens"),
         ({"train": split({"name": "train-00000"})}, "train.shards.0.num_tokens"),
         ({"train": split(shard("train-00000", 3, 1), shard("train-00000", 3, 1))}, "two shards have one name"),
-        ({"schema": "shardwise.tokens/9"}, "found schema 'shardwise.tokens/9'; 'shardwise.tokens/1' is required"),
+        ({"schema": "shardwise.tokens/9"}, "found schema 'shardwise.tokens/9'; 'shardwise.tokens/2' is required"),
+        ({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/2' is required: tokenize again, with --force"),
     ],
 )
 def test_an_index_that_cannot_be_is_refused(shards_of: Shards, changes: dict[str, object], part: str) -> None:
     file = shards_of([[1, 2, 0]]).folder / "index.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    payload = json.loads(file.read_text()) | changes
+    del payload["crc32"]
+    file.write_text(json.dumps(sealed(payload)))
     with pytest.raises(InputError) as caught:
         TokenShards(file.parent)
     assert part in str(caught.value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,28 +15,40 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
-from shardwise.train.checkpoint.folders import begin, draft, latest, publish
+from shardwise.train.checkpoint.folders import begin, draft, give_up, latest, newest_first, publish, set_aside
 from shardwise.train.checkpoint.loading import load
-from shardwise.train.checkpoint.manifest import Manifest, sums, write_manifest
+from shardwise.train.checkpoint.manifest import Manifest, write_manifest
 from shardwise.train.checkpoint.piece import Piece, State, split
-from shardwise.train.checkpoint.planners import write_pieces
-from shardwise.train.checkpoint.ranks import Ranks
+from shardwise.train.checkpoint.ranks import TIMEOUT, Ranks
+from shardwise.train.checkpoint.writing import Written, write_pieces
+from shardwise.train.files import DamagedError, named
+from shardwise.train.waits import LostRankError, waits_for
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a state was filled from: the checkpoint of `step`, and its plain values. `damaged` are later ones that could not be
+    read: the step of each, and what is wrong with it."""
+
+    step: int
+    values: Mapping[str, Any]
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
 
 class Checkpointer:
     """The checkpoints of a run in `folder`, of which the `keep` newest are kept.
 
     All ranks of the job make one and call its methods together, in the same order; with no process group it is one process.
-    One save at most is under way: every method waits for it first, and raises what it failed with, on all ranks.
+    One save at most is under way: every method waits for it first, and raises what it failed with, on all ranks. No wait for
+    another rank is longer than `timeout`.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int) -> None:
+    def __init__(self, folder: str | Path, *, keep: int, timeout: timedelta = TIMEOUT) -> None:
         if keep < 1:
             raise InputError(f"checkpoint: keep is {keep}; at least 1 is required")
-        self.folder, self.keep, self.ranks = Path(folder), keep, Ranks.join()
+        self.folder, self.keep, self.ranks = Path(folder), keep, Ranks.join(timeout)
         self._buffers: dict[str, Tensor] = {}  # used again by every save: memory is slow to pin
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._under_way: Future[None] | None = None
+        self._under_way: tuple[int, Future[None]] | None = None
 
     def save(self, step: int, state: State) -> None:
         """Write the checkpoint of a step; it is complete on return.
@@ -48,31 +62,63 @@ class Checkpointer:
         """Copy the state and write it in the background; tensors may change when this returns. Raises as `save` does."""
         self.wait()
         pieces, values = split(state)
-        copied = self._copied(pieces)
-        self._under_way = self._thread.submit(write, self.folder, step, copied, values, self.keep, self.ranks)
+        copied, done = self._copied(pieces), Future[None]()
+
+        def run() -> None:
+            try:
+                write(self.folder, step, copied, values, self.keep, self.ranks)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._under_way = (step, done)
+        threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
 
     def wait(self) -> None:
         """Until the save that is under way is complete; raises what it failed with."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.result()
+            step, done = under_way
+            with waits_for(f"the checkpoint of step {step}"):
+                done.exception()
+            done.result()
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint, the same on all ranks: that which the first one sees."""
         self.wait()
-        return self.ranks.agree(lambda: latest(self.folder))[0]
+        found = self.ranks.from_first(lambda: _text(latest(self.folder)))
+        return None if found is None else Path(found)
 
     def load(self, path: str | Path, state: State) -> dict[str, Any]:
         """Fill the pieces of `state` in place and give the plain values; see `loading.load`."""
         self.wait()
         return load(path, state, self.ranks)
 
+    def restore(self, state: State) -> Restored | None:
+        """Fill the pieces of `state` from the newest checkpoint that is as it was written; None where there is none at all.
+
+        Damaged ones are set aside. Raises `DamagedError` where all are damaged, and `InputError` as `load` does.
+        """
+        self.wait()
+        found = self.ranks.from_first(lambda: [(step, str(path)) for step, path in newest_first(self.folder)])
+        damaged: dict[int, str] = {}
+        for step, path in found:
+            try:
+                values = load(path, state, self.ranks)
+            except DamagedError as error:
+                damaged[step] = error.problems[0]
+                continue
+            self.ranks.on_first(lambda: [set_aside(Path(other)) for number, other in found if number in damaged])
+            return Restored(step, values, damaged)
+        if damaged:
+            raise DamagedError(*damaged.values(), "no checkpoint of the run can be read: begin it again with --force")
+        return None
+
     def close(self) -> None:
         """Wait for the save that is under way, and raise what it failed with."""
         try:
             self.wait()
         finally:
-            self._thread.shutdown()
             self._buffers.clear()
 
     def __enter__(self) -> Checkpointer:
@@ -81,7 +127,8 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not isinstance(error, LostRankError):  # a save waits for the lost rank too
+            self.close()
 
     def _copied(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
         """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
@@ -100,19 +147,43 @@ class Checkpointer:
 def write(
     folder: Path, step: int, pieces: Mapping[str, Piece], values: dict[str, Any], keep: int, ranks: Ranks
 ) -> None:
-    """Write the checkpoint of a step from all ranks, and give it its name when all have written."""
+    """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft."""
     common = _common(ranks.agree(lambda: (step, values)))
-    ranks.on_first(lambda: begin(folder, step))
-    part = draft(folder, step)
-    ranks.agree(lambda: write_pieces(part, pieces, ranks.group))
-    names = ranks.agree(lambda: {path.name for path in part.iterdir()})
-    files = sums(part, set[str]().union(*names), ranks)
+    try:
+        ranks.on_first(lambda: _begin(folder, step))
+        written = write_pieces(draft(folder, step), pieces, ranks)
+        ranks.on_first(lambda: _finish(folder, step, common, written, keep))
+    except LostRankError:
+        raise  # nothing can be agreed any more
+    except Exception as error:
+        ranks.on_first(lambda: give_up(folder, step))
+        kept = ranks.from_first(lambda: _name(latest(folder)))
+        if isinstance(error, InputError):
+            raise InputError(*(f"{problem}: the latest checkpoint is {kept}" for problem in error.problems)) from None
+        raise
 
-    def finish() -> None:
-        write_manifest(part, Manifest(step, common, files))
+
+def _begin(folder: Path, step: int) -> None:
+    with named(folder):
+        begin(folder, step)
+
+
+def _finish(folder: Path, step: int, values: dict[str, Any], written: Written | None, keep: int) -> None:
+    """On the first rank, when all have written."""
+    assert written is not None
+    tensors, files = written
+    part = draft(folder, step)
+    with named(folder):
+        write_manifest(part, Manifest(step, values, tensors, files))
         publish(folder, step, keep)
 
-    ranks.on_first(finish)
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _name(checkpoint: Path | None) -> str:
+    return "none" if checkpoint is None else checkpoint.name
 
 
 def _common(by_rank: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:

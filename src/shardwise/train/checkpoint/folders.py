@@ -2,7 +2,8 @@
 
 A checkpoint is written into a hidden folder and renamed when every rank has written; one that is removed is hidden first.
 So a process that is killed at any moment leaves what was complete, and litter that the next save removes. Only one that is
-being replaced by another of its step counts under its hidden name too, as long as there is no other.
+being replaced by another of its step counts under its hidden name too, as long as there is no other. One that is found damaged
+when a run goes on is kept as `step-00000200.damaged`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ def latest(folder: str | Path) -> Path | None:
     """The complete checkpoint of the highest step in `folder`, if there is any."""
     found = complete(Path(folder))
     return found[max(found)] if found else None
+
+
+def newest_first(folder: Path) -> list[tuple[int, Path]]:
+    """Every checkpoint that a folder once had whole, with its step: those that are complete, and those that were."""
+    found = dict(complete(folder))
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = STEP.fullmatch(path.name)
+        if match and match[1] and path.is_dir():
+            found.setdefault(int(match[1]), path)
+    return sorted(found.items(), reverse=True)
 
 
 def complete(folder: Path) -> dict[int, Path]:
@@ -64,6 +75,19 @@ def publish(folder: Path, step: int, keep: int) -> None:
         if old != step:  # what was written just now stays, though there may be later ones of a run taken up before them
             found[old].rename(_hidden(found[old], "removed"))
     _remove_hidden(folder)
+
+
+def give_up(folder: Path, step: int) -> None:
+    """Remove the draft of a step, which takes room."""
+    shutil.rmtree(draft(folder, step), ignore_errors=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Where a damaged checkpoint is kept from now on."""
+    kept = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.damaged")
+    if kept.exists():
+        shutil.rmtree(kept)
+    return path.rename(kept)
 
 
 def sync(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,69 +10,83 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError, require
-from shardwise.train.checkpoint.manifest import Manifest, read_manifest, require_undamaged
+from shardwise.train.box import Shape
+from shardwise.train.checkpoint.manifest import StoredTensor
 from shardwise.train.checkpoint.piece import Piece, State, described, split
-from shardwise.train.checkpoint.planners import read_pieces, stored_tensors
 from shardwise.train.checkpoint.ranks import Ranks
+from shardwise.train.checkpoint.reading import common_shape, opened
 
 SHOWN = 4  # names of tensors in a message
 MODEL = "model."  # what the names of a model's own weights begin with
 FIX = "load it with the plan and the optimizer that it was saved with"
+Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 
 
 def load(path: str | Path, state: State, ranks: Ranks | None = None) -> dict[str, Any]:
     """Fill the pieces of `state` in place, on whatever ranks they are; the plain values come back.
 
-    All ranks call this together (`ranks`: all of the job). Their names together must be those of the checkpoint; sizes and
-    formats must agree. Raises `InputError` on all ranks where they do not, and for a folder that is damaged or no checkpoint;
-    no piece is changed then.
+    All ranks call this together (`ranks`: all of the job). Their names together must be those of the checkpoint; shapes and
+    formats must agree, but for tensors that one of both knows flattened. Raises `InputError` on all ranks where they do not, and
+    `DamagedError`, which is one, for a folder that is damaged or no checkpoint; no piece is changed then.
     """
     path, ranks = Path(path), ranks or Ranks.join()
-    manifest, stored = _opened(path, ranks)
+    checkpoint = opened(path, ranks)
     pieces, values = split(state)
-    wanted = ranks.agree(lambda: ({name: piece.kind for name, piece in pieces.items()}, set(values)))
-    kinds = [(name, kind) for held, _ in wanted for name, kind in held.items()]
-    require(list(_problems(path, kinds, stored)))
-    require(list(_missing(path, "values", {name for _, held in wanted for name in held}, set(manifest.values))))
-    ranks.agree(lambda: read_pieces(path, pieces))
-    return dict(manifest.values)
+    own = [(name, piece.shape, _name(piece.values.dtype)) for name, piece in pieces.items()]
+    asked = ranks.to_first(lambda: (own, list(values)))
+
+    def compare() -> None:
+        wanted = dict.fromkeys((name, tuple(shape), dtype) for held, _ in asked or () for name, shape, dtype in held)
+        require(list(_problems(path, list(wanted), checkpoint.tensors)))
+        names = {name for _, held in asked or () for name in held}
+        require(list(_missing(path, "values", names, set(checkpoint.files.values))))
+
+    ranks.on_first(compare)
+
+    def fill() -> None:
+        for name, piece in pieces.items():
+            checkpoint.fill(name, piece)
+
+    ranks.agree(fill)
+    return dict(checkpoint.files.values)
 
 
 def whole(path: str | Path, prefix: str = MODEL) -> dict[str, Tensor]:
-    """All tensors of a checkpoint whose names begin with `prefix`, flattened, on the CPU of this process.
+    """All tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU of this process.
 
     By the rest of their names: for `model.` those of the parameters. Raises `InputError` as `load` does.
     """
     path, alone = Path(path), Ranks()
-    _, stored = _opened(path, alone)
+    checkpoint = opened(path, alone)
     pieces = {
-        name: Piece(found.size[0], 0, torch.empty(found.size, dtype=found.properties.dtype))
-        for name, found in stored.items()
+        name: Piece(tensor.shape, (0,) * len(tensor.shape), torch.empty(tensor.shape, dtype=tensor.format))
+        for name, tensor in checkpoint.tensors.items()
         if name.startswith(prefix)
     }
     if not pieces:
-        raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {_shown(sorted(stored))}")
-    alone.agree(lambda: read_pieces(path, pieces))
+        found = _shown(sorted(checkpoint.tensors))
+        raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {found}")
+    for name, piece in pieces.items():
+        checkpoint.fill(name, piece)
     return {name.removeprefix(prefix): piece.values for name, piece in pieces.items()}
 
 
-def _opened(path: Path, ranks: Ranks) -> tuple[Manifest, Mapping[str, Any]]:
-    """What a checkpoint says that it holds. Its sums are looked at first: the rest is unpickled."""
-    manifest = ranks.agree(lambda: read_manifest(path))[0]
-    require_undamaged(path, manifest, ranks)
-    stored: dict[str, Any] = {}
-    ranks.agree(lambda: stored.update(stored_tensors(path)))
-    return manifest, stored
-
-
-def _problems(path: Path, wanted: list[tuple[str, str]], stored: Mapping[str, Any]) -> Iterator[str]:
-    yield from _missing(path, "tensors", {name for name, _ in wanted}, set(stored))
-    kinds = {name: described(found.size[0], found.properties.dtype) for name, found in stored.items()}
-    differ = [(name, kind) for name, kind in dict.fromkeys(wanted) if kinds.get(name, kind) != kind]
-    for name, kind in differ[:SHOWN]:
-        yield f"checkpoint: {path} has {kinds[name]} as {name}; {kind} are required: {FIX}"
+def _problems(path: Path, wanted: Sequence[Wanted], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
+    yield from _missing(path, "tensors", {name for name, _, _ in wanted}, set(stored))
+    differ = [
+        (name, shape, dtype)
+        for name, shape, dtype in wanted
+        if name in stored and not _fits(shape, dtype, stored[name])
+    ]
+    for name, shape, dtype in differ[:SHOWN]:
+        found = described(stored[name].shape, stored[name].dtype)
+        yield f"checkpoint: {path} has {found} as {name}; {described(shape, dtype)} is required: {FIX}"
     if len(differ) > SHOWN:
         yield f"checkpoint: {path} differs in {len(differ) - SHOWN} more tensors"
+
+
+def _fits(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
+    return dtype == stored.dtype and common_shape(shape, stored.shape) is not None
 
 
 def _missing(path: Path, what: str, wanted: set[str], found: set[str]) -> Iterator[str]:
@@ -82,5 +96,9 @@ def _missing(path: Path, what: str, wanted: set[str], found: set[str]) -> Iterat
             yield f"checkpoint: {path} {verb} {len(names)} {what}: {_shown(names)}; the same names are required: {FIX}"
 
 
-def _shown(names: list[str]) -> str:
+def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,48 +1,86 @@
-"""What a checkpoint is made of: a rank's parts of flattened tensors, and plain values."""
+"""What a checkpoint is made of: a rank's boxes of tensors, and plain values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
+from shardwise.train.box import Box, Shape, interval_boxes
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """The interval of a flattened tensor of `size` elements that begins at `offset` and that this rank holds.
+    """A rank's part of a tensor whose whole shape is `shape`: the box that begins at `offsets`, with the shape of `values`.
 
-    `values` [n] may be empty, of any format, on any device. Ranks may hold the same interval (replicas), and otherwise
-    theirs do not overlap. Raises `ValueError` for an interval outside the tensor.
+    With one offset it is an interval of the flattened tensor (row-major), and `values` are [n]; otherwise offsets and values have
+    the dims of the tensor. `values` may be empty, of any format, on any device. Ranks may hold the same box (replicas), and
+    otherwise theirs do not overlap. Raises `ValueError` for a box outside the tensor.
+
+    >>> import torch
+    >>> Piece((4, 6), (2, 0), torch.zeros(2, 6)).box
+    Box(offsets=(2, 0), lengths=(2, 6))
+    >>> Piece((4, 6), (13,), torch.zeros(8)).view
+    (24,)
     """
 
-    size: int
-    offset: int
+    shape: Shape
+    offsets: Shape
     values: Tensor
 
     def __post_init__(self) -> None:
-        if self.values.ndim != 1:
-            raise ValueError(f"a piece has {self.values.ndim} dims; 1 is required")
-        if self.size < 1 or not 0 <= self.offset <= self.size - self.values.numel():
+        if self.values.ndim != len(self.offsets) or len(self.offsets) not in (1, len(self.shape)):
             raise ValueError(
-                f"a piece of {self.values.numel()} elements begins at {self.offset} of {self.size}; one inside is required"
+                f"a piece of {self.values.ndim} dims has {len(self.offsets)} offsets in a tensor of shape {self.shape}; one "
+                "offset for each dim is required, or one in the flattened tensor"
             )
+        if not self.box.fits(self.view):
+            raise ValueError(f"a piece is {self.box} of shape {self.view}; one inside is required")
+
+    @property
+    def box(self) -> Box:
+        """Where it lies, in `view`."""
+        return Box(self.offsets, tuple(self.values.shape))
+
+    @property
+    def view(self) -> Shape:
+        """The shape that offsets count in: the tensor's own, or that of the flattened tensor."""
+        return view_of(self.shape, len(self.offsets))
 
     @property
     def kind(self) -> str:
         """What must agree between a checkpoint and who reads it, in words."""
-        return described(self.size, self.values.dtype)
+        return described(self.shape, self.values.dtype)
 
 
 State = Mapping[str, Piece | Json]
 
 
-def described(size: int, dtype: object) -> str:
-    return f"{size:,} elements of {str(dtype).removeprefix('torch.')}"
+def view_of(shape: Shape, num_offsets: int) -> Shape:
+    """The shape in which a box with so many offsets lies."""
+    return shape if len(shape) == num_offsets else (math.prod(shape),)
+
+
+def boxed(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]]:
+    """The values of a box, or of an interval of the flattened tensor, as boxes of `shape`, each with its view of the values."""
+    if len(box.offsets) == len(shape):
+        yield box, values
+        return
+    (start,), (length,) = box.offsets, box.lengths
+    done = 0
+    for part in interval_boxes(shape, start, start + length):
+        yield part, values[done : done + part.volume].view(part.lengths)
+        done += part.volume
+
+
+def described(shape: Shape, dtype: object) -> str:
+    return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
 
 
 def split(state: State) -> tuple[dict[str, Piece], dict[str, Any]]:

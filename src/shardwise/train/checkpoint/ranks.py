@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.train.files import DamagedError
+from shardwise.train.waits import waits_for
 
 Found = TypeVar("Found")
+TIMEOUT = timedelta(minutes=10)
+LENGTH_BYTES = 8  # of what travels, before it
+KINDS: Mapping[str, type[Exception]] = {
+    one.__name__: one for one in (InputError, DamagedError, ValueError, RuntimeError)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,7 @@ class Ranks:
     """All ranks of the job, over a gloo group of their own; or this process alone (no group).
 
     The group is no other one's: collectives that a background thread and the training issue on one group would mix. It is
-    gloo on GPUs too, since all that travels are names, sizes and sums.
+    gloo on GPUs too, since all that travels is JSON. No wait for another rank is longer than its timeout: `LostRankError`.
     """
 
     group: dist.ProcessGroup | None = None
@@ -27,62 +39,147 @@ class Ranks:
     size: int = 1
 
     @classmethod
-    def join(cls) -> Ranks:
+    def join(cls, timeout: timedelta = TIMEOUT) -> Ranks:
         """All ranks of the job, which must all call this; this process alone where no process group is initialised."""
         if not dist.is_initialized():
             return cls()
-        return cls(dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size())
+        with waits_for("the process group of checkpoints"):
+            group = dist.new_group(backend="gloo", timeout=timeout)
+        return cls(group, dist.get_rank(), dist.get_world_size())
 
     def agree(self, action: Callable[[], Found]) -> list[Found]:
-        """What `action` gives on each rank; where it fails on any, all raise.
+        """What `action` gives on each rank, of JSON; where it fails on any, all raise.
 
-        `InputError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a `RuntimeError` with their
-        traceback.
+        `InputError`, `DamagedError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a
+        `RuntimeError` with their traceback.
         """
-        try:
-            here: Found | _Failure = action()
-        except Exception as error:
-            here = _Failure(_known(error), self.rank)
-            if self.group is None:
-                raise here.error from error
-        everywhere = [here] if self.group is None else self._gather(here)
-        failures = [found for found in everywhere if isinstance(found, _Failure)]
-        if failures:
-            raise _joined(failures)
-        return [found for found in everywhere if not isinstance(found, _Failure)]
+        return _all_good([_unpacked(found) for found in self._all_gather(self._packed(action))])
 
-    def on_first(self, action: Callable[[], None]) -> None:
+    def each(self, action: Callable[[], Found]) -> Found:
+        """What `action` gives on this rank, of any kind; where it fails on any rank, all raise."""
+        found: list[Found] = []
+        self.agree(lambda: found.append(action()))
+        return found[0]
+
+    def on_first(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank; all wait for it, and fail where it fails."""
-        self.agree(lambda: action() if self.rank == 0 else None)
 
-    def _gather(self, here: Found | _Failure) -> list[Found | _Failure]:
-        everywhere: list[Found | _Failure] = [here] * self.size
-        dist.all_gather_object(everywhere, here, group=self.group)
-        return everywhere
+        def run() -> None:
+            action()
+
+        self.from_first(run)
+
+    def from_first(self, action: Callable[[], Found]) -> Found:
+        """What `action` gives on the first rank, of JSON; where it fails, all raise."""
+        found: Found = self.dealt(lambda: [action()] * self.size)
+        return found
+
+    def to_first(self, action: Callable[[], Found]) -> list[Found] | None:
+        """As `agree`, for what is large: the first rank alone has what the ranks give, and others None."""
+        gathered = self._gather(self._packed(action))
+
+        self.on_first(lambda: _all_good([_unpacked(found) for found in gathered or ()]))
+        return None if gathered is None else [_unpacked(found)["found"] for found in gathered]
+
+    def dealt(self, action: Callable[[], Sequence[Any]]) -> Any:
+        """Of what `action` gives on the first rank, of JSON and one for each rank, this rank's. Where it fails, all raise."""
+        parts: list[bytes] | None = None
+        if self.rank == 0:
+            whole = _outcome(action, self.rank)
+            each = whole.get("found")
+            parts = [_bytes(whole) if each is None else _bytes({"found": part}) for part in each or [None] * self.size]
+        return _all_good([_unpacked(self._scatter(parts))])[0]
+
+    def _packed(self, action: Callable[[], Any]) -> bytes:
+        return _bytes(_outcome(action, self.rank))
+
+    def _all_gather(self, here: bytes) -> list[bytes]:
+        if self.group is None:
+            return [here]
+        with waits_for("the other ranks' parts of a checkpoint"):
+            mine = _tensor(here, self._longest(len(here)))
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(parts, mine, group=self.group)
+        return [_content(part) for part in parts]
+
+    def _gather(self, here: bytes) -> list[bytes] | None:
+        if self.group is None:
+            return [here]
+        with waits_for("the other ranks' parts of a checkpoint"):
+            mine = _tensor(here, self._longest(len(here)))
+            parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
+            dist.gather(mine, parts, dst=0, group=self.group)
+        return None if parts is None else [_content(part) for part in parts]
+
+    def _scatter(self, parts: list[bytes] | None) -> bytes:
+        if self.group is None:
+            assert parts is not None
+            return parts[0]
+        with waits_for("the first rank's part of a checkpoint"):
+            room = self._longest(max(map(len, parts)) if parts else 0)
+            mine = torch.empty(LENGTH_BYTES + room, dtype=torch.uint8)
+            sent = None if parts is None else [_tensor(part, room) for part in parts]
+            dist.scatter(mine, sent, src=0, group=self.group)
+        return _content(mine)
+
+    def _longest(self, length: int) -> int:
+        longest = torch.tensor([length])
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self.group)
+        return int(longest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    error: Exception
-    rank: int
+def _outcome(action: Callable[[], Any], rank: int) -> dict[str, Any]:
+    """What an action gives, or how it fails, as it travels."""
+    try:
+        return {"found": action()}
+    except Exception as error:
+        known = _known(error)
+        problems = known.problems if isinstance(known, InputError) else [str(known)]
+        return {"kind": type(known).__name__, "problems": list(problems), "rank": rank}
 
 
 def _known(error: Exception) -> Exception:
-    """The error as one that travels between processes and that callers know."""
-    if type(error) in (InputError, ValueError):
+    """The error as one that callers know."""
+    if type(error) in (InputError, DamagedError, ValueError):
         return error
     if isinstance(error, OSError):
-        return InputError(f"checkpoint: {error}; a folder with room, and the permission to write in it, are required")
+        where = f"{error.filename}: " if error.filename else ""
+        return InputError(
+            f"checkpoint: {where}{error.strerror}; a folder with room, and the permission to write in it, are required"
+        )
     return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _joined(failures: list[_Failure]) -> Exception:
-    """All that users can mend, at once; before that, what they cannot."""
+def _all_good(outcomes: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What actions gave. Where any failed: all that users can mend, at once; before that, what they cannot."""
+    failures = [outcome for outcome in outcomes if "kind" in outcome]
+    if not failures:
+        return [outcome["found"] for outcome in outcomes]
     for failure in failures:
-        if not isinstance(failure.error, InputError):
-            failure.error.add_note(f"on rank {failure.rank}")
-            return failure.error
-    problems = [
-        problem for failure in failures if isinstance(failure.error, InputError) for problem in failure.error.problems
-    ]
-    return InputError(*dict.fromkeys(problems))
+        if not issubclass(KINDS[failure["kind"]], InputError):
+            error = KINDS[failure["kind"]](*failure["problems"])
+            error.add_note(f"on rank {failure['rank']}")
+            raise error
+    damaged = all(failure["kind"] == DamagedError.__name__ for failure in failures)
+    problems = dict.fromkeys(problem for failure in failures for problem in failure["problems"])
+    raise (DamagedError if damaged else InputError)(*problems)
+
+
+def _bytes(outcome: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(outcome).encode(), level=1)
+
+
+def _unpacked(content: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zlib.decompress(content))
+    return found
+
+
+def _tensor(content: bytes, room: int) -> Tensor:
+    """[LENGTH_BYTES + room]: how long the content is, and the content."""
+    whole = len(content).to_bytes(LENGTH_BYTES, "little") + content.ljust(room, b"\0")
+    return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+
+
+def _content(tensor: Tensor) -> bytes:
+    whole = tensor.numpy().tobytes()
+    return whole[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "little")]

@@ -4,6 +4,7 @@ index.json                   this index
 tokenizer.json               what made the tokens
 train-00000.tokens           token ids, little-endian, one document after the other, each with the token that ends it
 train-00000.ends             where each document of the shard ends: 64-bit token counts from the start of the shard
+train-00000.crc32            the CRC-32 of each block of 64 KiB of the shard's tokens, 32 bits each
 held_out-00000.tokens ...    the same for the held-out split
 """
 
@@ -22,26 +23,31 @@ import numpy as np
 
 from shardwise.errors import InputError, require
 from shardwise.planning.codec import parse
+from shardwise.train.data.blocks import SUMS_DTYPE, num_blocks
+from shardwise.train.files import SEAL, seal_fault, sealed
 
-SCHEMA = "shardwise.tokens/1"
+SCHEMA = "shardwise.tokens/2"
+IDENTITY = "shardwise.tokens/1"  # of what the fingerprint is a hash: the same in later schemas, so that runs go on
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
 SPLITS = ("train", "held_out")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
 SHARD_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
-SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends)")
+SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends|crc32)")
 AGAIN = "tokenize again, with --force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Two files, `name`.tokens and `name`.ends, what they hold, and the hash of the tokens."""
+    """Three files, `name`.tokens, `name`.ends and `name`.crc32, what they hold, the first one's hash, the others' CRC-32."""
 
     name: str
     num_tokens: int
     num_documents: int
     tokens_sha256: str
+    ends_crc32: int
+    sums_crc32: int
 
     def __post_init__(self) -> None:
         required = f"{SPLITS[0]}-00000 or the like, and at least one token in each of at least one document"
@@ -58,6 +64,10 @@ class Shard:
     @property
     def ends_file(self) -> str:
         return f"{self.name}.ends"
+
+    @property
+    def sums_file(self) -> str:
+        return f"{self.name}.crc32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +130,9 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that the index says, tokens included: the same for the same data, wherever it lies."""
-        return hashlib.sha256(json.dumps(index_payload(self), sort_keys=True).encode("utf-8")).hexdigest()
+        """A hash of what the tokens are and how they were made: the same for the same data, wherever and however it lies."""
+        identity = {"schema": IDENTITY, **_without_sums(asdict(self))}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
 
     def expected_sizes(self) -> dict[str, int]:
         """Bytes of each file of shards."""
@@ -129,19 +140,26 @@ class Index:
         for shard in (*self.train.shards, *self.held_out.shards):
             sizes[shard.tokens_file] = shard.num_tokens * DTYPES[self.dtype].itemsize
             sizes[shard.ends_file] = shard.num_documents * ENDS_DTYPE.itemsize
+            sizes[shard.sums_file] = num_blocks(sizes[shard.tokens_file]) * SUMS_DTYPE.itemsize
         return sizes
 
 
 def index_payload(index: Index) -> dict[str, Any]:
     """What the index file holds."""
-    return {"schema": SCHEMA, **asdict(index)}
+    return sealed({"schema": SCHEMA, **asdict(index)})
+
+
+def _without_sums(payload: Any) -> Any:
+    if isinstance(payload, dict):
+        return {key: _without_sums(value) for key, value in payload.items() if not key.endswith("_crc32")}
+    return [_without_sums(value) for value in payload] if isinstance(payload, (list, tuple)) else payload
 
 
 def read_index(folder: str | Path) -> Index:
     """The index of a folder, its files checked for being there in full.
 
-    Raises `InputError` for a folder without an index, one that is damaged or of another version, and for shards of other sizes
-    than it says.
+    Raises `InputError` for a folder without an index, one that is damaged (it has its own sum) or of another version, and for
+    shards of other sizes than it says.
     """
     place = Path(folder)
     index = _parse(_payload(place / INDEX_FILE), place / INDEX_FILE)
@@ -173,4 +191,6 @@ def _parse(payload: Any, path: Path) -> Index:
     schema = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
     if schema != SCHEMA:
         raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {AGAIN}")
-    return parse(Index, {key: value for key, value in payload.items() if key != "schema"}, str(path))
+    if fault := seal_fault(payload):
+        raise InputError(f"{path} {fault}; what was written is required: {AGAIN}")
+    return parse(Index, {key: value for key, value in payload.items() if key not in ("schema", SEAL)}, str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import InputError
+from shardwise.train.data.blocks import SUMS_DTYPE, CheckedBlocks
 from shardwise.train.data.index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, Index, Shard, read_index
 from shardwise.train.data.tokenizer import Tokenizer, parse_tokenizer
 
@@ -19,10 +21,17 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A shard's files, mapped."""
+    """A shard's files, mapped, and what of the tokens was looked at already."""
 
     tokens: Array
     ends: Array
+    blocks: CheckedBlocks
+
+    def read(self, start: int, stop: int) -> Array:
+        """Tokens `start` to `stop`, as far as there are so many. Raises `InputError` where they are not what was written."""
+        found = self.tokens[start:stop]
+        self.blocks.require(start * found.itemsize, start * found.itemsize + found.nbytes, AGAIN)
+        return found
 
 
 class TokenShards:
@@ -78,13 +87,14 @@ class TokenShards:
         return parse_tokenizer(text, str(path), self.index.end_token)
 
     def tokens(self, start: int, stop: int) -> Int64s:
-        """Tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged tokens."""
+        """Tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged tokens: each
+        block of a shard is held against its sum when it is first read."""
         self._check(start, stop)
         first, last = np.searchsorted(self._token_starts, [start, stop - 1], side="right") - 1
         parts = []
         for number in range(first, last + 1):
             base = int(self._token_starts[number])
-            parts.append(self._shards[number].tokens[max(start - base, 0) : stop - base])
+            parts.append(self._shards[number].read(max(start - base, 0), stop - base))
         found = np.concatenate(parts).astype(np.int64)
         if found.max() >= self.vocab_size:
             raise InputError(
@@ -123,16 +133,23 @@ class TokenShards:
             )
 
     def _map(self, shard: Shard) -> _Mapped:
-        tokens, ends = (
+        tokens, ends, sums = (
             self._mapped(name, dtype)
-            for name, dtype in ((shard.tokens_file, DTYPES[self.index.dtype]), (shard.ends_file, ENDS_DTYPE))
-        )
+            for name, dtype in (
+                (shard.tokens_file, DTYPES[self.index.dtype]), (shard.ends_file, ENDS_DTYPE), (shard.sums_file, SUMS_DTYPE),
+            )
+        )  # fmt: skip
+        for name, data, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
+            if zlib.crc32(data.data) != crc:
+                raise InputError(
+                    f"{self.folder / name} is damaged (another CRC-32); what was written is required: {AGAIN}"
+                )
         if int(ends[-1]) != shard.num_tokens:
             raise InputError(
                 f"{self.folder / shard.ends_file}: the last document ends at {int(ends[-1])}; {shard.num_tokens} is required: "
                 f"{AGAIN}"
             )
-        return _Mapped(tokens, ends)
+        return _Mapped(tokens, ends, CheckedBlocks(self.folder / shard.tokens_file, tokens, sums))
 
     def _mapped(self, name: str, dtype: np.dtype[Any]) -> Array:
         try:

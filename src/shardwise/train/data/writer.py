@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shardwise.errors import InputError
+from shardwise.train.data.blocks import BlockWriter
 from shardwise.train.data.index import (
     ENDS_DTYPE,
     INDEX_FILE,
@@ -26,6 +28,7 @@ from shardwise.train.data.index import (
     Split,
     index_payload,
 )
+from shardwise.train.files import sync, write_synced
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -38,8 +41,10 @@ class SplitWriter:
         self.shards: list[Shard] = []
         self.text_bytes = 0
         self._file: BinaryIO | None = None
-        self._hash = hashlib.sha256()
-        self._ends = array("q")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._hash, self._blocks, self._ends = hashlib.sha256(), BlockWriter(), array("q")
 
     def add(self, tokens: Tokens, text_bytes: int) -> None:
         """Append a document: its tokens with its end."""
@@ -50,6 +55,7 @@ class SplitWriter:
         data = tokens.tobytes()
         self._file.write(data)
         self._hash.update(data)
+        self._blocks.add(data)
         self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
         self.text_bytes += text_bytes
 
@@ -69,33 +75,24 @@ class SplitWriter:
     def _close_shard(self) -> None:
         if self._file is None:
             return
-        _sync(self._file)
+        sync(self._file)
         self._file.close()
+        ends, sums = np.array(self._ends, ENDS_DTYPE).tobytes(), self._blocks.finish()
         shard = Shard(
             name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends),
-            tokens_sha256=self._hash.hexdigest(),
+            tokens_sha256=self._hash.hexdigest(), ends_crc32=zlib.crc32(ends), sums_crc32=zlib.crc32(sums),
         )  # fmt: skip
-        write_synced(self.folder / shard.ends_file, np.array(self._ends, ENDS_DTYPE).tobytes())
+        write_synced(self.folder / shard.ends_file, ends)
+        write_synced(self.folder / shard.sums_file, sums)
         self.shards.append(shard)
-        self._file, self._hash, self._ends = None, hashlib.sha256(), array("q")
+        self._file = None
+        self._begin()
 
 
 def write_index(folder: Path, index: Index, tokenizer: bytes) -> None:
     """The tokenizer and, last of all files, the index."""
     write_synced(folder / TOKENIZER_FILE, tokenizer)
     write_synced(folder / INDEX_FILE, (json.dumps(index_payload(index), indent=2) + "\n").encode("utf-8"))
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, and have the system write it to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        _sync(file)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

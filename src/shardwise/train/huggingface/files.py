@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardwise.errors import InputError, require
+from shardwise.train.box import Box, Shape, interval_boxes
 from shardwise.train.huggingface.config import read_config, write_config
-from shardwise.train.huggingface.layout import Place, places, stored, taken
+from shardwise.train.huggingface.layout import Place, places, shape_of, stored, taken
 from shardwise.train.model.decoder import Decoder, build
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -22,20 +24,53 @@ BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as i
 SHOWN = 4  # names of tensors in a message
 
 
+class StoredModel:
+    """The model of a folder, whose parameters are read box by box. Raises `InputError` for what its config does not say."""
+
+    def __init__(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+        """`dtype` is that of `model`, which has shapes and no memory: by default the format of the files."""
+        folder = Path(folder)
+        architecture, numerics, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
+        self.tensors = Tensors(folder)
+        self.model = build(architecture, numerics, dtype or self.tensors.dtype())
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        found = list(places(self.model, family))
+        self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found})
+        self.places: dict[str, list[Place]] = {}
+        for place in found:
+            self.places.setdefault(place.parameter, []).append(place)
+
+    def _part(self, place: Place) -> Shape:
+        """The shape of what a tensor holds of a parameter."""
+        shape = self.shapes[place.parameter]
+        return shape if place.expert is None else shape[1:]
+
+    def read(self, parameter: str, box: Box) -> Tensor:
+        """A box of a parameter, in the format of the files. Nothing else of it is read."""
+        held = self.places[parameter]
+        if held[0].expert is None:
+            return self._taken(held[0], box)
+        inner = Box(box.offsets[1:], box.lengths[1:])
+        first, count = box.offsets[0], box.lengths[0]
+        return torch.stack([self._taken(place, inner) for place in held[first : first + count]])
+
+    def _taken(self, place: Place, box: Box) -> Tensor:
+        return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
+
+    def interval(self, parameter: str, start: int, size: int) -> Tensor:
+        """So many elements of a flattened parameter from `start` on, [size]."""
+        boxes = interval_boxes(self.shapes[parameter], start, start + size)
+        return torch.cat([self.read(parameter, box).flatten() for box in boxes])
+
+
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
     """The model of a folder on the CPU, in `dtype` or in the format of its weights. Raises `InputError`."""
-    folder = Path(folder)
-    architecture, numerics, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
-    tensors = Tensors(folder)
-    model = build(architecture, numerics, dtype or tensors.dtype())
-    found = list(places(model, family))
-    tensors.require([place.name for place in found])
-    model.to_empty(device="cpu")
-    parameters = dict(model.named_parameters())
+    stored = StoredModel(folder, dtype)
+    model = stored.model.to_empty(device="cpu")
     with torch.no_grad():
-        for place in found:
-            part = place.part(parameters[place.parameter])
-            part.copy_(taken(tensors.read(place.name), place, tuple(part.shape)))
+        for name, parameter in model.named_parameters():
+            shape = stored.shapes[name]
+            parameter.copy_(stored.read(name, Box((0,) * len(shape), shape)))
         for buffer in model.buffers():
             buffer.zero_()
     return model
@@ -97,21 +132,25 @@ class Tensors:
                 raise InputError(f"model: cannot read {folder / name}: {error}") from None
             self.files |= dict.fromkeys(file.keys(), file)
 
-    def read(self, name: str) -> Tensor:
-        found: Tensor = self.files[name].get_tensor(name)
+    def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """What of a tensor the slices are; nothing else is read."""
+        found: Tensor = self.files[name].get_slice(name)[slices]
         return found
 
     def dtype(self) -> torch.dtype:
         """The format of the first of them."""
-        return self.read(min(self.files)).dtype
+        name = min(self.files)
+        return self.read(name, tuple(slice(0, 0) for _ in self._shape(name))).dtype
 
-    def require(self, names: Iterable[str]) -> None:
-        """Every one of these is there, and no other but what a model makes for itself."""
-        wanted = set(names)
+    def _shape(self, name: str) -> Shape:
+        return tuple(self.files[name].get_slice(name).get_shape())
+
+    def require(self, shapes: Mapping[str, Shape]) -> None:
+        """Every one of these is there, in its shape, and no other but what a model makes for itself."""
         more = [
-            n for n in self.files if n not in wanted and n != "lm_head.weight" and not n.endswith("rotary_emb.inv_freq")
+            n for n in self.files if n not in shapes and n != "lm_head.weight" and not n.endswith("rotary_emb.inv_freq")
         ]
-        lists = {"lacks": sorted(wanted - set(self.files)), "has, beside what its config says,": sorted(more)}
+        lists = {"lacks": sorted(set(shapes) - set(self.files)), "has, beside what its config says,": sorted(more)}
         require(
             [
                 f"model: {self.folder} {what} {len(n)} tensors: {', '.join(n[:SHOWN])}{', ...' if len(n) > SHOWN else ''}"
@@ -119,6 +158,9 @@ class Tensors:
                 if n
             ]
         )
+        found = {name: self._shape(name) for name in shapes}
+        differ = [name for name in shapes if found[name] != shapes[name]]
+        require([f"model: {name} has shape {found[name]}; its config says {shapes[name]}" for name in differ[:SHOWN]])
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from shardwise.errors import InputError, require
-from shardwise.layout.groups import Member
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
 from shardwise.train.huggingface.config import read_config
-from shardwise.train.huggingface.files import CONFIG, load_hf
+from shardwise.train.huggingface.files import CONFIG, StoredModel
+from shardwise.train.parallel.flat import Interval
 
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
 
@@ -38,7 +38,7 @@ def numerics_of(folder: str | Path, architecture: Architecture) -> Numerics:
     return numerics
 
 
-def values_of(folder: str | Path) -> Callable[[Member], Tensor]:
-    """Each parameter's value, whole. Raises `InputError` as `load_hf` does."""
-    parameters = dict(load_hf(folder).named_parameters())
-    return lambda member: parameters[member.parameter.name].detach()
+def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:
+    """The elements of each parameter's interval, of which alone this process reads. Raises `InputError` as `load_hf` does."""
+    stored = StoredModel(folder)
+    return lambda part: stored.interval(part.member.parameter.name, part.offset, part.size)

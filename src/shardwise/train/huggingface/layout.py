@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.names import StoredFamily
 from shardwise.train.model.decoder import Decoder
 from shardwise.train.model.weights import parameter_weights
@@ -63,10 +64,27 @@ def stored(part: Tensor, place: Place) -> Tensor:
     )
 
 
-def taken(tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
-    """A file's tensor with our dims. Raises `InputError` where it has another shape than the config says."""
+def shape_of(place: Place, shape: Shape) -> Shape:
+    """The shape of a tensor in the files, by that of the part of the parameter that it holds."""
     sizes = dict(zip(place.dims, shape, strict=True))
-    wanted = tuple(math.prod(sizes[dim] for dim in group) for group in place.groups)
-    if tuple(tensor.shape) != wanted:
-        raise InputError(f"model: {place.name} has shape {tuple(tensor.shape)}; its config says {wanted}")
-    return tensor.reshape([sizes[dim] for dim in place.order]).permute([place.order.index(dim) for dim in place.dims])
+    return tuple(math.prod(sizes[dim] for dim in group) for group in place.groups)
+
+
+def taken(read: Callable[[tuple[slice, ...]], Tensor], place: Place, shape: Shape, box: Box) -> Tensor:
+    """A box of the part of a parameter, with our dims, out of what `read` gives of a file's tensor; nothing else is read.
+
+    `shape` is that of the whole part. Of dims that are joined in the file the range is read from the box's first element to its
+    last, which for an interval of a flattened parameter is no more than the box.
+    """
+    sizes, starts, lengths = (
+        dict(zip(place.dims, numbers, strict=True)) for numbers in (shape, box.offsets, box.lengths)
+    )
+    inner = [Box(tuple(starts[dim] for dim in group), tuple(lengths[dim] for dim in group)) for group in place.groups]
+    joined = [tuple(sizes[dim] for dim in group) for group in place.groups]
+    spans = [part.span(whole) for part, whole in zip(inner, joined, strict=True)]
+    found = read(tuple(slice(*span) for span in spans))
+    for dim, (part, whole, (first, last)) in enumerate(zip(inner, joined, spans, strict=True)):
+        if part.volume != last - first:
+            numbers = torch.arange(math.prod(whole)).view(whole)[part.slices].flatten()
+            found = found.index_select(dim, numbers - first)
+    return found.reshape([lengths[dim] for dim in place.order]).permute([place.order.index(dim) for dim in place.dims])

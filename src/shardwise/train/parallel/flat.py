@@ -108,11 +108,10 @@ class FlatGroup:
                 yield Interval(member, low - member.start, low - self.begin, high - low)
 
     @torch.no_grad()
-    def fill(self, value: Callable[[Member], Tensor]) -> None:
-        """Set this process's part from whole values of the parameters; `publish` hands it to the weights."""
+    def fill(self, value: Callable[[Interval], Tensor]) -> None:
+        """Set this process's part, interval by interval [size]; `publish` hands it to the weights."""
         for one in self.intervals():
-            part = value(one.member).reshape(-1)[one.offset : one.offset + one.size]
-            self.state[one.start : one.start + one.size] = part.to(self.state)
+            self.state[one.start : one.start + one.size] = value(one).to(self.state)
 
     @torch.no_grad()
     def publish(self) -> None:

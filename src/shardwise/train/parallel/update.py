@@ -17,6 +17,7 @@ from shardwise.train.recipe import Recipe
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW calls them
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
+NORM_BLOCK = 2**20  # elements that are squared and added up at once: their copy in fp64 takes 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class Updater:
         """The norm of all gradients together, each element counted once."""
         sums: dict[Axes, Tensor] = {}
         for group in self.groups:
-            part = group.gradient_shard
-            own = torch.linalg.vector_norm(part, dtype=torch.promote_types(part.dtype, torch.float32)).square()
-            axes = group.sync.shard
-            sums[axes] = sums[axes] + own if axes in sums else own
-        total = sum(self.exchange.sum_now(own, axes) for axes, own in sorted(sums.items()))
+            squares, axes = sum_of_squares(group.gradient_shard), group.sync.shard
+            sums[axes] = sums[axes] + squares if axes in sums else squares
+        # exchanged in the format of the realised list
+        control = torch.promote_types(self.groups[0].gradient_shard.dtype, torch.float32)
+        total = sum(self.exchange.sum_now(squares.to(control), axes) for axes, squares in sorted(sums.items()))
         assert isinstance(total, Tensor)
         return total.sqrt()
 
@@ -114,6 +115,19 @@ class Updater:
             for slot in slots if optimizer is not None else ():
                 assert optimizer is not None
                 optimizer.state[slot.weight]["step"].fill_(float(steps))
+
+
+def sum_of_squares(values: Tensor) -> Tensor:
+    """The sum of the squares of `values` [n], a scalar in float64, whatever their format.
+
+    float64 because PyTorch's norms of float32 add up in float32: over 10^8 equal elements the norm of a CPU is 5.6% off.
+
+    >>> sum_of_squares(torch.full((3,), 2.0)).item()
+    12.0
+    """
+    blocks = torch.split(values, NORM_BLOCK)
+    norms = [torch.linalg.vector_norm(block, dtype=torch.float64) for block in blocks]
+    return torch.stack(norms).square().sum()
 
 
 def _is_matrix(slot: Slot) -> bool:

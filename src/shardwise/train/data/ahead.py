@@ -1,0 +1,86 @@
+"""What a thread reads ahead of who takes it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from queue import Empty, Queue
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+DEPTH = 2  # items that wait to be taken: one in hand while the next is read
+
+
+class _End:
+    """Behind a step's items: how it ended."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _Reading(Generic[Item]):
+    """A thread that reads step by step, as far ahead as there is room."""
+
+    def __init__(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
+        self.items: Queue[Item | _End] = Queue(DEPTH)
+        self.steps, self.closed = steps, False
+        threading.Thread(target=self._run, args=(read, steps), name="data", daemon=True).start()
+
+    def _run(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
+        for step in steps:
+            error: BaseException | None = None
+            try:
+                for item in read(step):
+                    self.items.put(item)
+                    if self.closed:
+                        return
+            except BaseException as caught:
+                error = caught
+            self.items.put(_End(error))
+            if error or self.closed:
+                return
+
+    def close(self) -> None:
+        """Have the thread end: it is let go on if it waits for room."""
+        self.closed = True
+        while True:
+            try:
+                self.items.get_nowait()
+            except Empty:
+                return
+
+
+class ReadAhead(Generic[Item]):
+    """The items that `read` gives for each of the steps up to `stop`, read by a thread while those before are in use.
+
+    Steps are asked for in order; another one may be, and the reading begins anew there. What `read` raises is raised where the
+    step's next item is asked for.
+
+    >>> ahead = ReadAhead(lambda step: (f"{step}.{number}" for number in range(2)), stop=10)
+    >>> list(ahead.step(0)), list(ahead.step(1)), list(ahead.step(7))
+    (['0.0', '0.1'], ['1.0', '1.1'], ['7.0', '7.1'])
+    """
+
+    def __init__(self, read: Callable[[int], Iterable[Item]], stop: int) -> None:
+        self.read, self.stop = read, stop
+        self._reading: _Reading[Item] | None = None
+        self._next = 0
+
+    def step(self, step: int) -> Iterator[Item]:
+        """The items of a step; the step before has been taken whole."""
+        if self._reading is None or step != self._next or step not in self._reading.steps:
+            self._begin(step)
+        reading, self._next = self._reading, -1
+        assert reading is not None
+        while not isinstance(item := reading.items.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+        self._next = step + 1
+
+    def _begin(self, step: int) -> None:
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = _Reading(self.read, range(step, max(self.stop, step + 1)))
+        weakref.finalize(self, self._reading.close)

@@ -1,0 +1,71 @@
+"""What a rank does, in words, for whoever waits for it; and what it means when a wait for other ranks fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from shardwise.errors import ShardwiseError
+
+
+class LostRankError(ShardwiseError):
+    """A wait for other ranks has failed: one of them has ended or hangs, or the network has. `waited_s`: seconds until then."""
+
+    exit_code = 4
+
+    def __init__(self, problem: str, waited_s: float = 0.0) -> None:
+        super().__init__(problem)
+        self.waited_s = waited_s
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the main thread of this rank does: `stage` of the run ("step 13"), and what it waits for other ranks for, "" where
+    it does not wait; `since` on this process's monotonic clock."""
+
+    stage: str
+    awaits: str
+    since: float
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.awaits}" if self.awaits else self.stage
+
+
+_now = Activity("the start", "", time.monotonic())  # one process is one rank: there is one
+
+
+def activity() -> Activity:
+    """What the main thread does now."""
+    return _now
+
+
+def begin_stage(stage: str) -> None:
+    """Say what the run is at from now on."""
+    _set(Activity(stage, "", time.monotonic()))
+
+
+@contextmanager
+def waits_for(awaits: str) -> Iterator[None]:
+    """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
+    before, begun = _now, time.monotonic()
+    _set(replace(before, awaits=awaits, since=begun))
+    try:
+        yield
+    except RuntimeError as error:  # all that torch.distributed raises
+        waited_s = time.monotonic() - begun
+        raise LostRankError(f"{before.stage}: {awaits} failed: {_first_line(error)}", waited_s) from error
+    finally:
+        _set(replace(before, since=time.monotonic()))
+
+
+def _set(found: Activity) -> None:
+    global _now
+    if threading.current_thread() is threading.main_thread():
+        _now = found
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

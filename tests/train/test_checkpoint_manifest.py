@@ -1,0 +1,218 @@
+"""What checkpoint.json says, how damage of it is found, and that a stranger's is not believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.errors import InputError
+from shardwise.train.checkpoint import Checkpointer, Piece, load, whole
+from shardwise.train.files import DamagedError, Sum, sealed, sum_of
+
+OLDER = (
+    Path(__file__).parent / "checkpoint-1" / "step-00000040"
+)  # of two ranks, by torch.distributed.checkpoint of 2.13
+
+
+def state() -> dict[str, Any]:
+    matrix = torch.arange(6.0).view(2, 3)
+    return {"model.a": Piece((2, 3), (0, 0), matrix), "model.b": Piece((3,), (0,), torch.arange(3)), "step": 7}
+
+
+def saved(folder: Path) -> Path:
+    with Checkpointer(folder, keep=1) as writer:
+        writer.save(7, state())
+    return folder / "step-00000007"
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object], seal: bool = True) -> None:
+    """Edit checkpoint.json; with `seal` its sum is made right again, as a stranger would."""
+    manifest = path / "checkpoint.json"
+    payload = json.loads(manifest.read_text())
+    edit(payload)
+    if seal:
+        payload = sealed({key: value for key, value in payload.items() if key != "crc32"})
+    manifest.write_text(json.dumps(payload))
+
+
+def test_the_manifest_says_where_every_box_lies(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    payload = json.loads((path / "checkpoint.json").read_text())
+    file = sum_of(path / "rank-00000.bin")
+    assert payload == sealed(
+        {
+            "schema": "shardwise.checkpoint/2",
+            "step": 7,
+            "values": {"step": 7},
+            "tensors": {
+                "model.a": {
+                    "shape": [2, 3],
+                    "dtype": "float32",
+                    "parts": [{"offsets": [0, 0], "lengths": [2, 3], "file": "rank-00000.bin", "start": 0}],
+                },
+                "model.b": {
+                    "shape": [3],
+                    "dtype": "int64",
+                    "parts": [{"offsets": [0], "lengths": [3], "file": "rank-00000.bin", "start": 64}],
+                },
+            },
+            "files": {"rank-00000.bin": {"bytes": 88, "crc32": file.crc32}},
+        }
+    )
+    content = (path / "rank-00000.bin").read_bytes()
+    assert torch.frombuffer(bytearray(content[:24]), dtype=torch.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.frombuffer(bytearray(content[64:]), dtype=torch.int64).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda payload: payload.update(step=8),
+        lambda payload: payload["values"].update(step=8),
+        lambda payload: payload["tensors"]["model.a"]["parts"][0].update(start=64),
+        lambda payload: payload.pop("crc32"),
+    ],
+)
+def test_a_manifest_that_has_changed_is_damaged(tmp_path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = saved(tmp_path)
+    change(path, edit, seal=False)
+    with pytest.raises(DamagedError, match=r"checkpoint\.json (is damaged|has no CRC-32)"):
+        load(path, state())
+
+
+def first_part(payload: dict[str, Any]) -> dict[str, Any]:
+    part: dict[str, Any] = payload["tensors"]["model.a"]["parts"][0]
+    return part
+
+
+def renamed(payload: dict[str, Any], name: str) -> None:
+    payload["files"] = {name: payload["files"].pop("rank-00000.bin")}
+    for tensor in payload["tensors"].values():
+        tensor["parts"][0]["file"] = name
+
+
+STRANGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a file elsewhere": (lambda payload: renamed(payload, "../../secret.bin"), "a file is called '../../secret.bin'"),
+    "an absolute path": (lambda payload: renamed(payload, "/etc/passwd"), "a file is called '/etc/passwd'"),
+    "a part of no file": (
+        lambda payload: first_part(payload).update(file="rank-00001.bin"),
+        "at byte 0 of 'rank-00001.bin'",
+    ),
+    "a part behind the end": (lambda payload: first_part(payload).update(start=128), "at byte 128"),
+    "a part before the start": (lambda payload: first_part(payload).update(start=-64), "at byte -64"),
+    "a part in between": (lambda payload: first_part(payload).update(start=1), "at byte 1"),
+    "no format": (lambda payload: payload["tensors"]["model.a"].update(dtype="load"), "the format 'load'"),
+    "a hole": (lambda payload: first_part(payload).update(lengths=[2, 2]), "model.a has 4 of 6 elements"),
+    "a larger box": (lambda payload: first_part(payload).update(lengths=[2, 2**40]), "a box outside the shape"),
+    "other dims": (lambda payload: first_part(payload).update(offsets=[0, 0, 0]), r"parts of \[3\] dims"),
+    "a part twice": (
+        lambda payload: payload["tensors"]["model.a"]["parts"].append(first_part(payload)),
+        "boxes that overlap",
+    ),
+    "a shape of no file": (lambda payload: payload["tensors"]["model.a"].update(shape=[2**40, 3]), "of 3,298"),
+    "text for a number": (lambda payload: first_part(payload).update(start="x"), "start: found 'x'"),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, what: str) -> None:
+    path = saved(tmp_path)
+    edit, fault = STRANGE[what]
+    change(path, edit)
+    with pytest.raises(DamagedError, match=fault):
+        whole(path)
+
+
+def older() -> dict[str, Any]:
+    """The state of the older checkpoint, not filled."""
+    return {
+        "model.layers.0.wq": Piece((4, 6), (0, 0), torch.zeros(4, 6, dtype=torch.bfloat16)),
+        "exp_avg.layers.0.wq": Piece((24,), (0,), torch.zeros(24)),
+        "buffer.counts": Piece((5,), (0,), torch.zeros(5, dtype=torch.int64)),
+        "step": 0,
+        "order": None,
+    }
+
+
+def test_a_checkpoint_of_the_older_schema_is_read() -> None:
+    found = older()
+    assert load(OLDER, found) == {"step": 40, "order": {"next": [3, 4]}}
+    wanted = (torch.arange(24, dtype=torch.float64) / 7).sin().mul(300)
+    assert torch.equal(found["model.layers.0.wq"].values, wanted.to(torch.bfloat16).view(4, 6))
+    assert torch.equal(found["exp_avg.layers.0.wq"].values, wanted.float())
+    assert found["buffer.counts"].values.tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(whole(OLDER)["layers.0.wq"], wanted.to(torch.bfloat16))
+
+
+class Stranger:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def forged(folder: Path, name: str, content: bytes) -> Path:
+    """The older checkpoint with a stranger's file in it, and the right sums beside."""
+    path = folder / OLDER.name
+    shutil.copytree(OLDER, path)
+    (path / name).write_bytes(content)
+    found: Sum = sum_of(path / name)
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    manifest["files"][name] = {"bytes": found.bytes, "crc32": found.crc32}
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
+    return path
+
+
+def test_a_stranger_runs_no_code_by_the_metadata(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    path = forged(tmp_path, ".metadata", pickle.dumps({"state_dict_metadata": Stranger(made)}))
+    with pytest.raises(
+        InputError, match=r"\.metadata is not what was written: it asks for posix\.mkdir, which no checkpoint needs"
+    ):
+        load(path, older())
+    assert not made.exists()
+    pickle.loads((path / ".metadata").read_bytes())
+    assert made.exists(), "an ordinary reader runs it"
+
+
+def test_a_stranger_runs_no_code_by_the_elements(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    whole_file = (OLDER / "__0_0.distcp").read_bytes()
+    content = pickle.dumps(Stranger(made), protocol=2)
+    path = forged(tmp_path, "__0_0.distcp", content + whole_file[len(content) :])
+    with pytest.raises(InputError, match=r"__0_0\.distcp is not what was written"):
+        load(path, older())
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"no pickle", "is not what was written"),
+        (pickle.dumps({"a": 1}), "is not what was written"),
+        (pickle.dumps(Stranger), "it asks for "),
+        (b"cbuiltins\neval\n(S'1'\ntR.", "it asks for builtins.eval"),
+        (b"\x80\x04\x8c\x05torch\x8c\x04load\x93.", r"it asks for torch\.load"),
+    ],
+)
+def test_other_metadata_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
+    with pytest.raises(DamagedError, match=fault):
+        load(forged(tmp_path, ".metadata", content), older())
+
+
+def test_files_of_an_older_manifest_lie_beside_it(tmp_path: Path) -> None:
+    path = forged(tmp_path, ".metadata", (OLDER / ".metadata").read_bytes())
+    change(path, lambda payload: payload["files"].update({"../x": {"bytes": 1, "crc32": 1}}), seal=False)
+    with pytest.raises(DamagedError, match=r"a file is called '\.\./x'"):
+        load(path, older())

@@ -1,0 +1,39 @@
+"""The gradient norm of many elements: exact to the format that it is given in, however many there are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.train.clock import Clock
+from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.parallel.update import NORM_BLOCK, Updater, sum_of_squares
+from shardwise.train.recipe import Recipe
+
+
+def norm_of(*shards: torch.Tensor) -> torch.Tensor:
+    """The norm that the optimizer clips with, of shards of gradients on one process."""
+    world: Any = SimpleNamespace(device=torch.device("cpu"))
+    updater = Updater([], Exchange(world, Clock(world.device)), Recipe(steps=1))
+    groups: Any = [SimpleNamespace(gradient_shard=shard, sync=SimpleNamespace(shard=())) for shard in shards]
+    updater.groups = groups
+    return updater.norm()
+
+
+def test_the_norm_of_many_equal_elements_is_exact() -> None:
+    """PyTorch's norm of these in float32, on a CPU, is 0.35% low, and of 10^8 of them 5.6% high."""
+    gradients = torch.full((10**7,), 0.01)
+    wanted = 0.01 * (10**7) ** 0.5
+    found = norm_of(gradients, gradients[:1])
+    assert found.item() == pytest.approx(wanted, rel=2e-7)
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_block_and_the_rest_are_counted_once(dtype: torch.dtype) -> None:
+    values = torch.randn(2 * NORM_BLOCK + 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert sum_of_squares(values).item() == pytest.approx(values.double().square().sum().item(), rel=1e-12)
+    assert norm_of(values).dtype == torch.promote_types(dtype, torch.float32)
