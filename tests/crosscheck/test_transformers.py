@@ -70,7 +70,7 @@ def test_counts_are_equal(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", PRESETS, ids=[case["preset"] for case in PRESETS])
 def test_the_catalogue_has_what_the_config_says(case: dict[str, Any]) -> None:
     ours = load_model(case["preset"])
-    told = {"name": ours.name, "source": ours.source, "nominal_num_params": ours.nominal_num_params}
+    told = {name: getattr(ours, name) for name in ("name", "source", "nominal_num_params", "numerics")}
     assert dataclasses.replace(parse_config(described(case)), **told) == ours
 
 

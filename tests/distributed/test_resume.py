@@ -24,7 +24,7 @@ from shardwise.train.data.documents import find_sources
 from shardwise.train.data.shards import TokenShards
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
-from shardwise.train.huggingface.initial import numerics_of
+from shardwise.train.huggingface.initial import require_same
 from shardwise.train.model import build, initialise
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
@@ -135,7 +135,8 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
 
 def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS["zero-2 of 2"], "dense")
-    model = build(plan.model, Numerics(rotary=Rotary(base=500.0)))
+    plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
+    model = build(plan.model)
     initialise(model, 99)
     save_hf(model, tmp_path / "hf", seq_len=SEQ_LEN)
     weights, record = run_ranks(begun, 2, plan, data, str(tmp_path / "hf"))[0]
@@ -146,9 +147,11 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tm
         wanted = model(torch.tensor(batch.inputs_BT), torch.tensor(batch.targets_BT), SEQS * SEQ_LEN).loss
     assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
     with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
-        numerics_of(tmp_path / "hf", replace(plan.model, num_layers=2))
+        require_same(tmp_path / "hf", replace(plan.model, num_layers=2))
+    with pytest.raises(InputError, match=r"numerics = .*base=500.0.*; the plan's model has .*base=10000.0"):
+        require_same(tmp_path / "hf", replace(plan.model, numerics=Numerics()))
     with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
-        numerics_of(tmp_path, plan.model)
+        require_same(tmp_path, plan.model)
 
 
 def read_bytes(plan: Plan, data: Path, folder: str) -> int:

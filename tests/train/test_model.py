@@ -224,9 +224,8 @@ def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
 
 
 def test_initial_values_are_of_the_right_size() -> None:
-    model = build(
-        dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True), Numerics(norm_offset=1.0)
-    )
+    numerics = Numerics(norm_offset=1.0)
+    model = build(dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True, numerics=numerics))
     initialise(model, 0)
     assert model.get_parameter("layers.0.w_up").std().item() == pytest.approx(0.02, rel=0.05)
     assert model.get_parameter("layers.0.w_down").std().item() == pytest.approx(0.01, rel=0.05)

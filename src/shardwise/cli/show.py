@@ -87,8 +87,10 @@ def _entry(name: str, values: Sequence[Value]) -> str:
 def _model_entry(name: str, values: Sequence[Value]) -> str:
     """A model without the fields that are as in a plain block: most models have few that are not."""
     from shardwise.model.architecture import Architecture
+    from shardwise.model.numerics import DEFAULT
 
     plain = {field.name: field.default for field in fields(Architecture)}
+    plain |= _parts("numerics", asdict(DEFAULT))
     told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
     return f"{_entry(name, told)}\n  the other fields are as in a plain block; --json prints them"
 
@@ -107,11 +109,20 @@ def _model(name: str) -> list[Value]:
     values = asdict(model)
     source = values.pop("source")
     values.pop("name")
+    values |= _parts("numerics", values.pop("numerics"))
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     if model.num_predict_layers:  # in training only, and apart from what a model card counts
         counts["num_predict_params"] = num_predict_params(model)
     counted = [(name, count, "counted from the program") for name, count in counts.items()]
     return [*counted, *((k, v, source) for k, v in values.items())]
+
+
+def _parts(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that have parts, each under its own name."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _parts(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}
+    return found
 
 
 def _models() -> str:

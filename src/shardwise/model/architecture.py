@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, chosen, require
+from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.symbolic import Value, maximum
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
@@ -117,6 +118,7 @@ class Architecture:
     of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
     from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
+    `numerics` are the constants of its arithmetic, which no plan depends on and every run does.
     With a `lora_rank` the projections `lora_targets` have adapters of that rank, and only these are trained (LoRA, Hu et al.
     2021): a product W x becomes W x + B A x.
     """
@@ -159,6 +161,7 @@ class Architecture:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     tied_embeddings: bool = False
+    numerics: Numerics = DEFAULT
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.families import FAMILIES, WEIGHTY, read_fields, unknown_parts
+from shardwise.model.numerics_reader import read_numerics
 from shardwise.model.readers import Config
 
 
@@ -49,7 +51,16 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     if unknown:
         raise InputError(f"model: a {kind} with {', '.join(unknown)}: this family is not known with that")
     tied = bool(config.get("tie_word_embeddings", rule.tied))
-    return Architecture(name=name, **fields, tied_embeddings=tied, source=f"config.json of model_type {kind}")
+    source = f"config.json of model_type {kind}"
+    return with_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
+
+
+def with_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
+    """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
+    numerics = read_numerics(
+        config, str(config["model_type"]), d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp
+    )
+    return replace(model, numerics=numerics)
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

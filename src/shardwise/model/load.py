@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.huggingface import load_config
+from shardwise.model.huggingface import load_config, with_numerics
 
 
 @lru_cache(maxsize=1)
@@ -38,5 +38,12 @@ def load_model(name: str) -> Architecture:
     table = _catalogue().get(name.strip().lower())
     if table is None:
         raise InputError(f"model: found {name!r}; the catalogue has {', '.join(model_names())}; or give a config.json")
+    return _catalogued(name.strip().lower(), table)
+
+
+def _catalogued(name: str, table: Mapping[str, Any]) -> Architecture:
+    """A model from its table, whose `config` has the constants of its arithmetic in the words of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Architecture(name=name.strip().lower(), **fields)
+    config = fields.pop("config", None)
+    model = Architecture(name=name, **fields)
+    return model if config is None else with_numerics(model, config)

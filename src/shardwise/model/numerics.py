@@ -1,4 +1,4 @@
-"""What changes the values of a decoder but neither its weights nor its operations: the planner never reads it."""
+"""What changes the values of a decoder but neither its weights nor its operations. The planner carries it and never reads it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Numerics:
     `norm_offset` is added to every norm's weight and `embedding_scale` multiplies what leaves the embedding (Gemma);
     `local_rotary` serves the layers with a sliding window (Gemma 3; None: `rotary` does). Scores are multiplied by
     `attention_scale` (None: 1/√H). A cap c bends a value x to c·tanh(x/c) (Gemma 2): scores and logits.
-    Gates are the chosen experts' softmax; with `normalised_gates` they are divided by their sum.
+    Gates are the chosen experts' softmax; with `normalised_gates` they are divided by their sum. `unread` names what the
+    model's config sets and this arithmetic lacks: with any of it, values differ from the config's own.
     """
 
     norm_epsilon: float = NORM_EPSILON
@@ -45,6 +46,7 @@ class Numerics:
     attention_cap: float | None = None
     logit_cap: float | None = None
     normalised_gates: bool = True
+    unread: tuple[str, ...] = ()
 
 
 DEFAULT = Numerics()

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from shardwise.layout.parameters import unit_paths
 from shardwise.layout.realisation import Realisation
-from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
@@ -54,12 +53,12 @@ class StepResult:
 class Engine:
     """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
-    def __init__(self, realisation: Realisation, recipe: Recipe, world: World, numerics: Numerics = DEFAULT) -> None:
+    def __init__(self, realisation: Realisation, recipe: Recipe, world: World) -> None:
         self.realisation, self.recipe, self.world = realisation, recipe, world
         formats = formats_of(realisation.precision)
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
-        self.model = build(realisation.architecture, numerics, formats.weights)
+        self.model = build(realisation.architecture, formats.weights)
         self._make_buffers()
         self.groups = [FlatGroup(group, self.model, formats, world) for group in realisation.groups]
         self.batch_axes = realisation.several(realisation.batch_axes)

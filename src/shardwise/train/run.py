@@ -98,6 +98,8 @@ class Run:
 
     def to_its_end(self) -> Ended:
         """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
+        if self.world.rank == 0:
+            self._say_what_is_not_modelled()
         if self.settings.resume:
             self._resume()
         self.measuring.begin()
@@ -109,6 +111,15 @@ class Run:
                 self._say_how_to_go_on(watch, stopped)
                 return Ended(exit_code(stopped), self._summary(None))
             return Ended(0, self._summary(self._validate(watch)))
+
+    def _say_what_is_not_modelled(self) -> None:
+        model = self.plan.model
+        if model.numerics.unread:
+            print(
+                f"warning: {model.name}: its configuration sets {'; '.join(model.numerics.unread)}, which is not modelled: the "
+                "trained model computes other values than one that transformers builds",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint; from the start where the run ended before its first."""

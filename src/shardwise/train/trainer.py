@@ -13,14 +13,13 @@ from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
-from shardwise.model.numerics import DEFAULT
 from shardwise.planning.plan import Plan
 from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.data.batches import Batches
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
-from shardwise.train.huggingface.initial import numerics_of, values_of
+from shardwise.train.huggingface.initial import require_same, values_of
 from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
@@ -35,8 +34,9 @@ class Trainer:
 
     def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
-        numerics = DEFAULT if recipe.initial is None else numerics_of(recipe.initial, plan.model)
-        self.engine = Engine(realisation_of(plan, recipe), recipe, world, numerics)
+        if recipe.initial is not None:
+            require_same(recipe.initial, plan.model)
+        self.engine = Engine(realisation_of(plan, recipe), recipe, world)
         if recipe.initial is None:
             self.engine.initialise(recipe.seed)
         else:

@@ -8,7 +8,6 @@ import torch
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import DEFAULT, Numerics
 from shardwise.train.checkpoint import whole
 from shardwise.train.huggingface.files import save_hf
 from shardwise.train.model import build
@@ -16,7 +15,7 @@ from shardwise.train.model import build
 
 def checkpoint_to_hf(
     checkpoint: str | Path, architecture: Architecture, folder: str | Path, *, seq_len: int,
-    numerics: Numerics = DEFAULT, dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:  # fmt: skip
     """Write the weights of a checkpoint, whatever ranks it was made on, as `transformers` reads them.
 
@@ -25,7 +24,7 @@ def checkpoint_to_hf(
     another architecture.
     """
     values = whole(checkpoint)
-    model = build(architecture, numerics, dtype or next(iter(values.values())).dtype)
+    model = build(architecture, dtype or next(iter(values.values())).dtype)
     wanted = {name: one.numel() for name, one in model.named_parameters()}
     found = {name: one.numel() for name, one in values.items()}
     if found != wanted:

@@ -30,9 +30,9 @@ class StoredModel:
     def __init__(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """`dtype` is that of `model`, which has shapes and no memory: by default the format of the files."""
         folder = Path(folder)
-        architecture, numerics, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
+        architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
         self.tensors = Tensors(folder)
-        self.model = build(architecture, numerics, dtype or self.tensors.dtype())
+        self.model = build(architecture, dtype or self.tensors.dtype())
         self.shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
         found = list(places(self.model, family))
         self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found})
@@ -83,7 +83,7 @@ def save_hf(
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
-    config, family = write_config(model.architecture, model.numerics, seq_len, model_type)
+    config, family = write_config(model.architecture, seq_len, model_type)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     folder = Path(folder)
     try:

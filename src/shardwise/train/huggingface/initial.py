@@ -11,7 +11,6 @@ from torch import Tensor
 
 from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import Numerics
 from shardwise.train.huggingface.config import read_config
 from shardwise.train.huggingface.files import CONFIG, StoredModel
 from shardwise.train.parallel.flat import Interval
@@ -19,14 +18,14 @@ from shardwise.train.parallel.flat import Interval
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
 
 
-def numerics_of(folder: str | Path, architecture: Architecture) -> Numerics:
-    """The constants of a model's arithmetic. Raises `InputError` where the folder's model is another one than the plan's."""
+def require_same(folder: str | Path, architecture: Architecture) -> None:
+    """Raise `InputError` where the folder's model is another one than the plan's, in its weights or its numerics."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"--from: cannot read {path}: {error}; a folder of a Hugging Face model is required") from None
-    found, numerics, _ = read_config(config, name=architecture.name)
+    found, _ = read_config(config, name=architecture.name)
     require(
         [
             f"--from: {path} has {field.name} = {getattr(found, field.name)!r}; the plan's model has "
@@ -35,7 +34,6 @@ def numerics_of(folder: str | Path, architecture: Architecture) -> Numerics:
             if field.name not in ABOUT and getattr(found, field.name) != getattr(architecture, field.name)
         ]
     )
-    return numerics
 
 
 def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:

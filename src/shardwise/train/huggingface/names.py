@@ -85,22 +85,15 @@ _POST_NORMS = _in_layers(
 class StoredFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
-    `elsewhere` are names other than `NAMES`. `gemma`: norms add one to their weight and the embedding is scaled by √D.
-    `layer_types`: the config lists each layer's kind; `two_rotaries`: layers with a window have angles of their own.
-    `experts` are the keys of their number and width; `gates` is the key that says whether gates are normalised ("": they
-    are). `theta` is the base of rotary embeddings where an old config does not say; None: it does.
+    `elsewhere` are names other than `NAMES`. `layer_types`: the config lists each layer's kind. `experts` are the keys of their
+    number and width. How it spells constants of its arithmetic: `model.numerics_reader.RULES`.
     """
 
     built_as: str
     elsewhere: Mapping[str, Stored] = field(default_factory=dict)
     activation: str = "hidden_act"
-    gemma: bool = False
-    scaled_scores: bool = False
     layer_types: bool = False
-    two_rotaries: bool = False
     experts: tuple[str, str] = ("", "")
-    gates: str = ""
-    theta: float | None = None
 
     @property
     def names(self) -> Mapping[str, Stored]:
@@ -109,23 +102,21 @@ class StoredFamily:
 
 _QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")
 FAMILIES: Mapping[str, StoredFamily] = {
-    "llama": StoredFamily(built_as="LlamaForCausalLM", theta=10_000.0),
+    "llama": StoredFamily(built_as="LlamaForCausalLM"),
     "mistral": StoredFamily(built_as="MistralForCausalLM"),
     "qwen2": StoredFamily(built_as="Qwen2ForCausalLM"),
     "qwen3": StoredFamily(built_as="Qwen3ForCausalLM"),
     "mixtral": StoredFamily(
         built_as="MixtralForCausalLM", elsewhere=_MIXTRAL, experts=("num_local_experts", "intermediate_size")
     ),
-    "qwen2_moe": StoredFamily(built_as="Qwen2MoeForCausalLM", experts=_QWEN_EXPERTS, gates="norm_topk_prob"),
-    "qwen3_moe": StoredFamily(built_as="Qwen3MoeForCausalLM", experts=_QWEN_EXPERTS, gates="norm_topk_prob"),
-    "gemma": StoredFamily(built_as="GemmaForCausalLM", gemma=True, theta=10_000.0),
+    "qwen2_moe": StoredFamily(built_as="Qwen2MoeForCausalLM", experts=_QWEN_EXPERTS),
+    "qwen3_moe": StoredFamily(built_as="Qwen3MoeForCausalLM", experts=_QWEN_EXPERTS),
+    "gemma": StoredFamily(built_as="GemmaForCausalLM"),
     "gemma2": StoredFamily(
-        built_as="Gemma2ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", gemma=True, scaled_scores=True,
-        layer_types=True, theta=10_000.0,
+        built_as="Gemma2ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", layer_types=True
     ),
     "gemma3_text": StoredFamily(
-        built_as="Gemma3ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", gemma=True, scaled_scores=True,
-        layer_types=True, two_rotaries=True,
+        built_as="Gemma3ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", layer_types=True
     ),
     "olmo2": StoredFamily(built_as="Olmo2ForCausalLM", elsewhere=_POST_NORMS),
 }  # fmt: skip

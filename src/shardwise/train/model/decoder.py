@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import DEFAULT, Numerics, Rotary
+from shardwise.model.numerics import Numerics, Rotary
 from shardwise.train.model.block import Block, NormedUnit
 from shardwise.train.model.experts import Routing, auxiliary_loss
 from shardwise.train.model.functions import cap
@@ -80,10 +80,11 @@ class Decoder(nn.Module):
     Raises `InputError` that lists what the architecture has and the engine lacks.
     """
 
-    def __init__(self, architecture: Architecture, numerics: Numerics = DEFAULT) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         _require_known(architecture)
-        self.architecture, self.numerics = architecture, numerics
+        self.architecture, self.numerics = architecture, architecture.numerics
+        numerics = architecture.numerics
         self.embedding = Embedding(architecture, numerics)
         layers = {str(layer): Block(architecture, numerics, layer) for layer in range(architecture.num_layers)}
         self.layers = nn.ModuleDict(layers)
@@ -148,10 +149,10 @@ def _require_known(architecture: Architecture) -> None:
         raise InputError(f"model {architecture.name}: found what is planned and not yet runnable: {'; '.join(lacking)}")
 
 
-def build(architecture: Architecture, numerics: Numerics = DEFAULT, dtype: torch.dtype = torch.float32) -> Decoder:
+def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Decoder:
     """A decoder on the meta device: its parameters have shapes and no memory. Raises `InputError` as `Decoder` does."""
     with torch.device("meta"):
-        model = Decoder(architecture, numerics)
+        model = Decoder(architecture)
     for parameter in model.parameters():  # and not the buffers: steps of a balance bias would vanish in bf16
         parameter.data = parameter.data.to(dtype)
     return model

@@ -1,0 +1,189 @@
+"""The constants of a model's arithmetic from a Hugging Face config.json, and what of it our arithmetic lacks.
+
+What changes weights or operations is `model/families.py`'s. Source: the configuration classes of `transformers` 5.23, whose
+defaults stand for keys that a config leaves out, and its modelling code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.model.numerics import Numerics, Rotary
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ROTARY_KINDS = ("default", "linear", "llama3")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+# Names of activations in a config, by those of `Architecture.mlp`.
+ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "relu": ("relu",),
+    "clamped_swiglu": ("silu",),
+}  # fmt: skip
+ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+# Keys that change values in a way that is not modelled, and the value with which they change none.
+NEUTRAL: Mapping[str, Any] = {
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "logit_scale": 1.0,
+    "routed_scaling_factor": 1.0, "alibi": False, "clip_qkv": None, "no_rope_layers": None, "quantization_config": None,
+    "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False, "rope_interleave": False,
+    "attn_logit_softcapping": None, "final_logit_softcapping": None, "topk_method": "greedy",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsRule:
+    """How a family spells its constants.
+
+    `epsilon` and `theta` (the base of rotary angles; None: it has none) are its defaults, `local_theta` that of layers with a
+    window, where they have angles of their own. `gemma`: norms add one to their weight and the embedding is scaled by √D.
+    `scaled_scores`: the config may cap scores and logits and scale scores. `multipliers`: it multiplies the embedding and, in
+    place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `lacks`: what every model
+    of the family has and our arithmetic does not.
+    """
+
+    epsilon: float = 1e-6
+    theta: float | None = 10_000.0
+    local_theta: float | None = None
+    gemma: bool = False
+    scaled_scores: bool = False
+    multipliers: bool = False
+    gates: str = ""
+    lacks: tuple[str, ...] = ()
+
+
+_SIGMOID_ROUTER = "a router with sigmoid scores"
+RULES: Mapping[str, NumericsRule] = {
+    "llama": NumericsRule(),
+    "mistral": NumericsRule(),
+    "qwen2": NumericsRule(),
+    "qwen3": NumericsRule(),
+    "gemma": NumericsRule(gemma=True),
+    "gemma2": NumericsRule(gemma=True, scaled_scores=True),
+    "gemma3_text": NumericsRule(gemma=True, scaled_scores=True, theta=1_000_000.0, local_theta=10_000.0),
+    "phi3": NumericsRule(epsilon=1e-5),
+    "granite": NumericsRule(multipliers=True),
+    "smollm3": NumericsRule(theta=2_000_000.0),
+    "olmo2": NumericsRule(epsilon=1e-5),
+    "olmo3": NumericsRule(epsilon=1e-5, theta=500_000.0, local_theta=500_000.0),
+    "starcoder2": NumericsRule(epsilon=1e-5),
+    "cohere": NumericsRule(epsilon=1e-5, theta=500_000.0),
+    "cohere2": NumericsRule(epsilon=1e-5),
+    "gpt2": NumericsRule(epsilon=1e-5, theta=None),
+    "gpt_neox": NumericsRule(epsilon=1e-5),
+    "opt": NumericsRule(epsilon=1e-5, theta=None),
+    "bloom": NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
+    "falcon": NumericsRule(epsilon=1e-5),
+    "mpt": NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
+    "mixtral": NumericsRule(epsilon=1e-5, theta=1_000_000.0),
+    "granitemoe": NumericsRule(multipliers=True),
+    "olmoe": NumericsRule(epsilon=1e-5, gates="norm_topk_prob"),
+    "qwen2_moe": NumericsRule(gates="norm_topk_prob"),
+    "qwen3_moe": NumericsRule(gates="norm_topk_prob"),
+    "glm4_moe": NumericsRule(epsilon=1e-5, lacks=(_SIGMOID_ROUTER,)),
+    "deepseek_v2": NumericsRule(gates="norm_topk_prob"),
+    "deepseek_v3": NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+    "kimi_k2": NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+    "gpt_oss": NumericsRule(epsilon=1e-5, theta=150_000.0),
+}
+
+
+def read_numerics(config: Mapping[str, Any], kind: str, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
+    """The constants of a config of model_type `kind`. Raises `InputError` for rotary angles that cannot be read.
+
+    What a config sets and our arithmetic lacks is named in `Numerics.unread`: planning goes on without it.
+
+    >>> read_numerics({"rope_theta": 500000.0, "rms_norm_eps": 1e-5}, "llama", d_model=8, head_dim=4, mlp="swiglu").rotary.base
+    500000.0
+    """
+    rule = RULES[kind]
+    rotary, local, unread = _rotaries(config, rule)
+    return Numerics(
+        norm_epsilon=float(next((config[key] for key in EPSILONS if config.get(key) is not None), rule.epsilon)),
+        norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local,
+        embedding_scale=_embedding_scale(config, rule, d_model), attention_scale=_attention_scale(config, rule, head_dim),
+        attention_cap=config.get("attn_logit_softcapping") if rule.scaled_scores else None,
+        logit_cap=config.get("final_logit_softcapping") if rule.scaled_scores else None,
+        normalised_gates=bool(config.get(rule.gates, False)) if rule.gates else True,
+        unread=(*unread, *_unread(config, rule, mlp)),
+    )  # fmt: skip
+
+
+def _embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
+    if rule.multipliers:
+        return float(config.get("embedding_multiplier") or 1.0)
+    return math.sqrt(d_model) if rule.gemma else 1.0
+
+
+def _attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
+    """What scores are multiplied by; None: 1/√H."""
+    if rule.multipliers:
+        scale = float(config.get("attention_multiplier") or 1.0)
+        return None if math.isclose(scale, head_dim**-0.5) else scale
+    scalar = config.get("query_pre_attn_scalar") if rule.scaled_scores else None
+    return None if scalar in (None, head_dim) else float(scalar**-0.5)
+
+
+def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
+    """What changes values and is not modelled, as the config has it."""
+    yield from rule.lacks
+    read = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
+    read = (*read, "embedding_multiplier") if rule.multipliers else read
+    for key, neutral in NEUTRAL.items():
+        found = config.get(key, neutral)
+        if key not in read and found not in (neutral, None):
+            yield f"{key} = {_shown(found)}"
+    named = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
+    if named is not None and named not in ACTIVATIONS[mlp]:
+        yield f"the activation {named!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
+
+
+def _rotaries(config: Mapping[str, Any], rule: NumericsRule) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
+    """The angles of all layers, those of layers with a window where the family has two, and what of them is not modelled."""
+    if rule.theta is None:
+        return Rotary(), None, ()
+    found = config.get("rope_parameters") or {}
+    whole = _older(config, rule.theta)
+    if rule.local_theta is None:
+        rotary, unread = _rotary({**whole, **found})
+        return rotary, None, unread
+    local = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
+    (rotary, unread), (near, also) = map(_rotary, (found.get(FULL, whole), found.get(SLIDING, local)))
+    return rotary, near, (*unread, *also)
+
+
+def _older(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """The parameters as older configs write them: `rope_theta` and `rope_scaling`."""
+    partial = {key: config[key] for key in ("partial_rotary_factor", "rotary_pct") if config.get(key) is not None}
+    return {"rope_theta": config.get("rope_theta") or theta, **partial, **(config.get("rope_scaling") or {})}
+
+
+def _rotary(found: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
+    kind = found.get("rope_type", found.get("type", "default"))
+    part = found.get("partial_rotary_factor", found.get("rotary_pct", 1.0))
+    unread = (f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()
+    base = _number(found, "rope_theta")
+    if kind not in ROTARY_KINDS:
+        return Rotary(base=base), (*unread, f"rotary angles of type {kind!r}")
+    if kind == "default":
+        return Rotary(base=base), unread
+    factor = _number(found, "factor")
+    if kind == "linear":
+        return Rotary(base=base, factor=factor), unread
+    low, high = (_number(found, f"{name}_freq_factor") for name in ("low", "high"))
+    rows = int(_number(found, "original_max_position_embeddings"))
+    return Rotary(base=base, factor=factor, original_positions=rows, low=low, high=high), unread
+
+
+def _number(found: Mapping[str, Any], key: str) -> float:
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

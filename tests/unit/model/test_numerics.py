@@ -1,0 +1,115 @@
+"""The constants of a model's arithmetic: as its config says them, as the library has them by default, and through a plan file."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.model.families import FAMILIES
+from shardwise.model.huggingface import parse_config, with_numerics
+from shardwise.model.load import _catalogue, load_model, model_names
+from shardwise.model.numerics import DEFAULT, Numerics, Rotary
+from shardwise.model.numerics_reader import EPSILONS, RULES
+
+LLAMA_3_1: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192},
+}  # fmt: skip
+
+
+def default_config(kind: str) -> dict[str, Any]:
+    """What the library's class for a family holds when nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import CONFIG_MAPPING
+
+        own = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
+        config = CONFIG_MAPPING["deepseek_v3" if kind == "kimi_k2" else kind](**own).to_dict()
+    return {**config, "model_type": kind}
+
+
+def test_every_family_has_a_rule() -> None:
+    assert RULES.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_keys_that_are_left_out_stand_for_the_librarys_defaults(kind: str) -> None:
+    config = default_config(kind)
+    said = parse_config(config).numerics
+    silent = {key: value for key, value in config.items() if key not in (*EPSILONS, "rope_parameters")}
+    found = parse_config(silent).numerics
+    assert (found.norm_epsilon, found.rotary.base) == (said.norm_epsilon, said.rotary.base)
+    assert (found.local_rotary is None) == (said.local_rotary is None)
+    assert found.local_rotary is None or said.local_rotary is None or found.local_rotary.base == said.local_rotary.base
+
+
+def test_a_llama_3_1_keeps_its_angles_through_a_plan_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_3_1), encoding="utf-8")
+    rotary = Rotary(base=500000.0, factor=8.0, original_positions=8192, low=1.0, high=4.0)
+    job = sw.Job(global_batch_tokens=64, seq_len=32, precision="fp32")
+    plan = sw.plan_layout(sw.load_model(str(path)), sw.load_cluster("local:1"), job, sw.Layout())
+    sw.dump_plan(plan, tmp_path / "plan.json")
+    assert sw.load_plan(tmp_path / "plan.json").model.numerics == Numerics(norm_epsilon=1e-5, rotary=rotary)
+
+
+def test_a_plan_file_that_says_nothing_of_them_has_the_defaults(tmp_path: Path) -> None:
+    plan = sw.plan_layout(
+        sw.load_model("tiny-llama-15m"), sw.load_cluster("local:1"),
+        sw.Job(global_batch_tokens=64, seq_len=32, precision="fp32"), sw.Layout(),
+    )  # fmt: skip
+    sw.dump_plan(plan, tmp_path / "plan.json")
+    payload = json.loads((tmp_path / "plan.json").read_text())
+    del payload["model"]["numerics"]
+    (tmp_path / "plan.json").write_text(json.dumps(payload))
+    assert sw.load_plan(tmp_path / "plan.json").model.numerics == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary angles of type 'yarn'"),
+        ({"partial_rotary_factor": 0.5}, "rotary angles on 0.5 of a head's width"),
+        ({"hidden_act": "relu"}, "the activation 'relu' (modelled: silu or swish)"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
+        ({"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+    ],
+)
+def test_what_a_config_sets_and_is_not_modelled_is_named(changes: dict[str, Any], named: str) -> None:
+    assert parse_config({**LLAMA_3_1, **changes}).numerics.unread == (named,)
+    assert parse_config(LLAMA_3_1).numerics.unread == ()
+
+
+def test_granites_multipliers_are_read() -> None:
+    config = default_config("granite") | {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625,
+        "residual_multiplier": 0.22,
+    }
+    found = parse_config(config).numerics
+    assert (found.embedding_scale, found.attention_scale) == (12.0, 0.015625)
+    assert found.unread == ("residual_multiplier = 0.22",)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_catalogue_says_the_values_of_released_models(name: str) -> None:
+    """Each in the words of its config.json; papers without one, and models made up here, have the defaults."""
+    table = _catalogue()[name]
+    assert ("config" in table) == ("config" in table["source"] or name.startswith(("llama-3-", "mpt-", "tiny-llama")))
+    if "config" in table:
+        assert load_model(name).numerics == with_numerics(sw.load_model(name), table["config"]).numerics
+
+
+def test_values_of_some_released_models() -> None:
+    assert sw.load_model("llama-3-8b").numerics == Numerics(norm_epsilon=1e-5, rotary=Rotary(base=500_000.0))
+    gemma = sw.load_model("gemma-2-27b").numerics
+    assert (gemma.attention_cap, gemma.logit_cap, gemma.attention_scale) == (50.0, 30.0, 144**-0.5)
+    assert (gemma.norm_offset, gemma.embedding_scale) == (1.0, 4608**0.5)
+    assert sw.load_model("deepseek-v3").numerics.unread[0] == "rotary angles of type 'yarn'"
