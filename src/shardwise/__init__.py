@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Plan, plan_layout
     from shardwise.search.clusters import plan_clusters
     from shardwise.search.plan import plan
+    from shardwise.version import __version__
 
 _HOME = {
+    "__version__": "shardwise.version",
     "Architecture": "shardwise.model.architecture",
     "Chip": "shardwise.cluster.chip",
     "Cluster": "shardwise.cluster.cluster",
@@ -77,6 +79,7 @@ __all__ = [
     "Plan",
     "Run",
     "ShardwiseError",
+    "__version__",
     "book_rules",
     "dump_plan",
     "estimate",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import shardwise as sw
 from shardwise.cli import build_parser, main
 from shardwise.planning.codec import load_plan, parse_plan, plan_payload
+from shardwise.planning.plan import versions
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
@@ -490,3 +495,10 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
     assert times[1] < 0.85 * times[0]
     assert main([*PLAN, *ADAPTERS[:2]]) == 2
     assert "lora_targets = none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.cli"]])
+def test_the_package_runs_as_a_module(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"shardwise {sw.__version__}\n", "")
+    assert sw.__version__ == metadata.version("shardwise") == versions()["shardwise"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from shardwise.cluster.cluster import Cluster
@@ -16,6 +15,7 @@ from shardwise.cost.run import Run, training_run
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.version import __version__
 
 SCHEMA = "shardwise.plan/1"
 
@@ -74,4 +74,4 @@ def plan_layout(
 
 def versions() -> dict[str, str]:
     """What the plan was made with."""
-    return {"shardwise": metadata.version("shardwise"), "python": platform.python_version()}
+    return {"shardwise": __version__, "python": platform.python_version()}
