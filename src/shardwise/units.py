@@ -132,6 +132,19 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
+def binary_reading(value: int) -> tuple[int, str] | None:
+    """The number with its decimal prefix read as the binary one, and how that is written; None where it is no short number.
+
+    >>> binary_reading(4_000_000), binary_reading(1_500_000), binary_reading(8000), binary_reading(5001)
+    ((4194304, '4Mi'), (1572864, '1.5Mi'), (8192, '8Ki'), None)
+    """
+    prefix = next((name for name in ("T", "G", "M", "k") if value >= _PREFIXES[name]), None)
+    if prefix is None:
+        return None
+    count, binary = value / _PREFIXES[prefix], _PREFIXES[f"{prefix.upper()}i"]
+    return (int(count * binary), f"{count:g}{prefix.upper()}i") if (count * binary).is_integer() else None
+
+
 def counted(number: int, thing: str) -> str:
     """So many things: "1 step", "1,024 steps"."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
