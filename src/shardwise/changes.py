@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from shardwise.errors import InputError
+from shardwise.names import did_you_mean
 from shardwise.units import parse_count, parse_quantity, unit_of
 
 
@@ -21,7 +22,9 @@ def parse_changes(
         if not (equals and dot and room in changes and name):
             forms = [f"{one}.NAME=VALUE" for one in rooms]
             listed = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
-            raise InputError(f"--set: found {setting!r}; {listed} is required")
+            raise InputError(
+                f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {listed} is required"
+            )
         changes[room][name] = value.strip()
     return changes
 
@@ -32,7 +35,7 @@ def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
     for name, text in changes.items():
         known = {f.name: str(f.type) for f in fields(value)}
         if name not in known:
-            raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
+            raise InputError(f"--set: {what} has no {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
         like = getattr(value, name)
         if like is None and known[name].startswith("str"):
             like = ""

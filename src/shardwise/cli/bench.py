@@ -141,11 +141,12 @@ def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, 
     from shardwise.bench.kernels import DTYPES
     from shardwise.bench.shapes import KINDS, shapes
     from shardwise.errors import InputError
+    from shardwise.names import unknown
 
     dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
-    unknown = [name for name in dtypes if name not in DTYPES]
-    if unknown:
-        raise InputError(f"bench: found --dtype {unknown[0]}; one of {', '.join(DTYPES)} is required")
+    strange = [name for name in dtypes if name not in DTYPES]
+    if strange:
+        raise InputError(f"bench: --dtype: {unknown(strange[0], DTYPES)}")
     processes = _processes(arguments, device)
     kinds = KINDS if arguments.what == "all" else (arguments.what,)
     if "collectives" in kinds:

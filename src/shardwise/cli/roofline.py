@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import add_set_argument, svg_name
+from shardwise.names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,7 +148,8 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
     try:
         model = load_model(arguments.kernel)
     except InputError as error:
-        kernels = f"KERNEL: found {arguments.kernel!r}; one of {', '.join(FORMS)}, or a model is required"
+        hint = did_you_mean(arguments.kernel, FORMS)
+        kernels = f"KERNEL: found {arguments.kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required"
         raise InputError(kernels, *error.problems) from None
     sizes = parse_sizes(arguments.sizes)
     problems = [

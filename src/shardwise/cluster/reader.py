@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.cluster.chip import MOST
 from shardwise.cluster.cluster import MOST_DEVICES
 from shardwise.errors import InputError
+from shardwise.names import did_you_mean
 from shardwise.units import EXAMPLES, parse_quantity, unit_of
 
 Entry = Mapping[str, Any]
@@ -25,7 +26,9 @@ class TableReader:
         self.problems = [] if problems is None else problems
         for key in table:
             if key not in keys:
-                self.problems.append(f"{where}: found {shown(key)}; the keys are {', '.join(keys)}")
+                self.problems.append(
+                    f"{where}: found {shown(key)}{did_you_mean(key, keys)}; the keys are {', '.join(keys)}"
+                )
 
     def wrong(self, key: str, required: str) -> None:
         """Note that a value is not what is required."""

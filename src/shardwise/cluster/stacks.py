@@ -19,6 +19,7 @@ from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration, sca
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
+from shardwise.names import did_you_mean
 
 MEASURED: Traversable = resources.files("shardwise.cluster").joinpath("measured")
 # What is expected of a stack before it is measured, where it differs from `CONSTANTS`. Eager PyTorch runs each operation as a
@@ -79,7 +80,9 @@ def stack_named(name: str) -> Stack:
     if name in KINDS:
         return Stack(name=name, kind=name, known=False)
     if name not in _table():
-        raise InputError(f"stack: found {name!r}; the stacks are {', '.join(stack_names())}")
+        raise InputError(
+            f"stack: found {name!r}{did_you_mean(name, stack_names())}; the stacks are {', '.join(stack_names())}"
+        )
     entry = _table()[name]
     return Stack(name=name, kind=entry["kind"], unfused_attention=entry.get("unfused_attention", False))
 

@@ -22,6 +22,7 @@ from shardwise.layout.legality import RULES
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
+from shardwise.names import did_you_mean, unknown
 from shardwise.schedule.closed_form import NATURAL, SCHEDULES
 
 Ints = NDArray[np.int64]
@@ -135,12 +136,12 @@ class Choices(Limits):
 
 def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     """What is wrong with pins and maxima, each with what is required."""
-    problems = [f"pin: found {n!r}; one of {', '.join(PINNABLE)} is required" for n in pins if n not in PINNABLE]
-    problems += [f"max: found {n!r}; one of {', '.join(NUMERIC)} is required" for n in maxima if n not in NUMERIC]
+    problems = [f"pin: {unknown(n, PINNABLE)}" for n in pins if n not in PINNABLE]
+    problems += [f"max: {unknown(n, NUMERIC)}" for n in maxima if n not in NUMERIC]
     known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE]
     known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC]
     problems += [
-        f"{what}: {name}: found {value!r}; {required} is required"
+        f"{what}: {name}: found {value!r}{did_you_mean(value, NAMED.get(name, ()))}; {required} is required"
         for what, name, value in known
         if (required := _required(name, value))
     ]

@@ -52,7 +52,10 @@ def test_an_unknown_chip_lists_the_names() -> None:
     for find in (load_chip, lambda name: load_cluster(f"{name}:8")):
         with pytest.raises(InputError) as caught:
             find("v1000")
-        assert str(caught.value) == f"chip: found 'v1000'; the catalogue has {', '.join(chip_names())}"
+        assert (
+            str(caught.value)
+            == f"chip: found 'v1000' (did you mean 'v100'?); the catalogue has {', '.join(chip_names())}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -265,10 +268,13 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
     ("text", "problems"),
     [
         ("", [NONE, "found neither of torus and tiers; one of them is required"]),
-        (NETWORK + "chip = 'h1000'", ["chip: found 'h1000'; the catalogue has "]),
+        (NETWORK + "chip = 'h1000'", ["chip: found 'h1000' (did you mean 'h100'?); the catalogue has "]),
         (NETWORK + "chip = 7", ["chip: found 7; the name of a chip or a [chip] table is required"]),
         (NETWORK + "chip = ['h100']", ["chip: found ['h100']; the name of a chip"]),
-        (NETWORK + "chip = 'h100'\nchips = 4", ["found 'chips'; the keys are name, chip, torus, pods, tiers"]),
+        (
+            NETWORK + "chip = 'h100'\nchips = 4",
+            ["found 'chips' (did you mean 'chip'?); the keys are name, chip, torus, pods, tiers"],
+        ),
         (NETWORK + "chip = 'h100'\npods = 2", ["pods: found 2; a torus beside it: "]),
         (NETWORK + "chip = 'h100'\nname = 4", ["name: found 4; a text is required"]),
         (NETWORK + "chip = 'h100'\ntorus = 4", ["found both of torus and tiers; one of them is required"]),
@@ -289,7 +295,7 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("memory = 4", "chip: found 'memory'; the keys are vendor, peak_flops_per_s, "),
+        ("memory = 4", "chip: found 'memory' (did you mean 'memory_bytes'?); the keys are vendor, peak_flops_per_s, "),
         ("name = 4", "chip: name: found 4; a text is required"),
         ("memory_bytes = -1", "chip: memory_bytes: found -1; a number above 0"),
         ("memory_bytes = nan", "chip: memory_bytes: found nan; a number above 0"),
@@ -314,7 +320,10 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
         ("matrix_unit = 1.5", "chip: matrix_unit: found 1.5; a whole number of 1 to 10,000,000 is required"),
         ("sources = ['x']", "chip: sources: found ['x']; a table of texts is required"),
         ("price_date = 2026-01-01", "chip: price_date: found datetime.date(2026, 1, 1); a text is required"),
-        ("peak_flops_per_s = { bf17 = 1 }", "chip: peak_flops_per_s: found 'bf17'; the keys are fp64,"),
+        (
+            "peak_flops_per_s = { bf17 = 1 }",
+            "chip: peak_flops_per_s: found 'bf17' (did you mean 'bf16'?); the keys are fp64,",
+        ),
         ("peak_flops_per_s = { bf16 = 0 }", "chip: peak_flops_per_s: bf16: found 0; a number above 0"),
         ("peak_flops_per_s = 4", "chip: peak_flops_per_s: found 4; dense peaks by number format, such as "),
     ],

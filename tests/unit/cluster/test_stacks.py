@@ -72,7 +72,10 @@ def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with()
 
 
 def test_an_unknown_stack_lists_the_names() -> None:
-    with pytest.raises(InputError, match=r"found 'nemo'; the stacks are .*nemo-25.*torchtitan.*compiled"):
+    with pytest.raises(
+        InputError,
+        match=r"found 'nemo' \(did you mean 'nemo-24' or 'nemo-25'\?\); the stacks are .*nemo-25.*torchtitan.*compiled",
+    ):
         sw.load_cluster("h100:8", stack="nemo")
 
 
