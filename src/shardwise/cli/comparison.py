@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shardwise.cli.interval import span_text
+from shardwise.cli.table import Row, table
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.search.clusters import misses, remedies
 from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
@@ -59,14 +60,11 @@ def comparison_table(comparison: Comparison) -> str:
         ("days", "chip-hours", "cost", "energy"), not any(one.run for one in comparison.contenders)
     )
     names = [name for name in COLUMNS if not unasked.get(name)]
-    rows = [["cluster", *names]]
-    rows += [[one.cluster, *(COLUMNS[name](one) for name in names)] for one in comparison.contenders]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append(("* " if number - 1 == comparison.chosen else "  ") + "  ".join(cells))
-    return "\n".join(lines)
+    rows: list[Row] = [("  cluster", *names)]
+    for number, one in enumerate(comparison.contenders):
+        mark = "* " if number == comparison.chosen else "  "
+        rows.append((mark + one.cluster, *(COLUMNS[name](one) for name in names)))
+    return table(rows, right=range(1, len(rows[0])))
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:

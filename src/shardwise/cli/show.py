@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from shardwise.cli import show_networks, show_stacks
-from shardwise.cli.show_values import Row, Value, shown, table
+from shardwise.cli.show_values import Value, shown
+from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
 
 SCHEMA = "shardwise.show/1"

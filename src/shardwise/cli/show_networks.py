@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.show_values import Row, Value, shown, table
+from shardwise.cli.show_values import Value, shown
+from shardwise.cli.table import Row, table
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwise.cli.show_values import Row, Value, table
+from shardwise.cli.show_values import Value
+from shardwise.cli.table import Row, table
 
 OWN = "cluster/measured/stacks.toml"
 

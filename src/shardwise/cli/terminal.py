@@ -18,6 +18,7 @@ from shardwise.units import format_seconds
 NARROWEST = 40  # columns; on less nothing is folded
 SHOWN_AFTER_S = 1.0  # what is done sooner needs no line
 SHOWN_EVERY_S = 0.2
+FURTHER = 4  # columns that a line without columns goes on at
 COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")  # between two columns of a table
 
 
@@ -29,7 +30,7 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
 
 
 def folded(text: str, width: int | None) -> str:
-    """The text in lines of at most `width`: what is longer goes on below where its last column begins.
+    """The text in lines of at most `width`: what is longer goes on below its last column, or indented where that is too far out.
 
     >>> print(folded("  memory    80 GB   of the datasheet of the vendor, page 3", 40))
       memory    80 GB   of the datasheet of
@@ -41,8 +42,9 @@ def folded(text: str, width: int | None) -> str:
 def _folded_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
-    starts = [len(line) - len(line.lstrip()), *(gap.end() for gap in COLUMN.finditer(line))]
-    start = max(place for place in (0, *starts) if place <= width // 2)
+    indented = len(line) - len(line.lstrip()) + FURTHER
+    starts = [gap.end() for gap in COLUMN.finditer(line) if gap.end() <= width // 2]
+    start = max(starts, default=min(indented, width // 2))
     return "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * start, break_on_hyphens=False))
 
 
