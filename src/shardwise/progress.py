@@ -19,3 +19,12 @@ class Progress(Protocol):
 
 def silent(what: str, done: int = 0, total: int = 0) -> None:
     """Nobody asked."""
+
+
+def within(progress: Progress, name: str) -> Progress:
+    """The same for a part of what is being done, by the part's name.
+
+    >>> within(lambda what, done=0, total=0: print(what), "h100:512")("layouts priced", 1, 2)
+    h100:512: layouts priced
+    """
+    return lambda what, done=0, total=0: progress(f"{name}: {what}", done, total)

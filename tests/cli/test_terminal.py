@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import pty
-import re
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from shardwise.cli.table import table
 from shardwise.cli.terminal import SHOWN_AFTER_S, ProgressLine, folded, terminal_width
 from shardwise.progress import Progress, silent
 
+ROOT = Path(__file__).parents[2]
 HANG_S = 120  # a process that has not ended by then hangs
 JOB = ["--batch-tokens", "64Ki", "--seq-len", "4096"]
 
@@ -30,8 +31,9 @@ def on_a_terminal(arguments: Sequence[str], columns: int) -> str:
     environment = {**os.environ, "COLUMNS": str(columns)}
     with os.fdopen(ours, "rb", buffering=0) as reader:
         process = subprocess.Popen(
-            [sys.executable, "-m", "shardwise", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-        )
+            [sys.executable, "-m", "shardwise", *arguments], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
+            env=environment,
+        )  # fmt: skip
         os.close(theirs)
         found = b""
         while True:
@@ -43,7 +45,7 @@ def on_a_terminal(arguments: Sequence[str], columns: int) -> str:
                 break
             found += read
         assert process.wait(HANG_S) == 0
-    return re.sub(r"\r\x1b\[K[^\r\n]*?(?=\r|$)|\r\x1b\[K", "", found.decode()).replace("\r\n", "\n")
+    return found.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -187,3 +189,66 @@ def test_ctrl_c_ends_a_verb_at_once(
         if words
         else "stopped\n"
     )
+
+
+LONG = {
+    "plan": ["plan", "llama-3.2-1b", "h100:8", *JOB],
+    "several": ["plan", "llama-3.2-1b", "h100:8", "h200:8", *JOB],
+    "deadline": [
+        "plan",
+        "gpt-2",
+        "h100:8",
+        "--batch-tokens",
+        "64Ki",
+        "--seq-len",
+        "1024",
+        "--tokens",
+        "1T",
+        "--deadline",
+        "1h",
+    ],
+    "estimate": ["estimate", "llama-3-8b", "h100:8", *JOB, "--layout", "dp=8"],
+    "explain": ["explain", "{folder}/plan.json"],
+    "validate": ["validate", "--source", "internevo", "--chip", "a100"],
+    "calibrate": ["calibrate", "h100:8", "--runs", str(ROOT / "examples" / "calibrate" / "runs.csv")],
+    "tokenize": ["tokenize", "--python-library", "100kB", "--vocab-size", "300", "--out", "{folder}/data"],
+    "matmul": [
+        "matmul",
+        "A[I_X, J] * B[J, K] -> C[I_X, K]",
+        "--mesh",
+        "X=2",
+        "--size",
+        "I=4,J=4,K=4",
+        "--run",
+        "numpy",
+    ],
+}
+SAID = {
+    "plan": "layouts priced", "several": "h200:8: layouts priced", "deadline": "h100:", "estimate": "layouts priced",
+    "explain": "layouts priced", "validate": "runs predicted", "calibrate": "fitting constants to 3 runs",
+    "tokenize": "documents encoded", "matmul": "running with numpy",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_verb_that_may_take_long_says_what_it_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[ProgressLine] = []
+    told: list[str] = []
+
+    class Kept(ProgressLine):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            lines.append(self)
+
+        def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+            told.append(what)
+
+    layout = ["--layout", "dp=8 zero_stage=0"]  # which does not fit: what would is searched for
+    assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
+    (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    monkeypatch.setattr("shardwise.cli.ProgressLine", Kept)
+    assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
+    assert [line.verb for line in lines] == [LONG[name][0]]
+    assert any(SAID[name] in what for what in told), told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +80,7 @@ def run(arguments: argparse.Namespace) -> str:
         lines.append(whole)
         if out:
             append(out, whole)
-        if sys.stderr.isatty():
-            print(f"bench: {number} of {len(todo)}", end="\r", file=sys.stderr, flush=True)
+        arguments.progress("micro-benchmarks", number, len(todo))
     if arguments.json:
         return json.dumps({"schema": SCHEMA, "machine": machine, "lines": lines}, indent=2)
     return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
@@ -109,7 +107,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
         if not arguments.out.endswith(".toml"):
             raise InputError(f"bench: found --out {arguments.out}; a name that ends in .toml is required for a machine")
         require_writable(arguments.out)
-    found = machine(processes)
+    found = machine(processes, progress=arguments.progress)
     if arguments.out is not None:
         write(found, Path(arguments.out))
     if arguments.json:

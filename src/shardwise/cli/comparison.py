@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.cli.interval import span_text
 from shardwise.cli.table import Row, table
 from shardwise.planning.compare import Comparison, Contender
+from shardwise.progress import Progress, silent
 from shardwise.search.clusters import misses, remedies
 from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
 
@@ -89,7 +90,7 @@ def _absent(comparison: Comparison) -> Iterator[str]:
             yield f"{one.cluster}: no sourced {', '.join(one.run.missing)} of {one.chip}, so what follows from it is left out"
 
 
-def near_miss(comparison: Comparison, choices: Choices | None) -> Iterator[str]:
+def near_miss(comparison: Comparison, choices: Choices | None, progress: Progress = silent) -> Iterator[str]:
     """What each cluster misses, and for the one that misses by the least what would do."""
     limits = comparison.limits
     planned = [(one, one.plan, one.run) for one in comparison.contenders if one.plan and one.run]
@@ -98,5 +99,5 @@ def near_miss(comparison: Comparison, choices: Choices | None) -> Iterator[str]:
         yield from (f"{one.cluster}: {line}" for line in missed)
     by_days = limits.deadline_s is not None
     nearest, plan, _ = min(planned, key=lambda found: found[2].days if by_days else found[2].usd or math.inf)
-    for line in remedies(plan, limits, choices=choices):
+    for line in remedies(plan, limits, choices=choices, progress=progress):
         yield f"what would do for {nearest.cluster}: {line}"

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str:
     against = arguments.against
     other = None if against is None else parse_layout_text(against, plan.model, plan.job, "--against")
     found = explain(
-        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout),
+        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
         other=other, term_name=arguments.term,
     )  # fmt: skip
     return json.dumps(explanation_payload(found), indent=2) if arguments.json else report(found)

@@ -15,6 +15,7 @@ from shardwise.units import parse_duration, parse_usd
 if TYPE_CHECKING:
     from shardwise.planning.compare import Comparison, Limits
     from shardwise.planning.plan import Plan
+    from shardwise.progress import Progress
     from shardwise.search.space import Choices
 
 
@@ -60,12 +61,14 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        found = plan(model, clusters[0], job, choices=choices, operations=operations)
-        _require_within(found, limits, choices)
+        found = plan(model, clusters[0], job, choices=choices, operations=operations, progress=arguments.progress)
+        _require_within(found, limits, choices, arguments.progress)
         chosen, shown = found, _one(found, limits, arguments.json)
     else:
-        comparison = plan_clusters(model, clusters, job, limits=limits, choices=choices, operations=operations)
-        chosen, shown = _chosen(comparison, choices), _several(comparison, arguments.json)
+        comparison = plan_clusters(
+            model, clusters, job, limits=limits, choices=choices, operations=operations, progress=arguments.progress
+        )
+        chosen, shown = _chosen(comparison, choices, arguments.progress), _several(comparison, arguments.json)
     if arguments.out:
         dump_plan(chosen, arguments.out)
     return shown
@@ -91,7 +94,7 @@ def _require_tokens(arguments: argparse.Namespace, tokens: float | None) -> None
         )
 
 
-def _require_within(found: Plan, limits: Limits, choices: Choices | None) -> None:
+def _require_within(found: Plan, limits: Limits, choices: Choices | None, progress: Progress) -> None:
     """Raise `MissedLimitError` for a plan that misses a limit: by how much, and what would do.
 
     A budget without a price is wrong input: `MissingValueError` names the value.
@@ -104,7 +107,7 @@ def _require_within(found: Plan, limits: Limits, choices: Choices | None) -> Non
     if limits.budget_usd is not None and found.run.usd is None:
         raise _no_price([found.cluster.chip.name])
     lines = [f"{found.cluster.name}: {line}" for line in misses(limits, found.run)]
-    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices)]
+    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices, progress=progress)]
     raise MissedLimitError("\n".join(lines))
 
 
@@ -133,7 +136,7 @@ def _several(comparison: Comparison, as_json: bool) -> str:
     return json.dumps(comparison_payload(comparison), indent=2) if as_json else comparison_report(comparison)
 
 
-def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
+def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress) -> Plan:
     """The plan that was chosen. Where there is none, raises what says why on each cluster."""
     from shardwise.cli.comparison import comparison_table, near_miss
 
@@ -145,7 +148,7 @@ def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
         one.run.usd is None for one in comparison.contenders if one.run
     ):
         raise _no_price(one.chip for one in comparison.contenders if one.run)
-    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices))
+    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices, progress))
     raise MissedLimitError("\n".join(lines))
 
 

@@ -16,6 +16,7 @@ from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
+from shardwise.progress import Progress, silent
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, QUARTERS, Choices
@@ -26,7 +27,7 @@ NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placeme
 
 def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
-    operations: Operations | None = None,
+    operations: Operations | None = None, progress: Progress = silent,
 ) -> Plan:  # fmt: skip
     """The fastest layout that fits, the runners-up with the reason each lost, and the books' rules beside it.
 
@@ -34,14 +35,15 @@ def plan(
     `NothingFitsError` with the smallest miss. `operations` say how the cluster is run, for what the whole run takes.
     """
     architecture.require_positions(job.seq_len)
-    found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE)
+    found = search(architecture, cluster, job, choices=choices, reserve=MEMORY_RESERVE, progress=progress)
     if not found.best:
-        found = search(architecture, cluster, job, choices=choices)
+        found = search(architecture, cluster, job, choices=choices, progress=progress)
     if not found.best:
         leanest = found.leanest.layout
         priced = estimate(architecture, cluster, job, leanest)
         offloaded = offload_would(_offloaded(architecture, cluster, job, leanest))
         raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, offloaded=offloaded))
+    progress("runners-up")
     layout = found.best[0].layout
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
@@ -92,7 +94,9 @@ def _shape(layout: Layout) -> tuple[int, int, int]:
     return layout.tp, layout.cp, layout.pp
 
 
-def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout | None:
+def nearest_fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = silent
+) -> Layout | None:
     """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
 
     First its degrees stay, and recomputation (of a part of the layers too), micro-batch, ZeRO stage and sequence parallelism
@@ -113,16 +117,18 @@ def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layo
     known = cluster.chip.pcie_bytes_per_s is not None
     offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
     for tries in ((same_degrees,), (same_choices, every), offloaded):
-        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices)]
+        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices, progress)]
         if fitting:
             return min(fitting, key=lambda row: (num_changes(layout, row.layout), row.step_time_s)).layout
     return None
 
 
-def _fitting(architecture: Architecture, cluster: Cluster, job: Job, choices: Choices) -> Iterator[Found]:
+def _fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
+) -> Iterator[Found]:
     """Fitting layouts that the choices leave: the fastest, those of every factorisation, and the Pareto front."""
     try:
-        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR)
+        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR, progress=progress)
     except NothingFitsError:
         return
     yield from (*found.best, *found.by_factorisation, *found.pareto)
