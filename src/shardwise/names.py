@@ -46,7 +46,10 @@ def nearest(found: object, known: Iterable[object]) -> list[str]:
     """
     if not isinstance(found, str) or len(found) > LONGEST:
         return []
-    scores = {str(name): _likeness(_plain(found), _plain(str(name))) for name in known}
+    names = list(map(str, known))
+    if found in names:  # which is not what is wrong
+        return []
+    scores = {name: _likeness(_plain(found), _plain(name)) for name in names}
     best = max(scores.values(), default=0.0)
     return [name for name, score in scores.items() if score == best >= CLOSE][:MOST_NAMED]
 
@@ -56,13 +59,13 @@ def _plain(text: str) -> str:
 
 
 def _likeness(found: str, name: str) -> float:
-    """From 0 to 1. A name that is a part of the text comes before one that begins or ends with it, the longer part first."""
+    """From 0 to 1. A name that is a part of the text, or begins or ends with it, is the nearer the more of the longer it is."""
     from difflib import SequenceMatcher
 
     if found == name or not found or not name:
         return float(found == name)
-    if len(name) > 2 and name in found:
-        return 0.9 + 0.1 * len(name) / len(found)
-    if len(found) > 1 and (name.startswith(found) or name.endswith(found)):
-        return 0.7 + 0.2 * len(found) / len(name)
+    part = len(name) > 2 and name in found
+    part = part or (len(found) > 1 and (name.startswith(found) or name.endswith(found)))
+    if part:
+        return 0.7 + 0.25 * min(len(name), len(found)) / max(len(name), len(found))
     return SequenceMatcher(None, found, name, autojunk=False).ratio()

@@ -165,6 +165,8 @@ def test_verbs_and_flags() -> None:
         for name, parser in verbs.choices.items()
     }
     assert found == FLAGS
+    top = {flag for action in build_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    assert top == {"--help", "--version"}
 
 
 def test_plan_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.changes import convert
 from shardwise.cli.arguments import add_job_arguments, policies, resolve_operations, resolve_several
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
@@ -51,9 +50,11 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
+    from shardwise.search.pins import narrowed, parse_pins
     from shardwise.search.plan import plan
 
-    choices, limits = narrowed_choices(arguments.pin, arguments.max, runnable=arguments.runnable), _limits(arguments)
+    pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
+    choices, limits = narrowed(pins, maxima, runnable=arguments.runnable), _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
     operations = resolve_operations(arguments)
@@ -150,30 +151,3 @@ def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress)
         raise _no_price(one.chip for one in comparison.contenders if one.run)
     lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices, progress))
     raise MissedLimitError("\n".join(lines))
-
-
-def narrowed_choices(pins: Iterable[str], maxima: Iterable[str], *, runnable: bool = False) -> Choices | None:
-    """The choices that --pin, --max and --runnable leave, None where there are none of these. Raises `InputError`."""
-    from shardwise.planning.runnable import runnable_pins
-    from shardwise.search.space import Choices
-
-    wanted, most = _settings("--pin", pins), _settings("--max", maxima)
-    wanted = runnable_pins(wanted) if runnable else wanted
-    return Choices().narrowed(wanted, most) if wanted or most else None
-
-
-def _settings(flag: str, texts: Iterable[str]) -> dict[str, Any]:
-    """What each text asks for; a key that is not known keeps its text, and `Choices.narrowed` names the keys there are."""
-    from shardwise.search.space import FLAGS, NUMERIC
-
-    like: dict[str, Any] = dict.fromkeys((*NUMERIC, "recompute_layers"), 1)
-    like |= dict.fromkeys(FLAGS, True)
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not (key and equals and value):
-            raise InputError(f"{flag}: found {text!r}; KEY=VALUE is required, such as {flag} pp=4")
-        if key in found:
-            raise InputError(f"{flag}: {key} is given twice")
-        found[key] = convert(value, like.get(key, ""), f"{flag} {key}")
-    return found

@@ -58,6 +58,13 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
     run: Run | None = None
 
+    def __repr__(self) -> str:
+        job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))
+        return (
+            f"Plan: {self.model.name} on {self.cluster.name}, {job.global_batch_tokens:,} tokens per batch, sequences of "
+            f"{job.seq_len:,}, {job.precision}\n  {self.layout}\n  {estimate}"
+        )
+
 
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None

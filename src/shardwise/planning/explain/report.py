@@ -18,6 +18,7 @@ from shardwise.planning.explain.schedules import Scheduled, schedules
 from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
 from shardwise.planning.explain.terms import Term, term
 from shardwise.planning.plan import Plan
+from shardwise.units import format_seconds
 
 SCHEMA = "shardwise.explain/1"
 
@@ -43,6 +44,13 @@ class Explanation:
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
     stack: str | None = None
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fit.fits else "does not fit"
+        return (
+            f"Explanation: {self.model} on {self.cluster}, {self.layout}\n  {verdict}: {self.fit.because}\n  "
+            f"{self.batch.because}\n  bound by {self.throughput.bound}: {format_seconds(self.throughput.step_time_s)} a step"
+        )
 
 
 def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None) -> Explanation:
