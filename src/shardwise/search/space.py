@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS
-from shardwise.layout.legality import RULES
+from shardwise.layout.legality import RULES, no_experts
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
@@ -221,11 +221,22 @@ def _borrowing(rows: Ints, num_experts: int) -> Ints:
     return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
 
 
+def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
+    experts = architecture.num_experts
+    if ep > 1 and not experts:
+        yield f"pin: {no_experts(architecture, ep)}"
+    elif experts and experts % ep:
+        possible = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        yield f"pin: ep = {ep} does not divide the {experts} experts of {architecture.name}; one of {possible} is required"
+
+
 def build_space(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> Space:
     """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
 
-    Raises `NothingFitsError` when no factorisation of the devices is within the limits.
+    Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
+    what splits no experts of the model.
     """
+    require(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
     rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
     if not len(rows):
         raise NothingFitsError(
