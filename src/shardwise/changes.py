@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.names import did_you_mean
-from shardwise.units import parse_count, parse_quantity, unit_of
+from shardwise.units import EXAMPLES, lacks_unit, parse_count, parse_quantity, unit_of
 
 
 def parse_changes(
@@ -52,7 +52,12 @@ def convert(text: str, like: Any, what: str) -> Any:
     if isinstance(like, int):
         return parse_count(text, what=what) if text != "0" else 0
     if isinstance(like, float) or like is None:
-        return parse_quantity(text, what=what, unit=unit_of(what))
+        value, unit = parse_quantity(text, what=what, unit=unit_of(what)), unit_of(what)
+        if lacks_unit(text, value, unit):
+            raise InputError(
+                f"{what}: found {text!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLES[unit]}"
+            )
+        return value
     if isinstance(like, str):
         return text
     if isinstance(like, tuple) and all(isinstance(part, str) for part in like):

@@ -314,6 +314,11 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
             "peak_flops_per_s = { bf16 = '989 GB/s' }",
             "chip: peak_flops_per_s: bf16: found '989 GB/s'; a number above 0",
         ),
+        ("memory_bytes = 96", 'chip: memory_bytes: found 96; a unit, such as "80 GB", is required'),
+        ("memory_bytes = '96'", "chip: memory_bytes: found '96'; a unit, such as \"80 GB\", is required"),
+        ("runtime_bytes = 1.5", 'chip: runtime_bytes: found 1.5; a unit, such as "80 GB", is required'),
+        ("memory_bytes_per_s = 3350", 'chip: memory_bytes_per_s: found 3350; a unit, such as "3.35 TB/s", is required'),
+        ("peak_flops_per_s = { bf16 = 989 }", "chip: peak_flops_per_s: bf16: found 989; a unit, such as "),
         ("runtime_bytes = -1", "chip: runtime_bytes: found -1; a number of at least 0"),
         ("matmul_fraction = 1.1", "chip: matmul_fraction: found 1.1; a number above 0 and at most 1 is required"),
         ("host_shape = [2, 0]", "chip: host_shape: found [2, 0]; a list of whole numbers of 1 to 10,000,000 is"),
@@ -338,12 +343,14 @@ def test_what_a_chip_without_a_base_needs(tmp_path: Path) -> None:
     assert memory == 'chip: memory_bytes: missing; a number above 0, such as 8e10 or "80 GB", is required'
     assert rate.startswith("chip: memory_bytes_per_s: missing; ")
     assert peaks.startswith("chip: peak_flops_per_s: missing; dense peaks by number format")
-    (empty,) = refused(tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1\nmemory_bytes_per_s = 1")
+    (empty,) = refused(
+        tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1e9\nmemory_bytes_per_s = 1e9"
+    )
     assert empty.startswith("chip: peak_flops_per_s is empty; ")
 
 
 WRONG_TIER = "{ name = '', size = true, bytes_per_s = 0, fraction = 0, hop_latency_s = -1 }"
-HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 2, bytes_per_s = 1 }]"
+HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1e9 }, { name = 'b', size = 2, bytes_per_s = 1e9 }]"
 
 
 @pytest.mark.parametrize(
@@ -359,9 +366,9 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 
         ]),
         ("tiers = [{}]", [f"tiers[0]: {key}: missing; " for key in ("name", "size", "bytes_per_s")]),
         ("tiers = [{ name = 't', size = 8, bytes_per_s = '450 GB' }]", ["tiers[0]: bytes_per_s: found '450 GB'; a number"]),
-        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 6 }]",
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1e9, links = 6 }]",
          ["tiers[0]: links: found 6; a link to each of the 7 others is required"]),
-        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 0 }]",
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1e9, links = 0 }]",
          ["tiers[0]: links: found 0; a whole number of 1 to 10,000,000 is required"]),
         (f"tiers = {HUGE}", ["20,000,000 devices; at most 10,000,000 are planned for"]),
         ("torus = 4", ["torus: found 4; a table with shape, bytes_per_s, hop_latency_s and wrap_rule is required"]),
