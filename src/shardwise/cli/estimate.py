@@ -44,5 +44,5 @@ def _smallest_change(found: Plan, progress: Progress) -> str:
     from shardwise.search.plan import nearest_fitting
 
     return smallest_change(
-        found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout, progress)
+        found, found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout, progress)
     )

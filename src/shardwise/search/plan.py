@@ -14,7 +14,15 @@ from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
+from shardwise.planning.explain import (
+    MEMORY_RESERVE,
+    leaner_losses,
+    loss_would,
+    num_changes,
+    offload_would,
+    smallest_miss,
+    why_slower,
+)
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, versions
 from shardwise.progress import Progress, silent
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
@@ -41,8 +49,9 @@ def plan(
     if not found.best:
         leanest = found.leanest.layout
         priced = estimate(architecture, cluster, job, leanest)
-        offloaded = offload_would(_offloaded(architecture, cluster, job, leanest))
-        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, offloaded=offloaded))
+        remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
+        remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
+        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, remedies=remedies))
     progress("runners-up")
     layout = found.best[0].layout
     chosen = estimate(architecture, cluster, job, layout)

@@ -60,7 +60,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
     """
     priced = reprice(plan)
     terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
-    change = None if priced.estimate.fits else smallest_change(priced.layout, nearest)
+    change = None if priced.estimate.fits else smallest_change(priced, priced.layout, nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
