@@ -18,7 +18,7 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module: str) -> None:
-    found = doctest.testmod(import_module(module), optionflags=doctest.ELLIPSIS)
+    found = doctest.testmod(import_module(module))
     assert found.attempted > 0
     assert found.failed == 0
 

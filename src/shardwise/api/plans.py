@@ -38,7 +38,7 @@ def plan(
     >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
     >>> found.layout.num_devices, found.estimate.fits, found.job.num_seqs
     (8, True, 128)
-    >>> found
+    >>> found  # doctest: +ELLIPSIS
     Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
       fsdp=...
       step ... tokens/s per device, MFU ...%, bound by ...

@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         write(_answer(arguments) + "\n", sys.stdout)
     except ShardwiseError as error:
-        complain(told(error.problems, error.exit_code, as_json=as_json) + "\n")
+        said = told(error.problems, error.exit_code, as_json=as_json)
+        complain((said if as_json else folded(said, terminal_width(sys.stderr))) + "\n")
         return error.exit_code
     except KeyboardInterrupt:
         complain((told(["stopped"], STOPPED, as_json=True) if as_json else "stopped") + "\n")

@@ -136,7 +136,7 @@ class Layout:
             parts.append(f"zero_stage={self.zero_stage}")
         if self.sequence_parallel or self.tp > 1:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
-        if self.cp > 1 or self.cp_variant != "all_gather":
+        if self.cp > 1 or self.cp_variant != CP_VARIANTS[0]:
             parts.append(f"cp_variant={self.cp_variant}")
         if self.expert_tp != self.tp:
             parts.append(f"etp={self.expert_tp}")
