@@ -30,7 +30,7 @@ def demo() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     for run in RUNS:
         print(f"$ shardwise {run}\n", flush=True)
-        code = subprocess.run([sys.executable, "-m", "shardwise.cli", *shlex.split(run)], check=False).returncode
+        code = subprocess.run([sys.executable, "-m", "shardwise", *shlex.split(run)], check=False).returncode
         if code:
             return code
         print(flush=True)

@@ -2,9 +2,12 @@
 
     import shardwise as sw
 
-    sw.plan(sw.load_model("llama-3-70b"), sw.load_cluster("h100:512"), sw.Job(global_batch_tokens=2**22, seq_len=8192))
+    plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
+    print(plan)
 
-Names are loaded when they are first used, so that `import shardwise` is fast and imports no NumPy.
+Plans: `plan`, `plan_clusters`, `explain`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes names and paths, or
+the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when they are
+first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations
@@ -13,81 +16,115 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.api.costs import estimate, memory, roofline, rules
+    from shardwise.api.plans import explain, plan, plan_clusters
     from shardwise.cluster.chip import Chip
     from shardwise.cluster.chips import load_chip
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.load import load_cluster
-    from shardwise.cost.estimate import Estimate, estimate
+    from shardwise.cost.estimate import Estimate
     from shardwise.cost.operations import Operations
-    from shardwise.cost.rules import book_rules
+    from shardwise.cost.roofline import BlockRoofline, KernelRoofline
+    from shardwise.cost.rules import Rule, book_rules
     from shardwise.cost.run import Run, training_run
-    from shardwise.errors import InputError, MissedLimitError, NothingFitsError, ShardwiseError
+    from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, ShardwiseError
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
     from shardwise.model.counts import num_params
     from shardwise.model.load import load_model
     from shardwise.planning.codec import dump_plan, load_plan
-    from shardwise.planning.compare import Limits
+    from shardwise.planning.compare import Comparison, Limits
+    from shardwise.planning.explain import Explanation
+    from shardwise.planning.memory import LayoutMemory
     from shardwise.planning.plan import Plan, plan_layout
-    from shardwise.search.clusters import plan_clusters
-    from shardwise.search.plan import plan
+    from shardwise.progress import Progress
+    from shardwise.search.space import Choices
+    from shardwise.version import __version__
 
 _HOME = {
     "Architecture": "shardwise.model.architecture",
+    "BlockRoofline": "shardwise.cost.roofline",
     "Chip": "shardwise.cluster.chip",
+    "Choices": "shardwise.search.space",
     "Cluster": "shardwise.cluster.cluster",
+    "Comparison": "shardwise.planning.compare",
     "Estimate": "shardwise.cost.estimate",
+    "Explanation": "shardwise.planning.explain",
     "InputError": "shardwise.errors",
     "Job": "shardwise.job",
+    "KernelRoofline": "shardwise.cost.roofline",
     "Layout": "shardwise.layout.layout",
+    "LayoutMemory": "shardwise.planning.memory",
     "Limits": "shardwise.planning.compare",
     "MissedLimitError": "shardwise.errors",
+    "MissingValueError": "shardwise.errors",
     "NothingFitsError": "shardwise.errors",
     "Operations": "shardwise.cost.operations",
     "Plan": "shardwise.planning.plan",
+    "Progress": "shardwise.progress",
+    "Rule": "shardwise.cost.rules",
     "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
+    "__version__": "shardwise.version",
     "book_rules": "shardwise.cost.rules",
     "dump_plan": "shardwise.planning.codec",
-    "estimate": "shardwise.cost.estimate",
+    "estimate": "shardwise.api.costs",
+    "explain": "shardwise.api.plans",
     "load_chip": "shardwise.cluster.chips",
     "load_cluster": "shardwise.cluster.load",
     "load_model": "shardwise.model.load",
     "load_plan": "shardwise.planning.codec",
+    "memory": "shardwise.api.costs",
     "num_params": "shardwise.model.counts",
-    "plan": "shardwise.search.plan",
-    "plan_clusters": "shardwise.search.clusters",
+    "plan": "shardwise.api.plans",
+    "plan_clusters": "shardwise.api.plans",
     "plan_layout": "shardwise.planning.plan",
+    "roofline": "shardwise.api.costs",
+    "rules": "shardwise.api.costs",
     "training_run": "shardwise.cost.run",
 }
 
 __all__ = [
     "Architecture",
+    "BlockRoofline",
     "Chip",
+    "Choices",
     "Cluster",
+    "Comparison",
     "Estimate",
+    "Explanation",
     "InputError",
     "Job",
+    "KernelRoofline",
     "Layout",
+    "LayoutMemory",
     "Limits",
     "MissedLimitError",
+    "MissingValueError",
     "NothingFitsError",
     "Operations",
     "Plan",
+    "Progress",
+    "Rule",
     "Run",
     "ShardwiseError",
+    "__version__",
     "book_rules",
     "dump_plan",
     "estimate",
+    "explain",
     "load_chip",
     "load_cluster",
     "load_model",
     "load_plan",
+    "memory",
     "num_params",
     "plan",
     "plan_clusters",
     "plan_layout",
+    "roofline",
+    "rules",
     "training_run",
 ]
 

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shardwise.errors import InputError
-from shardwise.units import parse_count, parse_quantity, unit_of
+from shardwise.names import did_you_mean
+from shardwise.units import EXAMPLES, lacks_unit, parse_count, parse_quantity, unit_of
 
 
 def parse_changes(
@@ -21,7 +22,9 @@ def parse_changes(
         if not (equals and dot and room in changes and name):
             forms = [f"{one}.NAME=VALUE" for one in rooms]
             listed = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
-            raise InputError(f"--set: found {setting!r}; {listed} is required")
+            raise InputError(
+                f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {listed} is required"
+            )
         changes[room][name] = value.strip()
     return changes
 
@@ -32,7 +35,7 @@ def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
     for name, text in changes.items():
         known = [f.name for f in fields(value)]
         if name not in known:
-            raise InputError(f"--set: {what} has no {name!r}; it has {', '.join(known)}")
+            raise InputError(f"--set: {what} has no {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
         given[name] = convert(text, _like(value, name), f"--set {what}.{name}")
     return replace(value, **given) if given else value
 
@@ -54,7 +57,12 @@ def convert(text: str, like: Any, what: str) -> Any:
     if isinstance(like, int):
         return parse_count(text, what=what) if text != "0" else 0
     if isinstance(like, float) or like is None:
-        return parse_quantity(text, what=what, unit=unit_of(what))
+        value, unit = parse_quantity(text, what=what, unit=unit_of(what)), unit_of(what)
+        if lacks_unit(text, value, unit):
+            raise InputError(
+                f"{what}: found {text!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLES[unit]}"
+            )
+        return value
     if isinstance(like, str):
         return text
     if isinstance(like, tuple) and all(isinstance(part, str) for part in like):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise.errors import InputError
+from shardwise.names import unknown
 
 BYTES_PER_ELEMENT = {
     "fp64": 8.0,
@@ -23,4 +24,4 @@ def bytes_per_element(dtype: str) -> float:
     try:
         return BYTES_PER_ELEMENT[dtype]
     except KeyError:
-        raise InputError(f"dtype: found {dtype!r}; one of {', '.join(BYTES_PER_ELEMENT)} is required") from None
+        raise InputError(f"dtype: {unknown(dtype, BYTES_PER_ELEMENT)}") from None

@@ -6,21 +6,30 @@ ShardwiseError
 │   └── ShardingError     an expression that parses but breaks a rule of shardings
 ├── MissingValueError     a fact that the catalogue does not have a source for (exit code 2)
 ├── NothingFitsError      no legal layout fits in memory (exit code 3)
-└── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
+├── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
+└── OutputError           what was to be printed cannot be written: a full disk (exit code 1)
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
 
+SCHEMA = "shardwise.error/1"
+
 
 class ShardwiseError(Exception):
-    """Base of every error that Shardwise raises on purpose."""
+    """Base of every error that Shardwise raises on purpose. `problems` has a sentence for each thing that is wrong."""
 
     exit_code = 2
+    problems: tuple[str, ...]
+
+    def __init__(self, problem: str = "") -> None:
+        super().__init__(problem)
+        self.problems = (problem,)
 
 
 class InputError(ShardwiseError):
@@ -58,6 +67,25 @@ class MissedLimitError(ShardwiseError):
     """The plan that was found misses its deadline or its budget; the message says by how much and what would do."""
 
     exit_code = 3
+
+
+class OutputError(ShardwiseError):
+    """What was to be printed cannot be written."""
+
+    exit_code = 1
+
+
+def told(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
+    """What a command line says of problems on the error stream: sentences, or with `--json` one line of JSON.
+
+    >>> print(told(["chip: found 'h900'"], 2, as_json=False))
+    error: chip: found 'h900'
+    >>> print(told(["chip: found 'h900'"], 2, as_json=True))
+    {"schema": "shardwise.error/1", "error": {"problems": ["chip: found 'h900'"], "exit_code": 2}}
+    """
+    if as_json:
+        return json.dumps({"schema": SCHEMA, "error": {"problems": list(problems), "exit_code": exit_code}})
+    return "error: " + "\n".join(problems)
 
 
 def require(violations: Sequence[str]) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.errors import require
 from shardwise.loss import LOSSES
+from shardwise.names import did_you_mean
 from shardwise.precision import PRECISIONS, Precision, precision_named
+from shardwise.units import binary_reading
 
 __all__ = ["OVERLAPS", "PRECISIONS", "Job", "Overlap", "Precision", "precision_named"]
 
 Overlap = Literal["per_axis", "sum", "max"]
 OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
+USUAL_SEQ_LEN = 4096  # tokens of a sequence where nobody says, as `memory` allows
 MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
 
 
@@ -54,22 +58,34 @@ class Job:
                 f"the nearest batches are {low} and {low + self.seq_len}" if low else f"the smallest is {self.seq_len}"
             )
             problems.append(
-                f"job: a batch of {self.global_batch_tokens} tokens is no whole number of sequences of {self.seq_len}; "
-                f"{nearest} tokens"
+                f"job: a batch of {self.global_batch_tokens} tokens is no whole number of sequences of {self.seq_len}"
+                f"{self._binary_sizes()}; {nearest} tokens"
             )
         if self.tokens is not None and not self.tokens > 0:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
-        if self.precision not in PRECISIONS:
-            problems.append(f"job: precision is {self.precision!r}; one of {', '.join(PRECISIONS)} is required")
-        if self.overlap not in (None, *OVERLAPS):
-            problems.append(f"job: overlap is {self.overlap!r}; one of {', '.join(OVERLAPS)} is required")
-        if self.loss not in (None, *LOSSES):
-            problems.append(f"job: loss is {self.loss!r}; one of {', '.join(LOSSES)} is required")
+        choices: Mapping[str, Collection[str]] = {"precision": PRECISIONS, "overlap": OVERLAPS, "loss": LOSSES}
+        problems += [
+            f"job: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)} is required"
+            for name, allowed in choices.items()
+            if (value := getattr(self, name)) not in allowed and (value is not None or name == "precision")
+        ]
         if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
             problems.append(
                 f"job: document_tokens is {self.document_tokens!r}; a whole number of at least 1, at most seq_len, is required"
             )
         require(problems)
+
+    def _binary_sizes(self) -> str:
+        """Batch and sequence in binary units, where these come out even and one of the two is written in decimal ones."""
+        given = (self.global_batch_tokens, self.seq_len)
+        batches, lengths = ([(one, ""), *filter(None, [binary_reading(one)])] for one in given)
+        meant = (
+            (f"a batch of {batch_text}" * bool(batch_text), f"sequences of {text}" * bool(text))
+            for batch, batch_text in batches
+            for length, text in lengths
+            if batch % length == 0
+        )
+        return next((f" (did you mean {' and '.join(filter(None, words))}?)" for words in meant), "")
 
     @property
     def convention(self) -> Overlap:

@@ -3,17 +3,72 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import re
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from shardwise.errors import told
+from shardwise.names import did_you_mean, unknown
+from shardwise.output import complain, write
+
+FLAG = re.compile(r"(-[-A-Za-z][^\s=]*)(?:=.*)?", re.DOTALL)  # a negative number is none
+USAGE = 2  # exit code of a command line that is wrong
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser to which an empty text is no value: it is not taken for an argument that was left out."""
+    """A parser that says which flag or choice is nearest to one that it does not know, and with `--json` says it as JSON.
+
+    An empty text is no value to it: it is not taken for an argument that was left out.
+    """
+
+    as_json = False
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         """As argparse has it; what takes a value takes one that is not empty, but for a layout: it has every default."""
         if settings.get("action", "store") in ("store", "append"):
             settings.setdefault("type", not_empty)
         return super().add_argument(*names, **settings)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse has it, after a look at the flags: argparse names those that are missing before those that are wrong."""
+        words = sys.argv[1:] if args is None else list(args)
+        self.as_json = asks_for_json(words)
+        known = self._option_string_actions
+        wrong = [flag for flag in self._flags(words) if not any(name.startswith(flag) for name in known)]
+        if wrong:
+            self.error(f"unrecognized arguments: {', '.join(flag + did_you_mean(flag, known) for flag in wrong)}")
+        return super().parse_known_args(words, namespace)
+
+    def _flags(self, words: Sequence[str]) -> list[str]:
+        """The words that are flags of this parser; behind a verb they are the verb's."""
+        flags = [FLAG.fullmatch(word) for word in takewhile(lambda word: word != "--", words)]
+        mine = takewhile(bool, flags) if self._subparsers else flags
+        return [flag[1] for flag in mine if flag]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown(value, action.choices))
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, after the usage; with `--json` as JSON alone. Exits with 2."""
+        if self.as_json:
+            self.exit(USAGE, told([message], USAGE, as_json=True) + "\n")
+        super().error(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file in (None, sys.stderr):
+            complain(message)
+        else:
+            write(message, file)
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Whether a command line asks for its answer as JSON, and so for its errors."""
+    return "--json" in takewhile(lambda word: word != "--", words)
 
 
 def not_empty(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
+from shardwise.names import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,5 +164,5 @@ PRECISIONS = {
 def precision_named(name: str) -> Precision:
     """A recipe by name. Raises `InputError` that lists the names."""
     if name not in PRECISIONS:
-        raise InputError(f"precision: found {name!r}; one of {', '.join(PRECISIONS)} is required")
+        raise InputError(f"precision: {unknown(name, PRECISIONS)}")
     return PRECISIONS[name]

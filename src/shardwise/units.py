@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from shardwise.errors import InputError
 
@@ -36,6 +37,11 @@ _UNITS = {
     "B": "B",
 }  # as written, and what they are
 EXAMPLES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
+
+
+# The least that a chip or a network has of each: a bare number below it was meant in GB, GB/s or TFLOP/s. The smallest values of
+# the catalogue are a thousand times as large.
+LEAST: Mapping[str, float] = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9}
 
 
 def unit_of(name: str) -> str:
@@ -71,6 +77,16 @@ def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | Non
     if not math.isfinite(value):
         raise InputError(f"{what}: found {text!r}; a finite number is required")
     return value
+
+
+def lacks_unit(given: object, value: float, unit: str) -> bool:
+    """Whether a value of a chip or a network was given as a number without a prefix or unit, too small to be meant so.
+
+    >>> lacks_unit("96", 96.0, "B"), lacks_unit("96GB", 96e9, "B"), lacks_unit(9.6e10, 9.6e10, "B"), lacks_unit("0", 0.0, "B")
+    (True, False, False, False)
+    """
+    bare = not isinstance(given, str) or not given.strip()[-1:].isalpha()
+    return bare and 0 < value < LEAST.get(unit, 0.0)
 
 
 def parse_count(text: str | float, *, what: str) -> int:
@@ -130,6 +146,19 @@ def format_count(value: float) -> str:
         if value >= scale * 0.9995:
             return f"{value / scale:.3g}{prefix}"
     return f"{value:.3g}"
+
+
+def binary_reading(value: int) -> tuple[int, str] | None:
+    """The number with its decimal prefix read as the binary one, and how that is written; None where it is no short number.
+
+    >>> binary_reading(4_000_000), binary_reading(1_500_000), binary_reading(8000), binary_reading(5001)
+    ((4194304, '4Mi'), (1572864, '1.5Mi'), (8192, '8Ki'), None)
+    """
+    prefix = next((name for name in ("T", "G", "M", "k") if value >= _PREFIXES[name]), None)
+    if prefix is None:
+        return None
+    count, binary = value / _PREFIXES[prefix], _PREFIXES[f"{prefix.upper()}i"]
+    return (int(count * binary), f"{count:g}{prefix.upper()}i") if (count * binary).is_integer() else None
 
 
 def counted(number: int, thing: str) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardwise.bench import shapes
 from shardwise.bench.clock import REPEATS, timed, timing
+from shardwise.bench.processes import together
 from shardwise.bench.record import append, key_of, left_over, measured_before
 from shardwise.cli import main
 from shardwise.cluster.load import load_cluster
@@ -68,7 +73,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["matmul", "--dtype", "fp8"], ["--dtype fp8", "bf16"]),
+        (["matmul", "--dtype", "fp8"], ["--dtype: found 'fp8'", "bf16"]),
         (["matmul", "--device", "cuda"], ["no GPU", "--device cpu"]),
         (["collectives", "--processes", "1"], ["--processes 1", "2 or more"]),
         (["collectives", "--processes", "many"], ["--processes", "many"]),
@@ -120,3 +125,19 @@ def test_each_shape_once(kind: str, device: str) -> None:
     found = [key_of(line) for line in shapes.shapes(kind, device, ("bf16",), 8)]
     assert found
     assert len(found) == len(set(found))
+
+
+def _for_ever(rank: int, size: int, place: torch.device, given: object) -> Iterator[int]:
+    yield rank
+    while True:
+        signal.pause()
+
+
+def test_processes_end_when_nobody_listens_any_more() -> None:
+    """As after Ctrl-C: the one that measures ends those that it started, which never hear it."""
+    found = together(_for_ever, None, "cpu", 2, 2)
+    assert next(found) == 0
+    started = active_children()
+    assert len(started) == 2
+    found.close()  # type: ignore[attr-defined]
+    assert not any(one.is_alive() for one in started)

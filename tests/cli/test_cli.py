@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import shardwise as sw
 from shardwise.cli import build_parser, main
 from shardwise.planning.codec import load_plan, parse_plan, plan_payload
 from shardwise.planning.explain import RESOLUTION
+from shardwise.planning.plan import versions
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
@@ -162,6 +167,8 @@ def test_verbs_and_flags() -> None:
         for name, parser in verbs.choices.items()
     }
     assert found == FLAGS
+    top = {flag for action in build_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    assert top == {"--help", "--version"}
 
 
 def test_plan_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,6 +296,16 @@ def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert payload["job"]["overlap"] == "sum"
 
 
+def test_a_number_of_bytes_needs_no_unit_where_it_is_one_that_a_chip_can_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for value in ("9.6e10", "96000000000", "96G", "96 GB"):
+        _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8", "--json", "--set", f"chip.memory_bytes={value}")
+        assert json.loads(out)["estimate"]["memory_capacity_bytes"] == 96e9
+    code, _, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8", "--set", "chip.runtime_bytes=0")
+    assert code == 0
+
+
 def test_set_changes_how_the_run_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "run.pue=1.1",
                     "--set", "chip.price_usd_per_hour=2.5", "--set", "chip.price_date=2026-01-01")  # fmt: skip
@@ -367,6 +384,17 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),
     ([*PLAN, "--set", "run.pue=0.5"], ["pue is 0.5", "1 to 10 is required"]),
+    (
+        [*PLAN, "--set", "chip.memory_bytes=96"],
+        ["--set chip.memory_bytes: found '96', which is 96 B; a unit is required, such as 80 GB"],
+    ),
+    (
+        [*PLAN, "--set", "chip.memory_bytes_per_s=3.35"],
+        ["found '3.35', which is 3.35 B/s; a unit is required, such as 3.35 TB/s"],
+    ),
+    ([*PLAN, "--set", "model.num_layer=8"], ["no 'num_layer' (did you mean 'num_layers'?)"]),
+    ([*PLAN, "--set", "modle.num_layers=8"], ["found 'modle.num_layers=8' (did you mean 'model'?)"]),
+    ([*ESTIMATE, "--layout", "fsdp=8 recompte=full"], ["found 'recompte=full' (did you mean 'recompute'?)"]),
     *(
         (
             [verb, "gpt-2", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "4096", *layout],
@@ -494,3 +522,10 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
     assert times[1] < 0.92 * times[0]
     assert main([*PLAN, *ADAPTERS[:2]]) == 2
     assert "lora_targets = none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.cli"]])
+def test_the_package_runs_as_a_module(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"shardwise {sw.__version__}\n", "")
+    assert sw.__version__ == metadata.version("shardwise") == versions()["shardwise"]

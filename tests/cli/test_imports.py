@@ -28,9 +28,16 @@ def test_importing_the_package_loads_no_numpy() -> None:
     assert not loaded_modules("import shardwise") & HEAVY
 
 
+def test_the_version_is_read_when_it_is_asked_for() -> None:
+    code = "import shardwise, sys; print('importlib.metadata' in sys.modules, shardwise.__version__ != '')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--version"],
         ["--help"],
         ["plan", "--help"],
         ["estimate", "--help"],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardwise.cli import show
+from shardwise.cli.show_networks import cluster_names
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.stacks import calibration_of, fitted, stack_named, stack_names
@@ -43,6 +44,30 @@ def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) ->
     for name in names:
         assert sum(line.split()[0] == name for line in text.splitlines() if line) == 1
     assert max(map(len, text.splitlines())) <= 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "names"),
+    [
+        ("models", "Qwen3", model_names()),
+        ("chips", "v5", chip_names()),
+        ("precisions", "fp8", PRECISIONS),
+        ("stacks", "nemo", stack_names()),
+        ("clusters", "v5", cluster_names()),
+    ],
+)
+def test_a_part_of_a_name_shows_all_that_have_it(kind: str, text: str, names: tuple[str, ...]) -> None:
+    wanted = [name for name in names if text.lower() in name]
+    assert 1 < len(wanted) <= len(names)
+    assert [entry["name"] for entry in payload(kind, text)["entries"]] == wanted
+    lines = shown(kind, text).splitlines()
+    assert [line.split()[0] for line in lines if line.split() and line.split()[0] in names] == wanted
+
+
+def test_a_name_that_is_a_part_of_another_is_that_entry() -> None:
+    assert {"eager", "eager_2023"} <= set(stack_names())
+    assert [entry["name"] for entry in payload("stacks", "eager")["entries"]] == ["eager"]
+    assert shown("stacks", "eager").startswith("eager: a stack of the kind eager")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +140,12 @@ def test_what_no_run_measured_says_so() -> None:
     (entry,) = payload("stacks", "fused", "--chip", "mi300x")["entries"]
     assert entry["values"]["stack.exposed"]["source"].endswith("usual of its kind, fused")
     assert entry["values"]["chip.matmul_fraction"]["source"].endswith("no run of mi300x: what is expected of any chip")
-    for wrong in (("stacks", "nemo"), ("stacks", "nemo-25", "--chip", "h1"), ("chips", "--chip", "h100")):
+    for wrong in (
+        ("stacks", "nemoo"),
+        ("stacks", "nemo", "--chip", "h100"),
+        ("stacks", "nemo-25", "--chip", "h1"),
+        ("chips", "--chip", "h100"),
+    ):
         with pytest.raises(InputError):
             shown(*wrong)
 
@@ -180,11 +210,11 @@ def test_what_was_not_measured_has_no_source() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("chips", "h1000"), "chip: found 'h1000'; the catalogue has "),
+        (("chips", "h1000"), "chip: found 'h1000' (did you mean 'h100'?); the catalogue has "),
         (("models", "nope"), "model: found 'nope'; the catalogue has "),
-        (("clusters", "h100"), "cluster: found 'h100'; CHIP:COUNT"),
+        (("clusters", "h1000"), "cluster: found 'h1000'; CHIP:COUNT"),
         (("clusters", "nowhere.toml"), "cluster: cannot read nowhere.toml"),
-        (("precisions", "bf17"), "precision: found 'bf17'; one of "),
+        (("precisions", "bf17"), "precision: found 'bf17' (did you mean 'bf16'?); one of "),
     ],
 )
 @pytest.mark.parametrize("json_flag", [(), ("--json",)])

@@ -85,17 +85,6 @@ def test_it_is_run_again_only_with_force(capsys: pytest.CaptureFixture[str], tex
     assert run(capsys, *arguments, "--force") == first
 
 
-def test_progress_is_for_terminals(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: Path, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    code, out, err = run(capsys, text, "--out", tmp_path / "data", "--vocab-size", "300")
-    assert code == 0
-    assert "encoded 8 of 8 documents" in err
-    assert err.endswith("\r\x1b[K"), "the line is empty at the end"
-    assert "encoded" not in out
-
-
 WRONG = [
     (["--out", "data"], "found no text; a folder, a file or --python-library SIZE is required"),
     (["none", "--out", "data"], "none: no such file or folder"),

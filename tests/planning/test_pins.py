@@ -72,6 +72,28 @@ def test_a_pinned_value_that_is_not_listed_is_searched_all_the_same() -> None:
     assert found.search.space["micro_batch_seqs"] == [7]
 
 
+@pytest.mark.parametrize(
+    ("model", "ep", "problem"),
+    [
+        ("llama-3-8b", 8, "pin: llama-3-8b has no experts for ep = 8 or an etp to split; leave both out"),
+        ("mixtral-8x7b", 3, "pin: ep = 3 does not divide the 8 experts of mixtral-8x7b; one of 1, 2, 4, 8 is required"),
+    ],
+)
+def test_experts_that_a_model_lacks_are_wrong_input(
+    model: str, ep: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [model if word == "llama-3-8b" else word for word in PLAN]
+    assert main([*words, "--pin", f"ep={ep}"]) == 2
+    assert capsys.readouterr().err == f"error: {problem}\n"
+
+
+def test_a_layout_with_experts_that_a_model_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *PLAN[1:], "--layout", "fsdp=16 ep=8"]) == 2
+    expected = "layout: experts: llama-3-8b has no experts for ep = 8 or an etp to split; leave both out"
+    assert capsys.readouterr().err == f"error: {expected}\n"
+    assert main([*PLAN, "--pin", "ep=1"]) == main([*PLAN, "--max", "ep=8"]) == 0  # which ask for nothing more
+
+
 def test_the_default_space_is_not_narrowed() -> None:
     assert Choices().narrowed({}, {}) == Choices()
     whole = build_space(MODEL, JOB, 16, Choices())

@@ -216,7 +216,9 @@ def test_every_verb_about_a_job_takes_a_stack(verb: str, capsys: pytest.CaptureF
     assert run(capsys, verb, *WORDS, *layout, "--stack", "fused")[0] == 0
     code, _, err = run(capsys, verb, *WORDS, *layout, "--stack", "nemo")
     assert code == 2
-    assert err.startswith("error: stack: found 'nemo'; the stacks are llm-foundry-torch1, ")
+    assert err.startswith(
+        "error: stack: found 'nemo' (did you mean 'nemo-24' or 'nemo-25'?); the stacks are llm-foundry-torch1, "
+    )
 
 
 def test_several_clusters_are_predicted_alike(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from train.stand_in import World, small_plan
 
 from shardwise.job import Job
@@ -14,13 +15,16 @@ from shardwise.train import probe as module
 from shardwise.train.probe import probe
 
 
-def test_larger_products_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUDGET_S", 0.0)
     world = World(0, 1, torch.device("cpu"))
     small = small_plan()
     wide = replace(small.model, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=16, head_dim=64)
     job = Job(global_batch_tokens=1024, seq_len=1024, precision="fp32")
-    found = [probe(plan, world) for plan in (small, plan_layout(wide, small.cluster, job, small.layout))]
-    assert [one.keys() for one in found] == [{"products", "memory"}] * 2
-    assert found[1]["products"] > 4 * found[0]["products"]  # 64 times the FLOPs
-    assert all(seconds > 0 for one in found for seconds in one.values())
+    plans, runs = (small, plan_layout(wide, small.cluster, job, small.layout)), module.WARM_UPS + module.REPEATS
+    for plan, (m, k, n) in zip(plans, ((256, 256, 256), (1024, 1024, 4096)), strict=True):
+        with FlopCounterMode(display=False) as counter:
+            found = probe(plan, world)
+        assert found.keys() == {"products", "memory"}
+        assert all(seconds > 0 for seconds in found.values())
+        assert counter.get_total_flops() == runs * 2 * m * k * n

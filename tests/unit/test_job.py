@@ -19,6 +19,28 @@ def test_a_batch_is_whole_sequences() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "meant"),
+    [
+        (4_000_000, 8192, "a batch of 4Mi"),
+        (1_500_000, 4096, "a batch of 1.5Mi"),
+        (4 * 2**20, 8000, "sequences of 8Ki"),
+        (1_000_000, 16_000, "a batch of 1Mi and sequences of 16Ki"),
+    ],
+)
+def test_decimal_sizes_that_do_not_come_out_say_the_binary_ones(batch: int, seq_len: int, meant: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Job(global_batch_tokens=batch, seq_len=seq_len)
+    assert f" (did you mean {meant}?); the nearest batches" in str(caught.value)
+
+
+@pytest.mark.parametrize(("batch", "seq_len"), [(1_000_000, 3000), (4096 * 3 + 1, 4096), (10_000, 4096)])
+def test_where_the_binary_sizes_do_not_come_out_either_they_are_not_said(batch: int, seq_len: int) -> None:
+    with pytest.raises(InputError) as caught:
+        Job(global_batch_tokens=batch, seq_len=seq_len)
+    assert "did you mean" not in str(caught.value)
+
+
 def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
     with pytest.raises(InputError, match="the smallest is 4096 tokens"):
         Job(global_batch_tokens=100, seq_len=4096)

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 
 from shardwise.bench.clock import Timing, timed
 from shardwise.errors import InputError
+from shardwise.names import unknown
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
@@ -18,7 +19,7 @@ def measure(line: Mapping[str, Any], device: str) -> Timing:
     """Time what a line describes. Raises `InputError` for a format that this verb cannot run."""
     dtype = line.get("dtype", "bf16")
     if dtype not in DTYPES:
-        raise InputError(f"bench: found --dtype {dtype}; one of {', '.join(DTYPES)} is required")
+        raise InputError(f"bench: --dtype: {unknown(dtype, DTYPES)}")
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     run = MAKERS[line["bench"]](line, device, DTYPES[dtype])
     return timed(run, device)

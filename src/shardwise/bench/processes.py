@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
@@ -31,19 +32,22 @@ def together(work: Work, given: Any, device: str, num_processes: int, wanted: in
     """
     with tempfile.TemporaryDirectory() as folder:
         queue = get_context("spawn").SimpleQueue()
-        with _threads(num_processes):
+        with _threads(num_processes), _ctrl_c_held():
             joined: Any = spawn(  # type: ignore[no-untyped-call]
                 _process,
                 (work, given, num_processes, device, str(Path(folder) / "store"), queue),
                 num_processes,
                 join=False,
             )
-        for _ in range(wanted):
-            while queue.empty():
-                _alive(joined)
-                time.sleep(0.01)
-            yield queue.get()
-        joined.join()
+        try:
+            for _ in range(wanted):
+                while queue.empty():
+                    _alive(joined)
+                    time.sleep(0.01)
+                yield queue.get()
+            joined.join()
+        finally:
+            _end(joined.processes)
 
 
 def _alive(joined: Any) -> None:
@@ -65,6 +69,24 @@ def _threads(num_processes: int) -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop("OMP_NUM_THREADS", None)
+
+
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Ctrl-C waits: processes that start here never hear it, and leave it to this one to end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """End those that still run: after Ctrl-C, or where one has failed."""
+    for one in processes:
+        if one.is_alive():
+            one.kill()
+        one.join()
 
 
 def _process(rank: int, work: Work, given: Any, size: int, device: str, store: str, queue: Any) -> None:

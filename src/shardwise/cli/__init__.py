@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from shardwise.cli import (
     bench,
@@ -24,8 +25,10 @@ from shardwise.cli import (
     train,
     validate,
 )
-from shardwise.errors import ShardwiseError
-from shardwise.parser import Parser
+from shardwise.cli.terminal import ProgressLine, folded, terminal_width
+from shardwise.errors import ShardwiseError, told
+from shardwise.output import complain, write
+from shardwise.parser import Parser, asks_for_json
 
 VERBS = (
     plan,
@@ -46,7 +49,19 @@ VERBS = (
     reconcile,
 )
 
+SHOW_THEMSELVES = ("train",)  # verbs with lines of their own for what is being done
 STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
+READER_LEFT = 0  # `| head` has all that it wanted
+
+
+class _Version(argparse.Action):
+    """Print the version, which takes longer to find than to parse a command line."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from shardwise.version import __version__
+
+        write(f"shardwise {__version__}\n", sys.stdout)
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="shardwise",
         description="How to shard a large transformer for training, what it costs, and what bounds it.",
+        epilog="With --json an error is JSON too. Exit codes: 0 fine, 1 the output cannot be written, 2 the input is wrong, "
+        "3 nothing fits or a limit is missed, 130 stopped by Ctrl-C.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         verb.configure(verbs)
@@ -62,16 +80,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 fine, 2 the input is wrong, 3 nothing fits or a limit is missed, 130 stopped by Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
+    """Run one verb. Exit codes: 0 fine, 1 the output cannot be written, 2 the input is wrong, 3 nothing fits or a limit is
+    missed, 130 stopped by Ctrl-C."""
+    as_json = asks_for_json(sys.argv[1:] if argv is None else argv)
     try:
-        print(arguments.run(arguments))
+        arguments = build_parser().parse_args(argv)
+        write(_answer(arguments) + "\n", sys.stdout)
     except ShardwiseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        said = told(error.problems, error.exit_code, as_json=as_json)
+        complain((said if as_json else folded(said, terminal_width(sys.stderr))) + "\n")
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        complain((told(["stopped"], STOPPED, as_json=True) if as_json else "stopped") + "\n")
         return STOPPED
     except BrokenPipeError:
-        sys.stderr.close()
+        return READER_LEFT
     return 0
+
+
+def _answer(arguments: argparse.Namespace) -> str:
+    """What a verb prints: on a terminal in its width, but for what programs read."""
+    with ProgressLine(arguments.verb, None if arguments.verb in SHOW_THEMSELVES else sys.stderr) as arguments.progress:
+        text: str = arguments.run(arguments)
+    for_programs = arguments.json or getattr(arguments, "emit", None)
+    return text if for_programs else folded(text, terminal_width())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.changes import convert, parse_changes, replaced
+from shardwise.changes import parse_changes, replaced
 from shardwise.errors import InputError, collect
 from shardwise.units import parse_count, parse_quantity
 
@@ -186,49 +186,11 @@ def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
     return job
 
 
-def parse_layout_text(text: str, model: Architecture, job: Job) -> Layout:
-    """A layout such as "tp=8 pp=4 fsdp=16 recompute=selective", by the payload's keys.
+def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--layout") -> Layout:
+    """The layout of a flag's text: `Layout.parse`, and what follows from it for a model and job may be said too."""
+    from shardwise.layout.text import layout_of, parse_fields
+    from shardwise.planning.codec import DERIVED, settled_layout
 
-    What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the schedule that
-    goes with the stages, layers dealt out evenly. A placement is written `tp,cp,fsdp,dp,pp@0,1`: axes from the innermost,
-    then levels.
-    """
-    from shardwise.layout.layout import Layout
-    from shardwise.planning.codec import DERIVED, parse_layout
-    from shardwise.schedule.closed_form import natural_schedule
-
-    like = {f.name: f.default for f in fields(Layout)} | {
-        "num_micro_batches": 1,
-        "max_seqs_per_replica": 1,
-        "placement": "",
-    }
-    payload: dict[str, Any] = {}
-    for word in text.split():
-        key, equals, value = word.partition("=")
-        if not equals or key not in (*like, *DERIVED):
-            raise InputError(f"--layout: found {word!r}; KEY=VALUE with a key of {', '.join(like)} is required")
-        if key in payload:
-            raise InputError(f"--layout: {key} is given twice")
-        payload[key] = _layout_value(key, value, like.get(key))
-    fsdp, tp, pp = (payload.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
-    payload.setdefault("zero_stage", 3 if fsdp > 1 else 0)
-    payload.setdefault("sequence_parallel", tp > 1)
-    payload.setdefault("schedule", natural_schedule(pp, payload.get("num_virtual_stages", 1)))
-    return parse_layout(payload, model, job)
-
-
-def _layout_value(key: str, text: str, like: Any) -> Any:
-    if key == "placement":
-        axes, at, levels = text.partition("@")
-        if not at or not all(level.isdecimal() for level in levels.split(",")):
-            raise InputError(
-                f"--layout: placement: found {text!r}; AXES@LEVELS is required, such as tp,cp,fsdp,dp,pp@0,1"
-            )
-        return {"axes": axes.split(","), "levels": [int(level) for level in levels.split(",")]}
-    if key == "layers_per_stage":
-        return [parse_count(part, what="--layout: layers_per_stage") for part in text.strip("[]").split(",")]
-    if key == "etp":
-        return None if text.lower() == "none" else parse_count(text, what="--layout: etp")
-    if key == "recompute_layers":
-        return None if text == "all" else parse_count(text, what=f"--layout: {key}")
-    return convert(text, like, f"--layout: {key}")
+    found = parse_fields(text, what=flag, also=DERIVED)
+    given = {key: found.pop(key) for key in DERIVED if key in found}
+    return settled_layout(layout_of(found), given, model, job)

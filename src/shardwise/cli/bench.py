@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +80,7 @@ def run(arguments: argparse.Namespace) -> str:
         lines.append(whole)
         if out:
             append(out, whole)
-        if sys.stderr.isatty():
-            print(f"bench: {number} of {len(todo)}", end="\r", file=sys.stderr, flush=True)
+        arguments.progress("micro-benchmarks", number, len(todo))
     if arguments.json:
         return json.dumps({"schema": SCHEMA, "machine": machine, "lines": lines}, indent=2)
     return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
@@ -109,7 +107,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
         if not arguments.out.endswith(".toml"):
             raise InputError(f"bench: found --out {arguments.out}; a name that ends in .toml is required for a machine")
         require_writable(arguments.out)
-    found = machine(processes)
+    found = machine(processes, progress=arguments.progress)
     if arguments.out is not None:
         write(found, Path(arguments.out))
     if arguments.json:
@@ -141,11 +139,12 @@ def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, 
     from shardwise.bench.kernels import DTYPES
     from shardwise.bench.shapes import KINDS, shapes
     from shardwise.errors import InputError
+    from shardwise.names import unknown
 
     dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
-    unknown = [name for name in dtypes if name not in DTYPES]
-    if unknown:
-        raise InputError(f"bench: found --dtype {unknown[0]}; one of {', '.join(DTYPES)} is required")
+    strange = [name for name in dtypes if name not in DTYPES]
+    if strange:
+        raise InputError(f"bench: --dtype: {unknown(strange[0], DTYPES)}")
     processes = _processes(arguments, device)
     kinds = KINDS if arguments.what == "all" else (arguments.what,)
     if "collectives" in kinds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
         lambda: read_rows(arguments.runs, "--runs") if arguments.runs is not None else (),
         lambda: _out(arguments.out),
     )
-    found = fit_own(own, rows, arguments.bench, stack, _progress)
+    found = fit_own(own, rows, arguments.bench, stack, arguments.progress)
     source = _source(found, arguments.runs, arguments.bench)
     name = arguments.name or (out.stem if out else own.nominal.name)
     if out:
@@ -90,12 +89,6 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(calibrate_payload(found, name, source), indent=2)
     return calibrate_text(found, source, arguments.out)
-
-
-def _progress(text: str) -> None:
-    """What is being done, for whoever watches."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
 
 
 def _out(text: str | None) -> Path | None:

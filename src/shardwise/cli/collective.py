@@ -81,11 +81,12 @@ def parse_operation(text: str) -> Operation:
     """The operation that OP names, with "-" or "_"."""
     from shardwise.cost.nccl import OPERATIONS
     from shardwise.errors import InputError
+    from shardwise.names import unknown
 
     for operation in OPERATIONS:
         if text.lower().replace("-", "_") == operation:
             return operation
-    raise InputError(f"OP: found {text!r}; one of {', '.join(OPERATIONS).replace('_', '-')} is required")
+    raise InputError(f"OP: {unknown(text, [name.replace('_', '-') for name in OPERATIONS])}")
 
 
 def array_bytes(text: str, dtype: str) -> float:

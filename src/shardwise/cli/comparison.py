@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shardwise.cli.interval import INTERVAL, span_text
+from shardwise.cli.table import Row, table
 from shardwise.planning.compare import Comparison, Contender
+from shardwise.progress import Progress, silent
 from shardwise.search.clusters import misses, remedies
 from shardwise.units import format_count, format_days, format_energy, format_seconds, format_usd
 
@@ -70,14 +72,11 @@ def comparison_table(comparison: Comparison) -> str:
         ("days", "chip-hours", "price", "cost", "energy"), not any(one.run for one in comparison.contenders)
     )
     names = [name for name in COLUMNS if not unasked.get(name)]
-    rows = [["cluster", *names]]
-    rows += [[one.cluster, *(COLUMNS[name](one) for name in names)] for one in comparison.contenders]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append(("* " if number - 1 == comparison.chosen else "  ") + "  ".join(cells))
-    return "\n".join(lines)
+    rows: list[Row] = [("  cluster", *names)]
+    for number, one in enumerate(comparison.contenders):
+        mark = "* " if number == comparison.chosen else "  "
+        rows.append((mark + one.cluster, *(COLUMNS[name](one) for name in names)))
+    return table(rows, right=range(1, len(rows[0])))
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -102,7 +101,7 @@ def _absent(comparison: Comparison) -> Iterator[str]:
             yield f"{one.cluster}: no sourced {', '.join(one.run.missing)} of {one.chip}, so what follows from it is left out"
 
 
-def near_miss(comparison: Comparison, choices: Choices | None) -> Iterator[str]:
+def near_miss(comparison: Comparison, choices: Choices | None, progress: Progress = silent) -> Iterator[str]:
     """What each cluster misses, and for the one that misses by the least what would do."""
     limits = comparison.limits
     planned = [(one, one.plan, one.run) for one in comparison.contenders if one.plan and one.run]
@@ -111,5 +110,5 @@ def near_miss(comparison: Comparison, choices: Choices | None) -> Iterator[str]:
         yield from (f"{one.cluster}: {line}" for line in missed)
     by_days = limits.deadline_s is not None
     nearest, plan, _ = min(planned, key=lambda found: found[2].days if by_days else found[2].usd or math.inf)
-    for line in remedies(plan, limits, choices=choices):
+    for line in remedies(plan, limits, choices=choices, progress=progress):
         yield f"what would do for {nearest.cluster}: {line}"

@@ -10,6 +10,7 @@ from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
+    from shardwise.progress import Progress
 
 
 def configure(verbs: Any) -> None:
@@ -31,15 +32,17 @@ def run(arguments: argparse.Namespace) -> str:
     model, cluster, job = resolve(arguments)
     layout = parse_layout_text(arguments.layout, model, job)
     found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
-    change = None if found.estimate.fits else _smallest_change(found)
+    change = None if found.estimate.fits else _smallest_change(found, arguments.progress)
     if arguments.json:
         return json.dumps(plan_payload(found) | ({"smallest_change": change} if change else {}), indent=2)
     return plan_report(found, smallest_change=change)
 
 
-def _smallest_change(found: Plan) -> str:
+def _smallest_change(found: Plan, progress: Progress) -> str:
     """What to change so that the layout fits; only here is something searched."""
     from shardwise.planning.explain.against import smallest_change
     from shardwise.search.plan import nearest_fitting
 
-    return smallest_change(found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout))
+    return smallest_change(
+        found, found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout, progress)
+    )

@@ -8,15 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import parse_layout_text
-from shardwise.errors import InputError
 
 if TYPE_CHECKING:
-    from shardwise.layout.layout import Layout
     from shardwise.planning.explain.against import Against, Difference
     from shardwise.planning.explain.report import Explanation
     from shardwise.planning.explain.story import Share
     from shardwise.planning.explain.terms import Term
-    from shardwise.planning.plan import Plan
 
 EPILOG = """examples:
   shardwise explain plan.json
@@ -45,20 +42,13 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.search.plan import nearest_fitting
 
     plan = load_plan(arguments.plan)
-    other = None if arguments.against is None else _other(arguments.against, plan)
+    against = arguments.against
+    other = None if against is None else parse_layout_text(against, plan.model, plan.job, "--against")
     found = explain(
-        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout),
+        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
         other=other, term_name=arguments.term,
     )  # fmt: skip
     return json.dumps(explanation_payload(found), indent=2) if arguments.json else report(found)
-
-
-def _other(text: str, plan: Plan) -> Layout:
-    """The layout to compare with; what is wrong with it is said under this verb's flag."""
-    try:
-        return parse_layout_text(text, plan.model, plan.job)
-    except InputError as error:
-        raise InputError(*(problem.replace("--layout:", "--against:", 1) for problem in error.problems)) from None
 
 
 def report(found: Explanation) -> str:

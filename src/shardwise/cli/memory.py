@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, svg_name
+from shardwise.job import USUAL_SEQ_LEN
 
 if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "shardwise.memory/1"
 BAR = 28
-SEQ_LEN = 4096  # of a job that does not say
 BATCH = "micro-batches that fill the pipeline, for every replica"
 # Terms of an estimate by what they are for, in the order of `terms.MEMORY_TERMS`.
 GROUPS = {
@@ -35,7 +34,7 @@ def configure(verbs: Any) -> None:
         "memory", help="say what fills the devices under given layouts",
         description="What fills the devices under one layout, or several side by side: by term, stage by stage.",
     )  # fmt: skip
-    add_job_arguments(parser, sizes=(BATCH, str(SEQ_LEN)))
+    add_job_arguments(parser, sizes=(BATCH, str(USUAL_SEQ_LEN)))
     parser.add_argument(
         "--layout", type=str, required=True, action="append", metavar="TEXT",
         help=f"{layout_help()}; may be repeated, to compare",
@@ -59,13 +58,14 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
-    """Model, cluster and job; a sequence that is left out has `SEQ_LEN` tokens, or as many as a table of positions."""
+    """Model, cluster and job; a sequence that is left out has the usual length."""
+    from shardwise.planning.memory import usual_seq_len
+
     asked = arguments.seq_len
-    arguments.seq_len = str(SEQ_LEN) if asked is None else asked
+    arguments.seq_len = str(USUAL_SEQ_LEN) if asked is None else asked
     found = resolve(arguments)
-    positions = found[0].max_positions
-    if asked is None and positions is not None and positions < SEQ_LEN:
-        arguments.seq_len = str(positions)
+    if asked is None and usual_seq_len(found[0]) != USUAL_SEQ_LEN:
+        arguments.seq_len = str(usual_seq_len(found[0]))
         return resolve(arguments)
     return found
 
@@ -85,7 +85,7 @@ def parse_layouts(
     problems: list[str] = []
     for text in texts:
         try:
-            own = filling_job(text, model, job) if full_batch else job
+            own = _filling_job(text, job) if full_batch else job
             layouts.append((own, parse_layout_text(text, model, own)))
         except InputError as error:
             problems += error.problems
@@ -93,44 +93,36 @@ def parse_layouts(
     return layouts
 
 
-def filling_job(text: str, model: Architecture, job: Job) -> Job:
-    """The job with the smallest batch that fills a layout: in each replica one micro-batch, in a pipeline one for each stage.
-
-    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch
-    takes no more memory, but for the schedule of all forward passes first, which holds every micro-batch.
-    """
+def _filling_job(text: str, job: Job) -> Job:
+    """The job with the smallest batch that fills a layout, whatever its text says that follows from the batch."""
+    from shardwise.layout.text import layout_of, parse_fields
     from shardwise.planning.codec import DERIVED
-    from shardwise.schedule.closed_form import min_micro_batches
+    from shardwise.planning.memory import filling_job
 
-    chosen = " ".join(word for word in text.split() if word.partition("=")[0] not in DERIVED)
-    layout = parse_layout_text(chosen, model, job)
-    times = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), min_micro_batches(layout.schedule, layout.pp))
-    return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
+    found = parse_fields(text, what="--layout", also=DERIVED)
+    return filling_job(job, layout_of({key: value for key, value in found.items() if key not in DERIVED}))
 
 
 def memory_payload(
     model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
 ) -> dict[str, Any]:
     """Bytes of each stage of each layout, by term. Raises `InputError` with every rule that the layouts break."""
-    from shardwise.cost.figures import stage_memories
     from shardwise.errors import InputError, require
-    from shardwise.layout.legality import degrees_of, num_micro_batches
+    from shardwise.planning.memory import layout_memory
 
     shown, problems = [], list[str]()
     for job, layout in layouts:
         try:
-            stages = [dict(stage) for stage in stage_memories(model, cluster, job, layout)]
+            found = layout_memory(model, cluster, job, layout)
         except InputError as error:
             problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
             continue
-        totals = [sum(stage.values()) for stage in stages]
         shown.append(
             {
                 "layout": str(layout), "global_batch_tokens": job.global_batch_tokens,
-                "num_micro_batches": num_micro_batches(job, degrees_of(layout)),
-                "memory_bytes": max(totals), "fits": max(totals) <= cluster.chip.memory_bytes,
-                "margin": 1 - max(totals) / cluster.chip.memory_bytes,
-                "fullest_stage": totals.index(max(totals)), "stages": stages,
+                "num_micro_batches": found.num_micro_batches, "memory_bytes": found.memory_bytes, "fits": found.fits,
+                "margin": found.margin, "fullest_stage": found.fullest_stage,
+                "stages": [dict(stage) for stage in found.stages],
             }
         )  # fmt: skip
     require(problems)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.changes import convert
 from shardwise.cli.arguments import add_job_arguments, policies, resolve_operations, resolve_several
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
@@ -16,6 +14,7 @@ from shardwise.units import parse_duration, parse_usd
 if TYPE_CHECKING:
     from shardwise.planning.compare import Comparison, Limits
     from shardwise.planning.plan import Plan
+    from shardwise.progress import Progress
     from shardwise.search.space import Choices
 
 
@@ -55,9 +54,12 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
+    from shardwise.search.pins import narrowed, parse_pins
     from shardwise.search.plan import plan
 
-    choices, limits = _choices(arguments), _limits(arguments)
+    pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
+    choices = narrowed(pins, maxima, runnable=arguments.runnable, divisible=arguments.divisible)
+    limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
     operations = resolve_operations(arguments)
@@ -65,23 +67,17 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        found = plan(model, clusters[0], job, choices=choices, operations=operations)
-        _require_within(found, limits, choices)
+        found = plan(model, clusters[0], job, choices=choices, operations=operations, progress=arguments.progress)
+        _require_within(found, limits, choices, arguments.progress)
         chosen, shown = found, _one(found, limits, arguments.json)
     else:
-        comparison = plan_clusters(model, clusters, job, limits=limits, choices=choices, operations=operations)
-        chosen, shown = _chosen(comparison, choices), _several(comparison, arguments.json)
+        comparison = plan_clusters(
+            model, clusters, job, limits=limits, choices=choices, operations=operations, progress=arguments.progress
+        )
+        chosen, shown = _chosen(comparison, choices, arguments.progress), _several(comparison, arguments.json)
     if arguments.out:
         dump_plan(chosen, arguments.out)
     return shown
-
-
-def _choices(arguments: argparse.Namespace) -> Choices | None:
-    """The choices that the flags leave, None where they leave all."""
-    from shardwise.search.space import Choices
-
-    choices = narrowed_choices(arguments.pin, arguments.max, runnable=arguments.runnable)
-    return replace(choices or Choices(), divisible=True) if arguments.divisible else choices
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -104,7 +100,7 @@ def _require_tokens(arguments: argparse.Namespace, tokens: float | None) -> None
         )
 
 
-def _require_within(found: Plan, limits: Limits, choices: Choices | None) -> None:
+def _require_within(found: Plan, limits: Limits, choices: Choices | None, progress: Progress) -> None:
     """Raise `MissedLimitError` for a plan that misses a limit: by how much, and what would do.
 
     A budget without a price is wrong input: `MissingValueError` names the value.
@@ -117,7 +113,7 @@ def _require_within(found: Plan, limits: Limits, choices: Choices | None) -> Non
     if limits.budget_usd is not None and found.run.usd is None:
         raise _no_price([found.cluster.chip.name])
     lines = [f"{found.cluster.name}: {line}" for line in misses(limits, found.run)]
-    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices)]
+    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices, progress=progress)]
     raise MissedLimitError("\n".join(lines))
 
 
@@ -146,7 +142,7 @@ def _several(comparison: Comparison, as_json: bool) -> str:
     return json.dumps(comparison_payload(comparison), indent=2) if as_json else comparison_report(comparison)
 
 
-def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
+def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress) -> Plan:
     """The plan that was chosen. Where there is none, raises what says why on each cluster."""
     from shardwise.cli.comparison import comparison_table, near_miss
 
@@ -158,32 +154,5 @@ def _chosen(comparison: Comparison, choices: Choices | None) -> Plan:
         one.run.usd is None for one in comparison.contenders if one.run
     ):
         raise _no_price(one.chip for one in comparison.contenders if one.run)
-    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices))
+    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices, progress))
     raise MissedLimitError("\n".join(lines))
-
-
-def narrowed_choices(pins: Iterable[str], maxima: Iterable[str], *, runnable: bool = False) -> Choices | None:
-    """The choices that --pin, --max and --runnable leave, None where there are none of these. Raises `InputError`."""
-    from shardwise.planning.runnable import runnable_pins
-    from shardwise.search.space import Choices
-
-    wanted, most = _settings("--pin", pins), _settings("--max", maxima)
-    wanted = runnable_pins(wanted) if runnable else wanted
-    return Choices().narrowed(wanted, most) if wanted or most else None
-
-
-def _settings(flag: str, texts: Iterable[str]) -> dict[str, Any]:
-    """What each text asks for; a key that is not known keeps its text, and `Choices.narrowed` names the keys there are."""
-    from shardwise.search.space import FLAGS, NUMERIC
-
-    like: dict[str, Any] = dict.fromkeys((*NUMERIC, "recompute_layers"), 1)
-    like |= dict.fromkeys(FLAGS, True)
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        if not (key and equals and value):
-            raise InputError(f"{flag}: found {text!r}; KEY=VALUE is required, such as {flag} pp=4")
-        if key in found:
-            raise InputError(f"{flag}: {key} is given twice")
-        found[key] = convert(value, like.get(key, ""), f"{flag} {key}")
-    return found

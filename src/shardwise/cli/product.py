@@ -65,6 +65,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     made = _made(arguments, one_operand)
     _check_drawn(arguments, made)
     on = place_mesh(made.mesh, arguments.on) if arguments.on else None
+    arguments.progress("solving the product")
     report = price_product(made, on, objective=arguments.objective, free=free, with_backward=backward)
     if arguments.emit:
         from shardwise.execute.emit import emit
@@ -201,6 +202,7 @@ def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload,
         return {}, ""
     from shardwise.execute.run import run
 
+    arguments.progress(f"running with {arguments.framework}")
     result = run(report.made, report.steps, arguments.framework)
     payload = {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
     where = f"run with {arguments.framework} on {result.num_devices} devices"
@@ -212,6 +214,7 @@ def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Pay
         return {}, ""
     from shardwise.execute.xla import verify
 
+    arguments.progress("compiling with XLA")
     found = verify(report.made, backend=_BACKENDS[arguments.verify])
     lines = [f"XLA ({found.backend}) moves {format_bytes(found.bytes_per_device)} to each device, "
              f"{format_quantity(found.flops_per_device, 'FLOP')}"]  # fmt: skip

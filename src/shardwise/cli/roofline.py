@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import add_set_argument, svg_name
+from shardwise.names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +141,7 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
 
 def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:
     """The model that KERNEL names, B and T. Raises `InputError` with everything that a model's block does not have."""
+    from shardwise.api.costs import block_problems
     from shardwise.cost.roofline import FORMS
     from shardwise.errors import InputError, require
     from shardwise.model.load import load_model
@@ -147,13 +149,11 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
     try:
         model = load_model(arguments.kernel)
     except InputError as error:
-        kernels = f"KERNEL: found {arguments.kernel!r}; one of {', '.join(FORMS)}, or a model is required"
+        hint = did_you_mean(arguments.kernel, FORMS)
+        kernels = f"KERNEL: found {arguments.kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required"
         raise InputError(kernels, *error.problems) from None
     sizes = parse_sizes(arguments.sizes)
-    problems = [
-        f"SIZES: a block has no {letter!r}; T is required, B optional" for letter in sizes if letter not in "BT"
-    ]
-    problems += [] if "T" in sizes else ["SIZES: T missing; T is required, B optional, such as B=4,T=8192"]
+    problems = block_problems(sizes)
     given = {
         "--dtype": arguments.dtype != "bf16", "--weights": arguments.weights, "--from": arguments.origin != "hbm",
         "--causal": arguments.causal, "--unfused": arguments.unfused, "--with": arguments.others,

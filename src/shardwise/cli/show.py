@@ -7,16 +7,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.cli import show_networks, show_stacks
-from shardwise.cli.show_values import Row, Value, shown, table
+from shardwise.cli.show_values import Value, shown
+from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
 
 SCHEMA = "shardwise.show/1"
 WIDEST_SOURCE = 100  # of a table
 EPILOG = """examples:
   shardwise show chips
+  shardwise show models qwen
   shardwise show chips h200
   shardwise show clusters tpu-v5p:4x4x8
   shardwise show clusters "tpu-v5e:16x16*4"
@@ -33,38 +35,63 @@ def configure(verbs: Any) -> None:
     )  # fmt: skip
     parser.add_argument("kind", choices=("models", "chips", "clusters", "precisions", "stacks"), help="which catalogue")
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="one entry; of clusters a shorthand or the path of a .toml file"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="one entry, or a part of the names of several; of clusters also a shorthand or the path of a .toml file",
     )
     parser.add_argument("--chip", metavar="NAME", help="of a stack: show the constants of this chip beside its own")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
 
+class Catalogue(NamedTuple):
+    """What `show` knows of one kind: names, the values of one, a table of some, and one for people."""
+
+    names: Callable[[], tuple[str, ...]]
+    values: Callable[[str], list[Value]]
+    table: Callable[[Sequence[str]], str]
+    entry: Callable[[str], str]
+
+
 def run(arguments: argparse.Namespace) -> str:
-    """The catalogue or one entry of it, as text or as JSON."""
-    kinds: Mapping[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], list[Value]], Callable[[], str]]] = {
-        "models": (_model_names, _model, _models),
-        "chips": (show_networks.chip_names, show_networks.chip_values, show_networks.chips_table),
-        "clusters": (show_networks.cluster_names, show_networks.cluster_values, show_networks.clusters_table),
-        "precisions": (_precision_names, _precision, _precisions),
-        "stacks": (
-            show_stacks.stack_names, partial(show_stacks.stack_values, chip=arguments.chip), show_stacks.stacks_table,
+    """The catalogue, those of its entries that a name is a part of, or one entry; as text or as JSON."""
+    kind, name = _catalogues(arguments.chip)[arguments.kind], arguments.name
+    if arguments.chip and not (arguments.kind == "stacks" and (name or arguments.json)):
+        raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
+    listed = _listed(kind.names(), name)
+    if arguments.json:
+        entries = [_payload(one, kind.values(one)) for one in listed or [name]]
+        return json.dumps({"schema": SCHEMA, "kind": arguments.kind, "entries": entries}, indent=2)
+    return kind.table(listed) if listed and not arguments.chip else kind.entry(name)
+
+
+def _listed(names: Sequence[str], text: str | None) -> Sequence[str]:
+    """The names that a text is a part of, all without one; none where the text is itself a name, or a part of none."""
+    if text is None:
+        return names
+    text = text.strip().lower()
+    return [] if text in names else [name for name in names if text in name]
+
+
+def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
+    stack_values = partial(show_stacks.stack_values, chip=chip)
+    return {
+        "models": Catalogue(_model_names, _model, _models, lambda name: _model_entry(name, _model(name))),
+        "chips": Catalogue(
+            show_networks.chip_names, show_networks.chip_values, show_networks.chips_table,
+            lambda name: _entry(name, show_networks.chip_values(name)),
+        ),
+        "clusters": Catalogue(
+            show_networks.cluster_names, show_networks.cluster_values, show_networks.clusters_table,
+            lambda name: _entry(name, show_networks.cluster_values(name)),
+        ),
+        "precisions": Catalogue(_precision_names, _precision, _precisions, lambda name: _entry(name, _precision(name))),
+        "stacks": Catalogue(
+            show_stacks.stack_names, stack_values, show_stacks.stacks_table,
+            partial(show_stacks.stack_lines, chip=chip),
         ),
     }  # fmt: skip
-    if arguments.chip and not (arguments.kind == "stacks" and (arguments.name or arguments.json)):
-        raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
-    names, values_of, summary = kinds[arguments.kind]
-    if arguments.json:
-        wanted = [arguments.name] if arguments.name else names()
-        return json.dumps(
-            {"schema": SCHEMA, "kind": arguments.kind, "entries": [_payload(n, values_of(n)) for n in wanted]}, indent=2
-        )
-    if not arguments.name:
-        return summary()
-    if arguments.kind == "stacks":
-        return show_stacks.stack_lines(arguments.name, arguments.chip)
-    values = values_of(arguments.name)
-    return _model_entry(arguments.name, values) if arguments.kind == "models" else _entry(arguments.name, values)
 
 
 def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
@@ -125,7 +152,7 @@ def _parts(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _models() -> str:
+def _models(names: Sequence[str]) -> str:
     from shardwise.model.counts import num_active_params, num_params
     from shardwise.model.load import load_model
     from shardwise.units import format_count
@@ -133,7 +160,7 @@ def _models() -> str:
     rows: list[Row] = [
         ("model", "parameters", "active", "experts", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary")
     ]
-    for name in _model_names():
+    for name in names:
         model = load_model(name)
         sizes = (model.num_layers, model.d_model, model.d_ff, model.num_heads, model.num_kv_heads, model.vocab_size)
         active = format_count(num_active_params(model)) if model.num_experts else "-"
@@ -161,7 +188,7 @@ def _precision(name: str) -> list[Value]:
     ]
 
 
-def _precisions() -> str:
+def _precisions(names: Sequence[str]) -> str:
     from shardwise.job import PRECISIONS
 
     rows: list[Row] = [
@@ -177,7 +204,8 @@ def _precisions() -> str:
             "source",
         )
     ]
-    for name, recipe in PRECISIONS.items():
+    for name in names:
+        recipe = PRECISIONS[name]
         moments = recipe.moments + (f"+{recipe.second_moment}" if recipe.second_moment else "")
         formats = (
             recipe.weights,

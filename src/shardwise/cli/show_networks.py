@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.show_values import Row, Value, shown, table
+from shardwise.cli.show_values import Value, shown
+from shardwise.cli.table import Row, table
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
@@ -59,11 +60,11 @@ def _network_values(network: Mapping[str, Any], sources: Mapping[str, str], othe
                 yield f"{tier['name']}.{key}", parse_quantity(value) if key == "bytes_per_s" else value, source
 
 
-def chips_table() -> str:
+def chips_table(names: Sequence[str]) -> str:
     from shardwise.cluster.chips import load_chip
 
     rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
-    for name in chip_names():
+    for name in names:
         chip = load_chip(name)
         peaks = [
             shown("flops_per_s", chip.peak_flops_per_s[d]) if d in chip.peak_flops_per_s else "-"
@@ -162,11 +163,11 @@ def _network_sources(chip: str) -> Mapping[str, str]:
     return sources
 
 
-def clusters_table() -> str:
+def clusters_table(names: Sequence[str]) -> str:
     from shardwise.cluster.load import load_cluster
 
     rows: list[Row] = [("cluster", "devices", "network")]
-    for form in cluster_names():
+    for form in names:
         cluster = load_cluster(form)
         rows.append((form, f"{cluster.num_devices:,}", _network(cluster.topology)))
     forms = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwise.cli.show_values import Row, Value, table
+from shardwise.cli.show_values import Value
+from shardwise.cli.table import Row, table
 
 OWN = "cluster/measured/stacks.toml"
 
@@ -76,11 +77,11 @@ def stack_lines(name: str, chip: str | None = None) -> str:
     return "\n".join(lines if chip else [*lines, "  --chip NAME shows the constants of a chip beside them"])
 
 
-def stacks_table() -> str:
-    """Every stack and kind, with its four constants."""
+def stacks_table(names: Sequence[str]) -> str:
+    """Stacks and kinds with their four constants."""
     from shardwise.cluster.stacks import fitted, is_measured, stack_named
 
-    every = {name: list(_constants(name, None)) for name in stack_names()}
+    every = {name: list(_constants(name, None)) for name in names}
     known = next(iter(every.values()))
     rows: list[Row] = [("stack", "kind", *(one.name for one in known), "from")]
     for name, found in every.items():

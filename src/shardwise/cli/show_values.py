@@ -1,31 +1,16 @@
-"""What `show` prints: values in their units, rows in columns."""
+"""What `show` prints of a value: in its unit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 Value = tuple[str, Any, str]  # name, value, source; None and "": there is no source for it
-Row = tuple[str, ...]
 UNITS = {
     "flops_per_s": "FLOP/s",
     "bytes_per_s": "B/s",
     "bytes": "B",
     "usd_per_hour": "USD/h",
 }  # by a part of a value's name
-
-
-def table(rows: Sequence[Row], *, right: Sequence[int] = ()) -> str:
-    """Rows in columns, as wide as their widest cell; those in `right` end at the same place."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def shown(key: str, value: Any) -> str:

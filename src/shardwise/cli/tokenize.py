@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.train.data.corpus import Progress
     from shardwise.train.data.documents import Source
     from shardwise.train.data.index import Index
     from shardwise.train.data.tokenizer import Tokenizer
@@ -68,14 +66,10 @@ def run(arguments: argparse.Namespace) -> str:
         lambda: parse_count(arguments.vocab_size, what="--vocab-size") if arguments.vocab_size else DEFAULT_VOCAB,
         lambda: parse_quantity(arguments.held_out, what="--held-out", unit=""),
     )
-    progress = _progress()
-    try:
-        index = write_corpus(
-            sources, arguments.out, tokenizer=tokenizer, vocab_size=vocab_size, held_out=held_out,
-            force=arguments.force, progress=progress,
-        )  # fmt: skip
-    finally:
-        progress("")
+    index = write_corpus(
+        sources, arguments.out, tokenizer=tokenizer, vocab_size=vocab_size, held_out=held_out, force=arguments.force,
+        progress=arguments.progress,
+    )  # fmt: skip
     return json.dumps(_payload(index), indent=2) if arguments.json else _report(index, trained=tokenizer is None)
 
 
@@ -104,13 +98,6 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     if arguments.vocab_size is not None:
         raise InputError("--vocab-size: --tokenizer has its own vocabulary; one of the two is required")
     return load_tokenizer(arguments.tokenizer, arguments.end_of_document)
-
-
-def _progress() -> Progress:
-    """What is being done, for whoever watches: one line, written again and again."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _payload(index: Index) -> dict[str, Any]:

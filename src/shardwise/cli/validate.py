@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.progress import Progress
     from shardwise.reconcile.accuracy import ErrorStatistics, Judged
     from shardwise.reconcile.published.rows import Row
 
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> str:
     rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
     chosen = _chosen(rows, arguments.chip, arguments.source)
     if arguments.folds:
-        return _folds(chosen, as_json=arguments.json)
-    judged = judge(chosen, bound=arguments.bound)
+        return _folds(chosen, arguments.progress, as_json=arguments.json)
+    judged = judge(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
         from shardwise.reconcile.figures import accuracy_chart
 
@@ -69,11 +69,11 @@ def run(arguments: argparse.Namespace) -> str:
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
 
 
-def _folds(rows: Sequence[Row], *, as_json: bool) -> str:
+def _folds(rows: Sequence[Row], progress: Progress, *, as_json: bool) -> str:
     """Errors of runs that were left out of the fit. Raises `InputError` when too few runs can be fitted."""
     from shardwise.reconcile.calibrate.published import fit_published, fold_payload, fold_report
 
-    found = fit_published(rows, progress=lambda text: print(f"folds: {text}", file=sys.stderr, flush=True))
+    found = fit_published(rows, progress)
     return json.dumps({"schema": FOLDS_SCHEMA, **fold_payload(found)}, indent=2) if as_json else fold_report(found)
 
 

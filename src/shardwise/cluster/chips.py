@@ -15,6 +15,7 @@ from shardwise.cluster.chip import OPTIONAL, Chip
 from shardwise.cluster.reader import Entry, TableReader, shown
 from shardwise.dtypes import BYTES_PER_ELEMENT
 from shardwise.errors import InputError, require
+from shardwise.names import did_you_mean
 
 CATALOGUE: Traversable = resources.files("shardwise.cluster").joinpath("catalog")
 LOCAL = "local"
@@ -45,7 +46,9 @@ def catalogue_entry(name: str) -> Entry:
     if name == LOCAL:
         raise InputError(f"chip: found {name!r}; {LOCAL_IS}, whose values are those of the chip 'cpu'")
     if name not in _chips():
-        raise InputError(f"chip: found {name!r}; the catalogue has {', '.join(chip_names())}")
+        raise InputError(
+            f"chip: found {name!r}{did_you_mean(name, chip_names())}; the catalogue has {', '.join(chip_names())}"
+        )
     return _chips()[name]
 
 

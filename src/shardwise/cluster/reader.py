@@ -9,7 +9,8 @@ from typing import Any
 from shardwise.cluster.chip import MOST
 from shardwise.cluster.cluster import MOST_DEVICES
 from shardwise.errors import InputError
-from shardwise.units import EXAMPLES, parse_quantity, unit_of
+from shardwise.names import did_you_mean
+from shardwise.units import EXAMPLES, lacks_unit, parse_quantity, unit_of
 
 Entry = Mapping[str, Any]
 
@@ -25,22 +26,34 @@ class TableReader:
         self.problems = [] if problems is None else problems
         for key in table:
             if key not in keys:
-                self.problems.append(f"{where}: found {shown(key)}; the keys are {', '.join(keys)}")
+                self.problems.append(
+                    f"{where}: found {shown(key)}{did_you_mean(key, keys)}; the keys are {', '.join(keys)}"
+                )
 
     def wrong(self, key: str, required: str) -> None:
         """Note that a value is not what is required."""
         found = f"found {shown(self.table[key])}" if key in self.table else "missing"
         self.problems.append(f"{self.where}: {key}: {found}; {required} is required")
 
-    def quantity(self, key: str, unit: str | None = None) -> float:
-        """A number or a text such as "96 GB", above 0; its unit is the one that `key` says unless it is given."""
+    def quantity(self, key: str, unit: str | None = None, *, any_size: bool = False) -> float:
+        """A number or a text such as "96 GB", above 0; its unit is the one that `key` says unless it is given.
+
+        `any_size`: of something smaller than a chip or a network, so that a bare number is no forgotten unit.
+        """
         unit = unit_of(key) if unit is None else unit
         example = f'8e10 or "{EXAMPLES[unit]}"' if unit else "8"
-        return self._number(key, lambda value: 0 < value <= MOST, f"a number above 0, such as {example},", unit)
+        value = self._number(key, lambda value: 0 < value <= MOST, f"a number above 0, such as {example},", unit)
+        return value if any_size else self._with_unit(key, value, unit)
 
     def at_least_0(self, key: str) -> float:
         """A number or a text such as "1.5 GB", or 0."""
-        return self._number(key, lambda value: 0 <= value <= MOST, 'a number of at least 0, such as 1.5e9 or "1.5 GB",')
+        required = 'a number of at least 0, such as 1.5e9 or "1.5 GB",'
+        return self._with_unit(key, self._number(key, lambda value: 0 <= value <= MOST, required), unit_of(key))
+
+    def _with_unit(self, key: str, value: float, unit: str) -> float:
+        if lacks_unit(self.table.get(key), value, unit):
+            self.wrong(key, f'a unit, such as "{EXAMPLES[unit]}",')
+        return value
 
     def fraction(self, key: str) -> float:
         """A part of a peak; 1 when it is left out."""

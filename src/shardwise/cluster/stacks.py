@@ -20,6 +20,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import chip_names, load_chip, usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
+from shardwise.names import did_you_mean
 
 MEASURED: Traversable = resources.files("shardwise.cluster").joinpath("measured")
 # What is expected of a stack before it is measured, where it differs from `CONSTANTS`. Eager PyTorch runs each operation as a
@@ -95,7 +96,9 @@ def stack_named(name: str) -> Stack:
         platforms = ("GPU", "TPU") if name == "compiled" else ("GPU",)
         return Stack(name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False)
     if name not in _table():
-        raise InputError(f"stack: found {name!r}; the stacks are {', '.join(stack_names())}")
+        raise InputError(
+            f"stack: found {name!r}{did_you_mean(name, stack_names())}; the stacks are {', '.join(stack_names())}"
+        )
     entry = _table()[name]
     return Stack(
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),

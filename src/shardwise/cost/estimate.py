@@ -30,6 +30,7 @@ from shardwise.model.counts import model_flops_per_token, unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.symbolic import Value, maximum
 from shardwise.terms import TIME_TERMS
+from shardwise.units import format_bytes, format_seconds
 
 # Source: the 916 published runs with a prediction (docs/accuracy.md), each weighted 1/duplicates: the median of their step
 # times over the bound is 1.49, the geometric mean 1.54; 4% of them are below it.
@@ -60,6 +61,15 @@ class Estimate:
     interval90: tuple[float, float] | None = None
     waste: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        around = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
+        step = f"{format_seconds(self.step_time_s)} ({f'90% prediction interval {around}' if around else 'a bound'})"
+        fits = f"fits, {self.margin:.0%} free" if self.fits else f"DOES NOT FIT, {-self.margin:.0%} too much"
+        return (
+            f"Estimate: step {step}, {self.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {self.mfu:.1%}, bound by "
+            f"{self.bound}\n  memory {format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)} ({fits})"
+        )
 
 
 def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Estimate:

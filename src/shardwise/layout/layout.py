@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from shardwise.errors import chosen, require
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
+from shardwise.names import did_you_mean
 from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
 
 CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
@@ -74,6 +75,26 @@ class Layout:
     layers_per_stage: tuple[int, ...] | None = None
     placement: Placement | None = None
 
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """A layout from words, KEY=VALUE with the names of its fields; `str` of a layout is such a text.
+
+        What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the schedule that
+        goes with the stages. A placement is written AXES@LEVELS, axes from the innermost, then levels of the network. Raises
+        `InputError` for words that are not known, and for values that no layout has.
+
+        >>> layout = Layout.parse("tp=8 pp=4 fsdp=16 recompute=selective")
+        >>> layout.num_devices, layout.zero_stage, layout.sequence_parallel, layout.schedule
+        (512, 3, True, '1f1b')
+        >>> Layout.parse(str(layout)) == layout
+        True
+        >>> layout
+        Layout.parse('fsdp=16 tp=8 pp=4 zero_stage=3 sequence_parallel=true micro_batch_seqs=1 recompute=selective')
+        """
+        from shardwise.layout.text import layout_of, parse_fields
+
+        return layout_of(parse_fields(text))
+
     def __post_init__(self) -> None:
         counts: tuple[str, ...] = (*AXES, "num_virtual_stages", "micro_batch_seqs")
         counts += ("recompute_layers",) if self.recompute_layers is not None else ()
@@ -92,9 +113,9 @@ class Layout:
             "offload": OFFLOADS,
         }
         problems += [
-            f"layout: {name} is {getattr(self, name)!r}; one of {', '.join(map(str, allowed))} is required"
+            f"layout: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(map(str, allowed))} is required"
             for name, allowed in choices.items()
-            if getattr(self, name) not in allowed
+            if (value := getattr(self, name)) not in allowed
         ]
         if not problems and self.etp not in (None, 1, self.tp):
             problems.append(f"layout: etp is {self.etp!r}; 1 for whole experts, or tp = {self.tp}, is required")
@@ -132,11 +153,11 @@ class Layout:
         parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
         if self.num_virtual_stages > 1:
             parts.append(f"num_virtual_stages={self.num_virtual_stages}")
-        if self.zero_stage:
+        if self.zero_stage or self.fsdp > 1:
             parts.append(f"zero_stage={self.zero_stage}")
-        if self.tp > 1:
+        if self.sequence_parallel or self.tp > 1:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
-        if self.cp > 1:
+        if self.cp > 1 or self.cp_variant != CP_VARIANTS[0]:
             parts.append(f"cp_variant={self.cp_variant}")
         if self.expert_tp != self.tp:
             parts.append(f"etp={self.expert_tp}")
@@ -152,3 +173,7 @@ class Layout:
         if self.offload != "none":
             parts.append(f"offload={self.offload}")
         return " ".join(parts)
+
+    def __repr__(self) -> str:
+        placed = f"{self} placement={self.placement}" if self.placement else str(self)
+        return f"Layout.parse({placed!r})"

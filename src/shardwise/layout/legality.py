@@ -81,6 +81,11 @@ def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
     return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
+def no_experts(architecture: Architecture, ep: Value) -> str:
+    """What is wrong with a degree of ep, or an etp, of a dense model."""
+    return f"{architecture.name} has no experts for ep = {ep} or an etp to split; leave both out"
+
+
 def _goes_with_stages(degrees: Degrees) -> Value:
     """No schedule without a pipeline, interleaved with virtual stages, any other without them."""
     return form_of(degrees["schedule"]).goes_with(degrees["pp"], degrees["num_virtual_stages"])
@@ -145,11 +150,9 @@ RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: (
             f"ep = {d['ep']} splits the {a.num_experts} experts of {a.name} and is borrowed from fsdp = {d['fsdp']}"
             + (f" and tp = {d['tp']}, as experts are whole (etp = 1); " if d["etp"] != d["tp"] else "; ")
-            + (
-                f"ep may be one of {_possible_ep(a, d)}"
-                if a.num_experts
-                else "a model without experts needs ep = 1, and no etp"
-            )
+            + f"ep may be one of {_possible_ep(a, d)}"
+            if a.num_experts
+            else no_experts(a, d["ep"])
         ),
     ),
     Rule(

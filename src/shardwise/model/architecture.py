@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from shardwise.errors import InputError, chosen, require
 from shardwise.model.numerics import DEFAULT, Numerics
+from shardwise.names import did_you_mean
 from shardwise.symbolic import Value, maximum
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
@@ -66,9 +67,9 @@ class Structure:
     def __post_init__(self) -> None:
         allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
         problems = [
-            f"model: {name} is {getattr(self, name)!r}; one of {', '.join(get_args(kind))} is required"
+            f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"
             for name, kind in allowed.items()
-            if getattr(self, name) not in get_args(kind)
+            if (value := getattr(self, name)) not in get_args(kind)
         ]
         unknown = sorted(set(self.bias) - set(BIASED))
         problems += [f"model: bias names {name!r}; one of {', '.join(BIASED)} is required" for name in unknown]

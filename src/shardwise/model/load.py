@@ -12,6 +12,7 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface import load_config, with_numerics
+from shardwise.names import did_you_mean
 
 
 @lru_cache(maxsize=1)
@@ -31,13 +32,21 @@ def model_names() -> tuple[str, ...]:
 def load_model(name: str) -> Architecture:
     """A model of the catalogue by name, or of a Hugging Face config.json (or its folder) by path.
 
-    Raises `InputError` that lists the names, or says what is wrong with the file.
+    Raises `InputError` that lists the names and says which is nearest, or what is wrong with the file. A name of a hub, such
+    as "meta-llama/Llama-3.1-8B", is not looked up there.
+
+    >>> load_model("llama-3-8b").num_layers
+    32
     """
     if name.endswith(".json") or os.path.isdir(name):
         return load_config(name)
     table = _catalogue().get(name.strip().lower())
     if table is None:
-        raise InputError(f"model: found {name!r}; the catalogue has {', '.join(model_names())}; or give a config.json")
+        names = model_names()
+        raise InputError(
+            f"model: found {name!r}{did_you_mean(name, names)}; the catalogue has {', '.join(names)}; or give the path of a "
+            "Hugging Face config.json or of its folder (nothing is fetched from a hub)"
+        )
     return _catalogued(name.strip().lower(), table)
 
 

@@ -221,12 +221,16 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
 
     `layers_per_stage` may say what is natural; only other numbers are a choice, and are kept as one.
     """
-    payload = parse(dict[str, Any], payload, "layout")
-    given = {key: payload[key] for key in DERIVED if key in payload}
-    own = {key: value for key, value in payload.items() if key not in DERIVED}
+    own = dict(parse(dict[str, Any], payload, "layout"))
+    given = {key: own.pop(key) for key in DERIVED if key in own}
     if isinstance(own.get("placement"), Mapping):
         own["placement"] = _only(Placement, own["placement"])
-    layout = _natural(parse(Layout, own, "layout"), model)
+    return settled_layout(parse(Layout, own, "layout"), given, model, job)
+
+
+def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
+    """A layout of a model and job. Raises `InputError` where what is given of `DERIVED` does not follow from it."""
+    layout = _natural(layout, model)
     degrees = degrees_of(layout)
     follows = {
         "num_micro_batches": num_micro_batches(job, degrees),

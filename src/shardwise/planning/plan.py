@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Any
 
 from shardwise.cluster.cluster import Cluster
@@ -18,6 +17,7 @@ from shardwise.cost.run import Run, training_run
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.version import __version__
 
 SCHEMA = "shardwise.plan/2"
 
@@ -82,6 +82,13 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
         return None
     return estimate(architecture, rated(cluster), job, layout).step_time_s
 
+    def __repr__(self) -> str:
+        job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))
+        return (
+            f"Plan: {self.model.name} on {self.cluster.name}, {job.global_batch_tokens:,} tokens per batch, sequences of "
+            f"{job.seq_len:,}, {job.precision}\n  {self.layout}\n  {estimate}"
+        )
+
 
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None
@@ -100,4 +107,4 @@ def plan_layout(
 
 def versions() -> dict[str, str]:
     """What the plan was made with."""
-    return {"shardwise": metadata.version("shardwise"), "python": platform.python_version()}
+    return {"shardwise": __version__, "python": platform.python_version()}

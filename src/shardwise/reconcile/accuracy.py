@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.cost.rates import loss_of
+from shardwise.progress import Progress, silent
 from shardwise.reconcile.published.case import Case, Prediction, predict_cells
 from shardwise.reconcile.published.facts import SkippedRow
 from shardwise.reconcile.published.memory import instrument_of, read_bytes
@@ -76,9 +77,12 @@ class ErrorStatistics:
     coverage: float | None = None
 
 
-def judge(rows: Sequence[Row], *, bound: bool = False) -> tuple[Judged, ...]:
+def judge(rows: Sequence[Row], *, bound: bool = False, progress: Progress = silent) -> tuple[Judged, ...]:
     """Predict every row. A row counts 1 over the number of rows of its group of duplicates among those that have a prediction."""
-    found = [(row, predict_cells(row.inputs, bound=bound)) for row in rows]
+    found = []
+    for number, row in enumerate(rows):
+        progress("runs predicted", number, len(rows))
+        found.append((row, predict_cells(row.inputs, bound=bound)))
     counted = weights(row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED)
     return tuple(
         Judged(

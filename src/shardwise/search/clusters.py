@@ -18,6 +18,7 @@ from shardwise.job import Job
 from shardwise.model.architecture import Architecture
 from shardwise.planning.compare import PRICE, Comparison, Contender, Limits, compare
 from shardwise.planning.plan import Plan
+from shardwise.progress import Progress, silent, within
 from shardwise.search.plan import plan
 from shardwise.search.space import Choices
 from shardwise.units import format_count, format_days, format_usd
@@ -31,20 +32,24 @@ MOST_TIMES = 64  # as many devices
 
 def plan_clusters(
     architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
-    choices: Choices | None = None, operations: Operations | None = None,
+    choices: Choices | None = None, operations: Operations | None = None, progress: Progress = silent,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays, with the reason."""
     asked = limits or Limits()
-    return compare([_contender(architecture, one, job, asked, choices, operations) for one in clusters], asked)
+    return compare(
+        [_contender(architecture, one, job, asked, choices, operations, progress) for one in clusters], asked
+    )
 
 
 def _contender(
     architecture: Architecture, cluster: Cluster, job: Job, limits: Limits, choices: Choices | None,
-    operations: Operations | None,
+    operations: Operations | None, progress: Progress,
 ) -> Contender:  # fmt: skip
     found, problem = None, None
     try:
-        found = plan(architecture, cluster, job, choices=choices, operations=operations)
+        found = plan(
+            architecture, cluster, job, choices=choices, operations=operations, progress=within(progress, cluster.name)
+        )
     except (NothingFitsError, MissingValueError) as error:
         problem = str(error)
     run = found.run if found else None
@@ -73,13 +78,13 @@ def misses(limits: Limits, run: Run) -> list[str]:
     return found
 
 
-def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None) -> list[str]:
+def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = silent) -> list[str]:
     """What would bring a plan within the limits it misses: other numbers of the chip, planned anew, and what else would do."""
     run, found = missed.run, []
     assert run is not None
     late, dear = limits.in_time(run) is False, limits.within_budget(run) is False
     if late or dear:
-        found.append(_other_size(missed, run, limits, choices, more=late))
+        found.append(_other_size(missed, run, limits, choices, progress, more=late))
     if late and limits.deadline_s is not None:
         found.append(_mfu_needed(missed, run.days * SECONDS_PER_DAY / limits.deadline_s))
     if dear and limits.budget_usd is not None and run.usd is not None:
@@ -98,13 +103,18 @@ def _mfu_needed(missed: Plan, times: float) -> str:
     return f"an MFU of {mfu:.1%} on these devices, as little interrupted (the plan reaches {missed.estimate.mfu:.1%})"
 
 
-def _other_size(missed: Plan, run: Run, limits: Limits, choices: Choices | None, *, more: bool) -> str:
+def _other_size(
+    missed: Plan, run: Run, limits: Limits, choices: Choices | None, progress: Progress, *, more: bool
+) -> str:
     """The first of some clusters of more (or fewer) of the chip that meets all limits, planned anew."""
     times = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
     for cluster in _tries(missed.cluster, times):
         try:
-            again = plan(missed.model, cluster, missed.job, choices=choices, operations=run.operations).run
+            again = plan(
+                missed.model, cluster, missed.job, choices=choices, operations=run.operations,
+                progress=within(progress, cluster.name),
+            ).run  # fmt: skip
         except NothingFitsError:
             continue
         assert again is not None

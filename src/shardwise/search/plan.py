@@ -14,8 +14,17 @@ from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.explain import MEMORY_RESERVE, num_changes, offload_would, smallest_miss, why_slower
+from shardwise.planning.explain import (
+    MEMORY_RESERVE,
+    leaner_losses,
+    loss_would,
+    num_changes,
+    offload_would,
+    smallest_miss,
+    why_slower,
+)
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned, bound_seconds, versions
+from shardwise.progress import Progress, silent
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
@@ -26,7 +35,7 @@ NUM_ALTERNATIVES = 6
 
 def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
-    operations: Operations | None = None,
+    operations: Operations | None = None, progress: Progress = silent,
 ) -> Plan:  # fmt: skip
     """The layout to take, the runners-up with the reason each lost, and the books' rules beside it.
 
@@ -38,15 +47,17 @@ def plan(
     architecture.require_positions(job.seq_len)
     cluster, job = as_planned(cluster, job)
     reserve = MEMORY_RESERVE
-    found = search(architecture, cluster, job, choices=choices, reserve=reserve)
+    found = search(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
     if not found.best:
         reserve = 0.0
-        found = search(architecture, cluster, job, choices=choices)
+        found = search(architecture, cluster, job, choices=choices, progress=progress)
     if not found.best:
         leanest = found.leanest.layout
         priced = estimate(architecture, cluster, job, leanest)
-        offloaded = offload_would(_offloaded(architecture, cluster, job, leanest))
-        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, offloaded=offloaded))
+        remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
+        remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
+        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, remedies=remedies))
+    progress("runners-up")
     layout = simplest(architecture, cluster, job, found, choices, reserve)
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
@@ -98,7 +109,9 @@ def _shape(layout: Layout) -> tuple[int, int, int]:
     return layout.tp, layout.cp, layout.pp
 
 
-def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout | None:
+def nearest_fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = silent
+) -> Layout | None:
     """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
 
     First its degrees stay, and recomputation (of a part of the layers too), micro-batch, ZeRO stage and sequence parallelism
@@ -119,16 +132,18 @@ def nearest_fitting(architecture: Architecture, cluster: Cluster, job: Job, layo
     known = cluster.chip.pcie_bytes_per_s is not None
     offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
     for tries in ((same_degrees,), (same_choices, every), offloaded):
-        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices)]
+        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices, progress)]
         if fitting:
             return min(fitting, key=lambda row: (num_changes(layout, row.layout), row.step_time_s)).layout
     return None
 
 
-def _fitting(architecture: Architecture, cluster: Cluster, job: Job, choices: Choices) -> Iterator[Found]:
+def _fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
+) -> Iterator[Found]:
     """Fitting layouts that the choices leave: the fastest, those of every factorisation, and the Pareto front."""
     try:
-        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR)
+        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR, progress=progress)
     except NothingFitsError:
         return
     yield from (*found.best, *found.by_factorisation, *found.pareto)

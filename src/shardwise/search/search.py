@@ -24,6 +24,7 @@ from shardwise.layout.legality import num_micro_batches
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
+from shardwise.progress import Progress, silent
 from shardwise.schedule.closed_form import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
@@ -67,7 +68,7 @@ class SearchResult:
 
 def search(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
-    reserve: float = 0.0, sample: int = 0, seed: int = 0,
+    reserve: float = 0.0, sample: int = 0, seed: int = 0, progress: Progress = silent,
 ) -> SearchResult:  # fmt: skip
     """Price every legal layout of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
 
@@ -82,15 +83,17 @@ def search(
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)))
+    run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)), progress)
     run.sample(sample, seed)
     run.all()
     return run.result(started)
 
 
 class _Search:
-    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front) -> None:
-        self.cluster, self.job, self.space = cluster, job, space
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front, progress: Progress
+    ) -> None:
+        self.cluster, self.job, self.space, self.progress = cluster, job, space, progress
         self.stepwise = loss_named(loss_of(cluster, job)).stepwise
         self.placed: Placed = place_all(cluster.reached, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
@@ -99,16 +102,20 @@ class _Search:
         self.exposed = exposed_share(cluster)
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
         self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
-        self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families)
+        self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families, progress)
         self.front = front
         self.sampled: list[Row] = []
         self.wanted = 0.0
         self.random = np.random.default_rng(0)
 
+    @property
+    def num_rows(self) -> int:
+        """Candidates with each of their placements and policies."""
+        return int(self.placed.count[self.space.factorisation].sum()) * len(self.space.choices.policies)
+
     def sample(self, count: int, seed: int) -> None:
         """Keep each row with the chance that leaves about `count` of them."""
-        rows = self.placed.count[self.space.factorisation].sum() * len(self.space.choices.policies)
-        self.wanted = min(1.0, count / max(1, int(rows)))
+        self.wanted = min(1.0, count / max(1, self.num_rows))
         self.random = np.random.default_rng(seed)
 
     def keep_some(self, seconds: Any, memory: Any, where: tuple[Ints, Ints, int]) -> None:
@@ -117,10 +124,12 @@ class _Search:
 
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
+        total = self.num_rows
         for family, rows in self.families.items():
             for number, policy in enumerate(self.space.choices.policies):
                 for candidate, placed in self.chunks(rows):
                     where = candidate, placed, number
+                    self.progress("layouts priced", self.front.num_rows, total)
                     seconds, memory = self.price(family, policy, candidate, placed)
                     self.keep_some(seconds, memory, where)
                     factorisation, even = self.space.factorisation.take(candidate), self.even.take(candidate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.context import variant_of
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, offloaded_by
-from shardwise.layout.legality import EVEN_BATCH, RULES, Rule
+from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
 from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
+from shardwise.names import did_you_mean, unknown
 from shardwise.schedule.closed_form import NATURAL, SCHEDULES
 
 Ints = NDArray[np.int64]
@@ -143,12 +144,12 @@ class Choices(Limits):
 
 def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     """What is wrong with pins and maxima, each with what is required."""
-    problems = [f"pin: found {n!r}; one of {', '.join(PINNABLE)} is required" for n in pins if n not in PINNABLE]
-    problems += [f"max: found {n!r}; one of {', '.join(NUMERIC)} is required" for n in maxima if n not in NUMERIC]
+    problems = [f"pin: {unknown(n, PINNABLE)}" for n in pins if n not in PINNABLE]
+    problems += [f"max: {unknown(n, NUMERIC)}" for n in maxima if n not in NUMERIC]
     known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE]
     known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC]
     problems += [
-        f"{what}: {name}: found {value!r}; {required} is required"
+        f"{what}: {name}: found {value!r}{did_you_mean(value, NAMED.get(name, ()))}; {required} is required"
         for what, name, value in known
         if (required := _required(name, value))
     ]
@@ -234,11 +235,22 @@ def _borrowing(rows: Ints, num_experts: int) -> Ints:
     return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
 
 
+def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
+    experts = architecture.num_experts
+    if ep > 1 and not experts:
+        yield f"pin: {no_experts(architecture, ep)}"
+    elif experts and experts % ep:
+        possible = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        yield f"pin: ep = {ep} does not divide the {experts} experts of {architecture.name}; one of {possible} is required"
+
+
 def build_space(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> Space:
     """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
 
-    Raises `NothingFitsError` when no factorisation of the devices is within the limits.
+    Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
+    what splits no experts of the model.
     """
+    require(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
     rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
     if not len(rows):
         raise NothingFitsError(

@@ -27,6 +27,7 @@ from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees,
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.progress import Progress, silent
 from shardwise.schedule.closed_form import form_of
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
@@ -124,10 +125,11 @@ def build_tables(
     space: Space,
     placed: Placed,
     families: Iterable[FamilyKey],
+    progress: Progress = silent,
 ) -> Tables:
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
-    activation, mode, block_row = build.block_tables()
+    activation, mode, block_row = build.block_tables(progress)
     stages, stage_row = build.stages()
     fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
     state, offset = build.state_tables()
@@ -154,7 +156,7 @@ class _Builder:
         self.modes = space.choices.modes(architecture)
 
     def block_tables(
-        self,
+        self, progress: Progress
     ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
         links = self.placed.links(self.cluster.reached, np.arange(len(self.placed.placement)))
         priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
@@ -168,7 +170,10 @@ class _Builder:
         row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
         policies = range(len(self.space.choices.recompute))
         families = [(sp, policy) for sp in {key.sequence_parallel for key in self.families} for policy in policies]
-        best = {family: by_mode.fastest(*family) for family in families}
+        best = {}
+        for number, family in enumerate(families):
+            progress("blocks derived", number, len(families))
+            best[family] = by_mode.fastest(*family)
         return {f: costs for f, (costs, _) in best.items()}, {f: mode for f, (_, mode) in best.items()}, row
 
     def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> Values:

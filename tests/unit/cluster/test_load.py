@@ -52,7 +52,10 @@ def test_an_unknown_chip_lists_the_names() -> None:
     for find in (load_chip, lambda name: load_cluster(f"{name}:8")):
         with pytest.raises(InputError) as caught:
             find("v1000")
-        assert str(caught.value) == f"chip: found 'v1000'; the catalogue has {', '.join(chip_names())}"
+        assert (
+            str(caught.value)
+            == f"chip: found 'v1000' (did you mean 'v100'?); the catalogue has {', '.join(chip_names())}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -280,10 +283,13 @@ NONE = 'chip: nothing found; chip = "NAME" or a [chip] table is required'
     ("text", "problems"),
     [
         ("", [NONE, "found neither of torus and tiers; one of them is required"]),
-        (NETWORK + "chip = 'h1000'", ["chip: found 'h1000'; the catalogue has "]),
+        (NETWORK + "chip = 'h1000'", ["chip: found 'h1000' (did you mean 'h100'?); the catalogue has "]),
         (NETWORK + "chip = 7", ["chip: found 7; the name of a chip or a [chip] table is required"]),
         (NETWORK + "chip = ['h100']", ["chip: found ['h100']; the name of a chip"]),
-        (NETWORK + "chip = 'h100'\nchips = 4", ["found 'chips'; the keys are name, chip, torus, pods, tiers"]),
+        (
+            NETWORK + "chip = 'h100'\nchips = 4",
+            ["found 'chips' (did you mean 'chip'?); the keys are name, chip, torus, pods, tiers"],
+        ),
         (NETWORK + "chip = 'h100'\npods = 2", ["pods: found 2; a torus beside it: "]),
         (NETWORK + "chip = 'h100'\nname = 4", ["name: found 4; a text is required"]),
         (NETWORK + "chip = 'h100'\ntorus = 4", ["found both of torus and tiers; one of them is required"]),
@@ -304,7 +310,7 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("memory = 4", "chip: found 'memory'; the keys are vendor, peak_flops_per_s, "),
+        ("memory = 4", "chip: found 'memory' (did you mean 'memory_bytes'?); the keys are vendor, peak_flops_per_s, "),
         ("name = 4", "chip: name: found 4; a text is required"),
         ("memory_bytes = -1", "chip: memory_bytes: found -1; a number above 0"),
         ("memory_bytes = nan", "chip: memory_bytes: found nan; a number above 0"),
@@ -323,13 +329,21 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
             "peak_flops_per_s = { bf16 = '989 GB/s' }",
             "chip: peak_flops_per_s: bf16: found '989 GB/s'; a number above 0",
         ),
+        ("memory_bytes = 96", 'chip: memory_bytes: found 96; a unit, such as "80 GB", is required'),
+        ("memory_bytes = '96'", "chip: memory_bytes: found '96'; a unit, such as \"80 GB\", is required"),
+        ("runtime_bytes = 1.5", 'chip: runtime_bytes: found 1.5; a unit, such as "80 GB", is required'),
+        ("memory_bytes_per_s = 3350", 'chip: memory_bytes_per_s: found 3350; a unit, such as "3.35 TB/s", is required'),
+        ("peak_flops_per_s = { bf16 = 989 }", "chip: peak_flops_per_s: bf16: found 989; a unit, such as "),
         ("runtime_bytes = -1", "chip: runtime_bytes: found -1; a number of at least 0"),
         ("matmul_fraction = 1.1", "chip: matmul_fraction: found 1.1; a number above 0 and at most 1 is required"),
         ("host_shape = [2, 0]", "chip: host_shape: found [2, 0]; a list of whole numbers of 1 to 10,000,000 is"),
         ("matrix_unit = 1.5", "chip: matrix_unit: found 1.5; a whole number of 1 to 10,000,000 is required"),
         ("sources = ['x']", "chip: sources: found ['x']; a table of texts is required"),
         ("price_date = 2026-01-01", "chip: price_date: found datetime.date(2026, 1, 1); a text is required"),
-        ("peak_flops_per_s = { bf17 = 1 }", "chip: peak_flops_per_s: found 'bf17'; the keys are fp64,"),
+        (
+            "peak_flops_per_s = { bf17 = 1 }",
+            "chip: peak_flops_per_s: found 'bf17' (did you mean 'bf16'?); the keys are fp64,",
+        ),
         ("peak_flops_per_s = { bf16 = 0 }", "chip: peak_flops_per_s: bf16: found 0; a number above 0"),
         ("peak_flops_per_s = 4", "chip: peak_flops_per_s: found 4; dense peaks by number format, such as "),
     ],
@@ -344,12 +358,14 @@ def test_what_a_chip_without_a_base_needs(tmp_path: Path) -> None:
     assert memory == 'chip: memory_bytes: missing; a number above 0, such as 8e10 or "80 GB", is required'
     assert rate.startswith("chip: memory_bytes_per_s: missing; ")
     assert peaks.startswith("chip: peak_flops_per_s: missing; dense peaks by number format")
-    (empty,) = refused(tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1\nmemory_bytes_per_s = 1")
+    (empty,) = refused(
+        tmp_path, NETWORK + "[chip]\npeak_flops_per_s = {}\nmemory_bytes = 1e9\nmemory_bytes_per_s = 1e9"
+    )
     assert empty.startswith("chip: peak_flops_per_s is empty; ")
 
 
 WRONG_TIER = "{ name = '', size = true, bytes_per_s = 0, fraction = 0, hop_latency_s = -1 }"
-HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 2, bytes_per_s = 1 }]"
+HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1e9 }, { name = 'b', size = 2, bytes_per_s = 1e9 }]"
 
 
 @pytest.mark.parametrize(
@@ -365,9 +381,9 @@ HUGE = "[{ name = 'a', size = 10000000, bytes_per_s = 1 }, { name = 'b', size = 
         ]),
         ("tiers = [{}]", [f"tiers[0]: {key}: missing; " for key in ("name", "size", "bytes_per_s")]),
         ("tiers = [{ name = 't', size = 8, bytes_per_s = '450 GB' }]", ["tiers[0]: bytes_per_s: found '450 GB'; a number"]),
-        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 6 }]",
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1e9, links = 6 }]",
          ["tiers[0]: links: found 6; a link to each of the 7 others is required"]),
-        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1, links = 0 }]",
+        ("tiers = [{ name = 't', size = 8, bytes_per_s = 1e9, links = 0 }]",
          ["tiers[0]: links: found 0; a whole number of 1 to 10,000,000 is required"]),
         (f"tiers = {HUGE}", ["20,000,000 devices; at most 10,000,000 are planned for"]),
         ("torus = 4", ["torus: found 4; a table with shape, bytes_per_s, hop_latency_s and wrap_rule is required"]),

@@ -89,7 +89,10 @@ def test_a_prediction_says_what_makes_its_own_interval_wide() -> None:
 
 
 def test_an_unknown_stack_lists_the_names() -> None:
-    with pytest.raises(InputError, match=r"found 'nemo'; the stacks are .*nemo-25.*torchtitan.*compiled"):
+    with pytest.raises(
+        InputError,
+        match=r"found 'nemo' \(did you mean 'nemo-24' or 'nemo-25'\?\); the stacks are .*nemo-25.*torchtitan.*compiled",
+    ):
         sw.load_cluster("h100:8", stack="nemo")
 
 

@@ -94,7 +94,7 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("sequence_parallel splits over tp, which is 1", "sequence_parallel=false"),
         Layout(dp=8),
     ),
-    "experts": (8, Layout(dp=8, ep=2), ("ep = 2", "the 0 experts of m", "needs ep = 1"), Layout(dp=8)),
+    "experts": (8, Layout(dp=8, ep=2), ("ep = 2", "m has no experts", "leave both out"), Layout(dp=8)),
     "schedule": (
         8,
         Layout(pp=8, schedule="interleaved"),
@@ -240,7 +240,7 @@ def test_whole_experts_take_tp_and_then_borrow_from_fsdp() -> None:
     assert [ep for ep, problems in whole.items() if not problems] == [4, 8, 16]
     assert "experts are whole (etp = 1); ep may be one of 4, 8, 16" in whole[2][0]
     (problem,) = violations(MODEL, JOB, 4, Layout(tp=4, etp=1))
-    assert "needs ep = 1, and no etp" in problem
+    assert "m has no experts for ep = 1 or an etp to split; leave both out" in problem
 
 
 def test_an_expert_is_split_as_a_layer_is_or_not_at_all() -> None:

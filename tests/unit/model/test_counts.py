@@ -60,9 +60,9 @@ def test_longer_sequences_need_more_flops_per_token() -> None:
 def test_an_unknown_model_lists_the_names() -> None:
     with pytest.raises(InputError) as caught:
         load_model("llama-4")
-    assert (
-        str(caught.value)
-        == f"model: found 'llama-4'; the catalogue has {', '.join(model_names())}; or give a config.json"
+    assert str(caught.value) == (
+        f"model: found 'llama-4' (did you mean 'llama-3-405b'?); the catalogue has {', '.join(model_names())}; or "
+        "give the path of a Hugging Face config.json or of its folder (nothing is fetched from a hub)"
     )
     assert set(PARAMS) <= set(model_names())
 

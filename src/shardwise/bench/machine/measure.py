@@ -19,6 +19,7 @@ from shardwise.bench.machine.samples import (
     Sample,
 )
 from shardwise.bench.processes import together
+from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import keep_host_memory
 
 ROUNDS = 5  # after one that is not counted
@@ -34,9 +35,14 @@ class Asked(NamedTuple):
     tiny: Sample = TINY
 
 
-def measured(asked: Asked, num_processes: int) -> list[Round]:
+def measured(asked: Asked, num_processes: int, progress: Progress = silent) -> list[Round]:
     """The seconds of all operations in each round, the mean of the processes. Raises `InputError` when a process fails."""
-    return list(together(_rounds, asked, "cpu", num_processes, ROUNDS))
+    rounds: list[Round] = []
+    progress("starting the processes")
+    for one in together(_rounds, asked, "cpu", num_processes, ROUNDS):
+        rounds.append(one)
+        progress("rounds", len(rounds), ROUNDS)
+    return rounds
 
 
 def _rounds(rank: int, size: int, place: torch.device, asked: Asked) -> Iterator[Round]:

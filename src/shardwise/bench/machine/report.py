@@ -16,6 +16,7 @@ from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.written import cluster_toml
 from shardwise.errors import InputError
+from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import device_bytes
 from shardwise.units import format_bytes
 
@@ -43,11 +44,11 @@ class Found(NamedTuple):
         return cluster_toml(self.cluster, self.calibration, meanings)
 
 
-def machine(num_processes: int, samples: tuple[Sample, ...] = SAMPLES) -> Found:
+def machine(num_processes: int, samples: tuple[Sample, ...] = SAMPLES, progress: Progress = silent) -> Found:
     """Measure the CPU of this machine in so many processes. Raises `InputError` when one fails."""
     dtype, *others = FORMATS
     sized = tuple(sample.at(dtype) for sample in samples)
-    rounds = measured(Asked(sized, tuple(others), TINY.at(dtype)), num_processes)
+    rounds = measured(Asked(sized, tuple(others), TINY.at(dtype)), num_processes, progress)
     known = Machine(
         name=f"{platform.node() or 'this machine'}:{num_processes}", num_processes=num_processes, dtype=dtype,
         others=tuple(others), memory_bytes=device_bytes("cpu", num_processes),

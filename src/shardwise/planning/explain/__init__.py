@@ -5,10 +5,12 @@ story     the three steps of the playbook's decision procedure, as values
 options   what else could have been done, and the step at which it drops out
 constants which measured constant moves the step the most
 against   any other layout, term by term
+losses    which kind of loss would make a layout fit
 terms     one term: its formula, its inputs, the expression that it was read off
 report    all of it, as one value
 """
 
+from shardwise.planning.explain.losses import leaner_losses, loss_would
 from shardwise.planning.explain.reasons import (
     MEMORY_RESERVE,
     MODEL_ERROR,
@@ -30,6 +32,8 @@ __all__ = [
     "changed_fields",
     "explain",
     "explanation_payload",
+    "leaner_losses",
+    "loss_would",
     "num_changes",
     "offload_would",
     "smallest_miss",

@@ -10,7 +10,8 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import Placement, cut_levels, placements
 from shardwise.layout.shardings import atomic_degrees
-from shardwise.planning.explain.reasons import changed_fields, verdict, why_slower
+from shardwise.planning.explain.losses import fitting_loss, leaner_losses
+from shardwise.planning.explain.reasons import ADVICE, changed_fields, verdict, why_slower
 from shardwise.planning.plan import Plan
 
 Nearest = Callable[[Layout], Layout | None]
@@ -52,7 +53,7 @@ def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
         lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=verdict(priced, plan.estimate),
         reason=why_slower(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
         time=differences(plan.estimate.time, priced.time), memory=differences(plan.estimate.memory, priced.memory),
-        smallest_change=None if priced.fits else smallest_change(placed, nearest),
+        smallest_change=None if priced.fits else smallest_change(plan, placed, nearest),
     )  # fmt: skip
 
 
@@ -83,13 +84,15 @@ def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[s
     }
 
 
-def smallest_change(layout: Layout, nearest: Nearest) -> str:
-    """What to change so that it fits."""
+def smallest_change(plan: Plan, layout: Layout, nearest: Nearest) -> str:
+    """What to change so that a layout of a plan's job fits: fields of the layout, or the kind of loss."""
+    leaner = fitting_loss(leaner_losses(plan.model, plan.cluster, plan.job, layout))
     fitting = nearest(layout)
     if fitting is None:
-        return "nothing fits: use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
+        return leaner or f"nothing fits: {ADVICE}"
     changes = changed_fields(layout, fitting).items()
-    return ", ".join(f"{name} {_text(mine)} → {_text(its)}" for name, (mine, its) in changes) or "another placement"
+    changed = ", ".join(f"{name} {_text(mine)} → {_text(its)}" for name, (mine, its) in changes) or "another placement"
+    return f"{changed}; or {leaner}" if leaner else changed
 
 
 def _text(value: object) -> str:

@@ -20,6 +20,10 @@ RESOLUTION = 0.03
 # The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = 0.10
 
+ADVICE = (
+    "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"  # for what does not fit
+)
+
 FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
     "recompute", "recompute_layers", "offload",
@@ -49,10 +53,10 @@ def _label(term: str) -> str:
     return f"exposed {term} communication" if term in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control") else term
 
 
-def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False, offloaded: str = "") -> str:
+def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False, remedies: str = "") -> str:
     """What the leanest layout lacks, and what fills the memory; `narrowed` where the search was told what to leave out.
 
-    `offloaded` says what offload to the host would do.
+    `remedies` says what another kind of loss and offload to the host would do.
     """
     largest = sorted(estimate.memory, key=lambda term: -estimate.memory[term])[:3]
     parts = ", ".join(f"{term} {format_bytes(estimate.memory[term])}" for term in largest)
@@ -60,8 +64,7 @@ def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False,
     return (
         f"no legal layout fits: the leanest ({layout}) needs {format_bytes(estimate.memory_bytes)} of "
         f"{format_bytes(estimate.memory_capacity_bytes)} on each device, {format_bytes(over)} too much ({parts}); "
-        f"{offloaded}{'loosen a pin or a maximum, or ' if narrowed else ''}"
-        "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
+        f"{remedies}{'loosen a pin or a maximum, or ' if narrowed else ''}{ADVICE}"
     )
 
 

@@ -18,6 +18,7 @@ from shardwise.planning.explain.schedules import Scheduled, schedules
 from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
 from shardwise.planning.explain.terms import Term, term
 from shardwise.planning.plan import Plan
+from shardwise.units import format_seconds
 
 SCHEMA = "shardwise.explain/1"
 
@@ -44,6 +45,13 @@ class Explanation:
     notes: tuple[str, ...] = ()
     stack: str | None = None
 
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fit.fits else "does not fit"
+        return (
+            f"Explanation: {self.model} on {self.cluster}, {self.layout}\n  {verdict}: {self.fit.because}\n  "
+            f"{self.batch.because}\n  bound by {self.throughput.bound}: {format_seconds(self.throughput.step_time_s)} a step"
+        )
+
 
 def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None) -> Explanation:
     """Explain a plan. `nearest` gives the fitting layout that is closest to one that does not fit, or None.
@@ -52,7 +60,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
     """
     priced = reprice(plan)
     terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
-    change = None if priced.estimate.fits else smallest_change(priced.layout, nearest)
+    change = None if priced.estimate.fits else smallest_change(priced, priced.layout, nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,

@@ -29,6 +29,7 @@ from shardwise.layout.shardings import (
 )
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
+from shardwise.names import unknown
 from shardwise.planning.plan import Plan
 from shardwise.schedule.closed_form import form_of
 from shardwise.sharding.spec import Spec
@@ -174,7 +175,7 @@ def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
     """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names there are."""
     known = [f"time.{t}" for t in TIME_TERMS] + [f"memory.{t}" for t in MEMORY_TERMS]
     if name not in known:
-        raise InputError(f"--term: found {name!r}; one of {', '.join(known)} is required")
+        raise InputError(f"--term: {unknown(name, known)}")
     tree, _, own = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     values = _values(plan, layout)

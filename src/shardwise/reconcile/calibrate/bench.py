@@ -145,7 +145,7 @@ def _matmul(reader: TableReader, machine: Machine) -> tuple[str, Price]:
 
 def _memory(reader: TableReader, machine: Machine) -> tuple[str, Price]:
     """A streaming kernel moves its bytes once, however much a stack's elementwise kernels move."""
-    num_bytes = reader.quantity("bytes")
+    num_bytes = reader.quantity("bytes", any_size=True)
     return f"memory {num_bytes / 1e6:.4g} MB", lambda constants: num_bytes / machine.rates(constants).bytes_per_s
 
 
@@ -155,7 +155,7 @@ def _collective(reader: TableReader, machine: Machine) -> tuple[str, Price]:
     if kind not in KINDS:
         reader.wrong("kind", f"one of {', '.join(KINDS)}")
         kind = KINDS[0]
-    num_bytes, before = reader.quantity("bytes"), len(reader.problems)
+    num_bytes, before = reader.quantity("bytes", any_size=True), len(reader.problems)
     devices = reader.size("devices")
     topology = machine.cluster.topology
     degrees = {atom: 1 for axis in PLACED_AXES for atom in ATOMS.get(axis, (axis,))} | {GROUP: devices}

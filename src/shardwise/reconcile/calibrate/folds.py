@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.errors import chosen
+from shardwise.progress import Progress, silent
 from shardwise.reconcile.calibrate.fit import SIGMA_FEW, Array, Fit, fit, start, step
 from shardwise.reconcile.calibrate.response import Observation
 
@@ -54,14 +55,18 @@ class Member:
         return next((lab for lab, names in LABS if re.match(names, self.family)), self.family)
 
 
-def cross_validated(members: Sequence[Member], fitted: Fit) -> Mapping[str, Array]:
+def cross_validated(members: Sequence[Member], fitted: Fit, progress: Progress = silent) -> Mapping[str, Array]:
     """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
-    return {
-        "model": np.stack([_predicted(members, model_folds(members, draw), fitted) for draw in range(DRAWS)]),
-        "source": _predicted(members, fold_groups(members, "source"), fitted, new_stacks=True)[None],
-        "lab": _predicted(members, fold_groups(members, "lab"), fitted, new_stacks=True)[None],
-        "three": _three(members, fitted),
-    }
+    draws = []
+    for draw in range(DRAWS):
+        progress("left out by model", draw, DRAWS)
+        draws.append(_predicted(members, model_folds(members, draw), fitted))
+    progress("left out by source")
+    source = _predicted(members, fold_groups(members, "source"), fitted, new_stacks=True)[None]
+    progress("left out by lab")
+    lab = _predicted(members, fold_groups(members, "lab"), fitted, new_stacks=True)[None]
+    progress("left out by lab, with three runs given")
+    return {"model": np.stack(draws), "source": source, "lab": lab, "three": _three(members, fitted)}
 
 
 def group_of(fold: str) -> Callable[[Member], Any]:

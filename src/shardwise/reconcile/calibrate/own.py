@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.own import Own
 from shardwise.cluster.stacks import Stack, calibrated, calibration_of, fitted, stack_of_software
 from shardwise.errors import InputError
+from shardwise.progress import Progress, silent
 from shardwise.reconcile.accuracy import ErrorStatistics, statistics
 from shardwise.reconcile.calibrate.bench import Bench, Machine, read_benches, weighted
 from shardwise.reconcile.calibrate.fit import SIGMA, SIGMA_FEW, Array, Fit, evaluated, fit, left_out_residuals, start
@@ -186,7 +187,7 @@ def _percentiles(values: Array, weights: Array) -> Array:
 
 def fit_own(
     own: Own, rows: Sequence[Row], bench: str | None, stack: Stack | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
 ) -> OwnFit:  # fmt: skip
     """Fit the constants to rows and to a file of micro-benchmarks, from where the published runs leave them.
 
@@ -194,13 +195,13 @@ def fit_own(
     """
     runs, found_stack, aside = own_runs(rows, own, stack)
     stack = found_stack or stack or stack_of_software("")
-    progress(f"{len(runs)} runs")
+    progress(f"{len(runs)} runs read")
     machine = Machine(cluster=own.nominal, stack=stack, clock=usual_clock(own.nominal.chip))
     benches = read_benches(bench, machine) if bench is not None else ()
     aside[TOO_SHORT] += sum(one.too_short for one in benches)
     sigma = SIGMA_FEW if sum(one.observation.weight for one in runs) < FEW else SIGMA
     benches = tuple(weighted(one, sigma) for one in benches if not one.too_short)
-    progress(f"{len(benches)} micro-benchmarks")
+    progress(f"fitting constants to {len(runs)} runs and {len(benches)} micro-benchmarks")
     aside += Counter()  # without the reasons that nothing had
     if not runs and not benches:
         raise InputError(_nothing(own, aside))

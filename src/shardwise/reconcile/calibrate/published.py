@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
+from shardwise.progress import Progress, silent
 from shardwise.reconcile.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.reconcile.calibrate.fit import Array, Fit, fit, start
 from shardwise.reconcile.calibrate.folds import Member, cross_validated, fold_groups, group_of
@@ -98,7 +99,7 @@ def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
 
 def fit_published(
     rows: Sequence[Row] | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
     *,
     held: Collection[str] = (),
 ) -> Published:
@@ -108,7 +109,7 @@ def fit_published(
     """
     judged = [
         one
-        for one in judge(published_rows() if rows is None else rows)
+        for one in judge(published_rows() if rows is None else rows, progress=progress)
         if one.scored and one.prediction and one.row.step_time_s
     ]
     members = [
@@ -125,11 +126,10 @@ def fit_published(
             f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST} runs "
             "of two labs are required, leave --chip and --source out or give more rows"
         )
-    progress(f"{len(members)} runs")
+    progress(f"fitting constants to {len(members)} runs")
     observations = [one.observation for one in members]
     fitted = fit(observations, start(observations).holding(held))
-    progress(f"{len(fitted.keys)} constants")
-    return Published(judged, members, fitted, cross_validated(members, fitted))
+    return Published(judged, members, fitted, cross_validated(members, fitted, progress))
 
 
 def _is_moe(one: Judged) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+from shardwise.progress import Progress, silent
 from shardwise.train.data.documents import Document, HeldOut, Source, held_out_documents, read_documents
 from shardwise.train.data.index import SPLITS, Index
 from shardwise.train.data.tokenizer import Tokenizer, train_tokenizer
@@ -18,13 +19,11 @@ DEFAULT_HELD_OUT = 0.01
 SHARD_TOKENS = 2**28  # 512 MiB in 16 bits: few files, and each can be copied again in a minute
 BATCH_CHARACTERS = 2**22  # of text that is encoded at once, on all cores
 
-Progress = Callable[[str], None]
-
 
 def write_corpus(
     sources: Sequence[Source], out: str | Path, *, tokenizer: Tokenizer | None = None, vocab_size: int = DEFAULT_VOCAB,
     held_out: float = DEFAULT_HELD_OUT, force: bool = False, shard_tokens: int = SHARD_TOKENS,
-    progress: Progress = lambda text: None,
+    progress: Progress = silent,
 ) -> Index:  # fmt: skip
     """Write the documents of `sources` as token shards into the folder `out`; the index that is written.
 
@@ -39,17 +38,14 @@ def write_corpus(
             progress(f"training a tokenizer on {num_documents:,} documents")
             texts = (document.text for document in read_documents(sources) if document not in split)
             tokenizer = train_tokenizer(texts, vocab_size)
-        index = _write_shards(folder, sources, tokenizer, split, shard_tokens, _counting(progress, num_documents))
+        index = _write_shards(folder, sources, tokenizer, split, shard_tokens, progress, num_documents)
         write_index(folder, index, tokenizer.text)
     return index
 
 
-def _counting(progress: Progress, num_documents: int) -> Callable[[int], None]:
-    return lambda done: progress(f"encoded {done:,} of {num_documents:,} documents")
-
-
 def _write_shards(
-    folder: Path, sources: Sequence[Source], tokenizer: Tokenizer, split: HeldOut, shard_tokens: int, done: Callable[[int], None]
+    folder: Path, sources: Sequence[Source], tokenizer: Tokenizer, split: HeldOut, shard_tokens: int, progress: Progress,
+    num_documents: int,
 ) -> Index:  # fmt: skip
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     num_done = 0
@@ -65,7 +61,7 @@ def _write_shards(
                 trained_on += [tokens] if name == "train" else []
             counts += np.bincount(np.concatenate(trained_on), minlength=len(counts)) if trained_on else 0
             num_done += len(batch)
-            done(num_done)
+            progress("documents encoded", num_done, num_documents)
         written = {name: writer.finish() for name, writer in writers.items()}
     return Index(
         dtype=tokenizer.dtype.name, vocab_size=tokenizer.vocab_size, end_token=tokenizer.end_token, end_id=tokenizer.end_id,

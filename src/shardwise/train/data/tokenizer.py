@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardwise.errors import InputError
+from shardwise.train.data.interruptible import fed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -71,7 +72,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], show_progress=False,
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    engine.train_from_iterator(texts, trainer)
+    fed(lambda given: engine.train_from_iterator(given, trainer), texts)
     return _tokenizer(engine, engine.to_str(pretty=True).encode("utf-8"), END_OF_DOCUMENT)
 
 

@@ -1,0 +1,160 @@
+"""What a layout costs, what fills its devices, what the books say of a job, and what bounds a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from shardwise.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
+from shardwise.cluster.chip import Chip
+from shardwise.cost.estimate import Estimate
+from shardwise.cost.rules import Rule
+from shardwise.errors import InputError, collect, require
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.names import did_you_mean
+from shardwise.units import parse_count
+
+if TYPE_CHECKING:
+    from shardwise.cost.roofline import BlockRoofline, KernelRoofline, Origin
+    from shardwise.planning.memory import LayoutMemory
+
+KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
+
+
+def estimate(
+    model: Model, cluster: Where, job: Job | None = None, layout: str | Layout | None = None, *, stack: str | None = None,
+    **job_fields: Any,
+) -> Estimate:  # fmt: skip
+    """What one layout costs: seconds of a step and bytes of a device, by term.
+
+    Raises `InputError` with every rule that the layout breaks.
+
+    >>> import shardwise as sw
+    >>> found = sw.estimate(
+    ...     "llama-3-8b", "h100:8", layout="fsdp=8 recompute=full", global_batch_tokens="512Ki", seq_len="8Ki"
+    ... )
+    >>> found.fits, found.bound
+    (True, 'compute')
+    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
+    True
+    """
+    from shardwise.cost.estimate import estimate as price
+
+    chosen, (architecture, where, what) = collect(
+        lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
+    )
+    architecture.require_positions(what.seq_len)
+    return price(architecture, where, what, chosen)
+
+
+def memory(
+    model: Model, cluster: Where, layout: str | Layout, job: Job | None = None, **job_fields: Any
+) -> LayoutMemory:
+    """What fills the devices under a layout: bytes by term, of a device of each pipeline stage.
+
+    Without a job sequences have 4,096 tokens, or as many as the model has positions; a batch that is left out is the smallest
+    that fills the layout. Raises `InputError` with every rule that the layout breaks.
+
+    >>> import shardwise as sw
+    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
+    >>> found.job.global_batch_tokens, found.fits, len(found.stages)
+    (65536, True, 1)
+    >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
+    2.01
+    """
+    from shardwise.planning.memory import filling_job, layout_memory, usual_seq_len
+
+    architecture, where, chosen = collect(
+        lambda: architecture_of(model), lambda: cluster_of(cluster, None), lambda: layout_of(layout)
+    )
+    if job is None:
+        job_fields = {"seq_len": usual_seq_len(architecture), **job_fields}
+        whole = "global_batch_tokens" in job_fields
+        one = job_of(None, {"global_batch_tokens": job_fields["seq_len"], **job_fields})
+        what = one if whole else filling_job(one, chosen)
+    else:
+        what = job_of(job, job_fields)
+    return layout_memory(architecture, where, what, chosen)
+
+
+def rules(model: Model, cluster: Where, job: Job | None = None, **job_fields: Any) -> tuple[Rule, ...]:
+    """The books' rules for a job on a cluster: closed forms with their numbers, verdicts, formulas and sources.
+
+    Critical intensity, tokens per chip, the batch that FSDP needs, the degree that tensor parallelism bears, days of a run.
+
+    >>> import shardwise as sw
+    >>> found = {rule.name: rule for rule in sw.rules("llama-3-70b", "tpu-v5p:16x20x28", global_batch_tokens="4Mi", seq_len=4096)}
+    >>> round(found["tokens_per_chip"].value), found["tokens_per_chip"].unit
+    (468, 'tokens/chip')
+    """
+    from shardwise.cost.rules import book_rules
+
+    return book_rules(*resolved(model, cluster, job, None, job_fields))
+
+
+@overload
+def roofline(
+    kernel: KernelName, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> KernelRoofline: ...  # fmt: skip
+@overload
+def roofline(
+    kernel: Architecture, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> BlockRoofline: ...  # fmt: skip
+@overload
+def roofline(
+    kernel: str, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> KernelRoofline | BlockRoofline: ...  # fmt: skip
+def roofline(
+    kernel: str | Architecture, chip: str | Chip, *, dtype: str = "bf16", weights: str | None = None, origin: Origin = "hbm",
+    causal: bool = False, fused: bool = True, **sizes: int | str,
+) -> KernelRoofline | BlockRoofline:  # fmt: skip
+    """What bounds a kernel on a chip: FLOPs, bytes, intensity and time; or every operation of a model's block.
+
+    A kernel has its sizes by letter: "matmul" B, D, F; "attention" T, N, H and if they differ S, K; and so on (`shardwise
+    roofline --help`). A model has T, the tokens of a sequence, and B, how many of them (1). `dtype` is the format of activations
+    and arithmetic, `weights` that of a product's weight where it is another; `origin` says where operands lie ("hbm", "host",
+    "vmem"); `causal` and not `fused` are for attention. Peaks and bandwidths are the vendor's.
+
+    Raises `InputError` for a kernel, letter, format or option that is not known, `MissingValueError` for a rate without a source.
+
+    >>> import shardwise as sw
+    >>> found = sw.roofline("matmul", "tpu-v5e", B=240, D=8192, F=28672)
+    >>> found.bound, round(found.cost.intensity), round(found.critical_size)
+    ('memory', 231, 253)
+    >>> block = sw.roofline("llama-3-70b", "h100", T=8192)
+    >>> block.num_seqs, block.operations[1].bound
+    (1, 'compute')
+    """
+    from shardwise.cost.roofline import FORMS, block_roofline, chip_and_links, kernel_roofline
+
+    one = chip if isinstance(chip, Chip) else chip_and_links(chip)[0]
+    counts = {letter: parse_count(size, what=f"SIZES: {letter}") for letter, size in sizes.items()}
+    if isinstance(kernel, str) and kernel in FORMS:
+        return kernel_roofline(one, kernel, counts, dtype, weights, origin=origin, causal=causal, fused=fused)
+    wrong = block_problems(counts)
+    hint = did_you_mean(kernel, FORMS)
+    model = _kernel_model(kernel, f"kernel: found {kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required")
+    usual = (dtype, weights, origin, causal, fused) == ("bf16", None, "hbm", False, True)
+    wrong += (
+        [] if usual else ["a model's block is bf16 from HBM, its attention causal and flash; options are for kernels"]
+    )
+    require(wrong)
+    return block_roofline(model, one, counts.get("B", 1), counts["T"])
+
+
+def block_problems(letters: Collection[str]) -> list[str]:
+    """What is wrong with the letters of the sizes of a model's block."""
+    wrong = [f"SIZES: a block has no {letter!r}; T is required, B optional" for letter in letters if letter not in "BT"]
+    return wrong + ([] if "T" in letters else ["SIZES: T missing; T is required, B optional, such as B=4,T=8192"])
+
+
+def _kernel_model(kernel: str | Architecture, problem: str) -> Architecture:
+    try:
+        return architecture_of(kernel)
+    except InputError as error:
+        raise InputError(problem, *error.problems) from None

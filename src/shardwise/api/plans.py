@@ -1,0 +1,117 @@
+"""Plans of a job, on one cluster or on several, and why they are what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardwise.api.given import Model, Pins, Where, architecture_of, cluster_of, job_of, layout_of, pins_of, resolved
+from shardwise.cost.operations import Operations
+from shardwise.errors import collect
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.planning.plan import Plan
+from shardwise.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from shardwise.planning.compare import Comparison, Limits
+    from shardwise.planning.explain import Explanation
+    from shardwise.search.space import Choices
+
+
+def plan(
+    model: Model, cluster: Where, job: Job | None = None, *, stack: str | None = None, pins: Pins = "", maxima: Pins = "",
+    choices: Choices | None = None, runnable: bool = False, divisible: bool = False, operations: Operations | None = None,
+    progress: Progress = silent, **job_fields: Any,
+) -> Plan:  # fmt: skip
+    """The layout to take for a job on a cluster: of the fastest that fit the simplest, with its price and why others lost.
+
+    Without a `stack`, and where nothing was measured of the cluster, the step is predicted for the stack that is typical of its
+    chip; a job with an `overlap` is planned by the bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it
+    may take otherwise. `runnable`: only layouts that `train` runs, with its loss; `divisible`: only layouts that share the batch
+    out evenly. `operations` say how the cluster is run, for
+    what a run of `tokens` takes. `progress` is told how far the search is.
+
+    Raises `InputError` for what is wrong with any of these, `NothingFitsError` where no layout fits, with the smallest miss.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> found.layout.num_devices, found.estimate.fits, found.job.num_seqs
+    (8, True, 128)
+    >>> found  # doctest: +ELLIPSIS
+    Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
+      fsdp=...
+      step ... tokens/s per device, MFU ...%, bound by ...
+      memory ... GB of 80 GB (fits, ...% free)
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
+    2
+    >>> low, high = found.estimate.interval90
+    >>> found.bound_s < low < found.estimate.step_time_s < high
+    True
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, stack="nemo-25").cluster.calibration.stack
+    'nemo-25'
+    """
+    from shardwise.planning.runnable import runnable_job
+    from shardwise.search.pins import narrowed
+    from shardwise.search.plan import plan as search_plan
+
+    architecture, where, what = resolved(model, cluster, job, stack, job_fields)
+    kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible)
+    what = runnable_job(what) if runnable else what
+    return search_plan(architecture, where, what, choices=kept, operations=operations, progress=progress)
+
+
+def plan_clusters(
+    model: Model, clusters: Sequence[Where], job: Job | None = None, *, stack: str | None = None,
+    limits: Limits | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None,
+    operations: Operations | None = None, progress: Progress = silent, **job_fields: Any,
+) -> Comparison:  # fmt: skip
+    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, else the fastest.
+
+    The rest is as of `plan`. A cluster on which nothing fits stays in the comparison, with the reason.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
+    >>> found.plan.cluster.name, found.reason
+    ('h100:8', 'the fastest')
+    """
+    from shardwise.search.clusters import plan_clusters as search_clusters
+    from shardwise.search.pins import narrowed
+
+    architecture, what, *several = collect(
+        lambda: architecture_of(model),
+        lambda: job_of(job, job_fields),
+        *(partial(cluster_of, one, stack) for one in clusters),
+    )
+    kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices)
+    return search_clusters(
+        architecture, several, what, limits=limits, choices=kept, operations=operations, progress=progress
+    )
+
+
+def explain(
+    plan: Plan | str | os.PathLike[str], against: str | Layout | None = None, *, term: str | None = None,
+    progress: Progress = silent,
+) -> Explanation:  # fmt: skip
+    """Why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput, what else was possible.
+
+    `plan` is a plan or the path of its file, `against` another layout to hold beside it, `term` one term to take apart, such as
+    "memory.activations". Raises `InputError` for a layout that breaks a rule and a term that is not known.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> told = sw.explain(found, "tp=8", term="time.tp")
+    >>> told.fit.fits, told.throughput.bound, told.against.lead > 0.1
+    (True, 'compute', True)
+    >>> [one.layout for one in told.terms] == [str(found.layout), told.against.layout]
+    True
+    """
+    from shardwise.planning.codec import load_plan
+    from shardwise.planning.explain import explain as explain_plan
+    from shardwise.search.plan import nearest_fitting
+
+    of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
+    nearest = partial(nearest_fitting, of.model, of.cluster, of.job, progress=progress)
+    return explain_plan(of, nearest, other=None if against is None else layout_of(against), term_name=term)

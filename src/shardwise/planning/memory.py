@@ -1,0 +1,83 @@
+"""What fills the devices under a layout, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.figures import stage_memories
+from shardwise.job import USUAL_SEQ_LEN, Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.model.architecture import Architecture
+from shardwise.schedule.closed_form import min_micro_batches
+from shardwise.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutMemory:
+    """Bytes of a device of each pipeline stage, by term (`terms.MEMORY_TERMS`), beside what the device has.
+
+    `num_micro_batches`: of each replica in a step of the job.
+    """
+
+    layout: Layout
+    job: Job
+    num_micro_batches: int
+    memory_capacity_bytes: float
+    stages: tuple[Mapping[str, float], ...]
+
+    @property
+    def stage_bytes(self) -> tuple[float, ...]:
+        """Bytes of a device of each stage."""
+        return tuple(sum(stage.values()) for stage in self.stages)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of the fullest device."""
+        return max(self.stage_bytes)
+
+    @property
+    def fullest_stage(self) -> int:
+        """The first stage that takes the most."""
+        return self.stage_bytes.index(self.memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device has room."""
+        return self.memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def margin(self) -> float:
+        """The free share of the fullest device's memory; below 0 where there is too little."""
+        return 1 - self.memory_bytes / self.memory_capacity_bytes
+
+    def __repr__(self) -> str:
+        terms = (f"{name} {format_bytes(value)}" for name, value in self.stages[self.fullest_stage].items() if value)
+        whole = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)}"
+        return f"LayoutMemory of {self.layout}: {whole}\n  stage {self.fullest_stage}: {', '.join(terms)}"
+
+
+def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
+    """What fills the devices. Raises `InputError` with every rule that the layout breaks."""
+    architecture.require_positions(job.seq_len)
+    return LayoutMemory(
+        layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
+        num_micro_batches=num_micro_batches(job, degrees_of(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
+    )  # fmt: skip
+
+
+def filling_job(job: Job, layout: Layout) -> Job:
+    """The job with the smallest batch that fills a layout: in each replica one micro-batch, in a pipeline one for each stage.
+
+    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch
+    takes no more memory, but for the schedule of all forward passes first, which holds every micro-batch.
+    """
+    times = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), min_micro_batches(layout.schedule, layout.pp))
+    return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
+
+
+def usual_seq_len(architecture: Architecture) -> int:
+    """The tokens of a sequence where nobody says: `USUAL_SEQ_LEN`, or as many as a table of positions has."""
+    return min(USUAL_SEQ_LEN, architecture.max_positions or USUAL_SEQ_LEN)

@@ -1,0 +1,30 @@
+"""What takes long says how far it is to whoever asked; a value that is handed down, so that nothing global is written to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Takes what is being done, and how much of it: `done` of `total`, in no unit; a total of 0 is not known.
+
+    >>> def show(what: str, done: int = 0, total: int = 0) -> None:
+    ...     print(f"{what}: {done} of {total}" if total else what)
+    >>> show("layouts priced", 10, 40)
+    layouts priced: 10 of 40
+    """
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None: ...
+
+
+def silent(what: str, done: int = 0, total: int = 0) -> None:
+    """Nobody asked."""
+
+
+def within(progress: Progress, name: str) -> Progress:
+    """The same for a part of what is being done, by the part's name.
+
+    >>> within(lambda what, done=0, total=0: print(what), "h100:512")("layouts priced", 1, 2)
+    h100:512: layouts priced
+    """
+    return lambda what, done=0, total=0: progress(f"{name}: {what}", done, total)

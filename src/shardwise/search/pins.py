@@ -1,0 +1,43 @@
+"""Pins and maxima as people write them: what a search is told to keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.changes import convert
+from shardwise.errors import InputError
+from shardwise.planning.runnable import runnable_pins
+from shardwise.search.space import FLAGS, NUMERIC, Choices
+
+
+def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
+    """The values of KEY=VALUE words by key; `what` says in an error whose they are.
+
+    A key that is not known keeps its text, and `Choices.narrowed` names the keys there are. Raises `InputError`.
+
+    >>> parse_pins(["tp=8", "recompute=full"], "--pin")
+    {'tp': 8, 'recompute': 'full'}
+    """
+    like: dict[str, Any] = dict.fromkeys((*NUMERIC, "recompute_layers"), 1) | dict.fromkeys(FLAGS, True)
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not (key and equals and value):
+            raise InputError(f"{what}: found {word!r}; KEY=VALUE is required, such as {what} pp=4")
+        if key in found:
+            raise InputError(f"{what}: {key} is given twice")
+        found[key] = convert(value, like.get(key, ""), f"{what} {key}")
+    return found
+
+
+def narrowed(
+    pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None = None, *, runnable: bool = False,
+    divisible: bool = False,
+) -> Choices | None:  # fmt: skip
+    """The choices (all, without any) that pins and maxima leave, and those that the engine runs or that share the batch out
+    evenly; None where nothing narrows."""
+    pins = runnable_pins(pins) if runnable else pins
+    kept = (choices or Choices()).narrowed(pins, maxima) if pins or maxima else choices
+    return replace(kept or Choices(), divisible=True) if divisible else kept

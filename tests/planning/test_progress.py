@@ -1,0 +1,87 @@
+"""What takes long says how far it is: in the order of the work, never past its end, and it stops where it is told to."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import NothingFitsError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.reconcile.accuracy import judge
+from shardwise.reconcile.published.rows import published_rows
+from shardwise.search.clusters import plan_clusters
+from shardwise.search.plan import nearest_fitting, plan
+
+MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=4096)
+
+
+class Told(list[tuple[str, int, int]]):
+    """What was told, in order."""
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+        self.append((what, done, total))
+
+    def stages(self) -> list[str]:
+        return [what for what, _ in groupby(self, key=lambda one: one[0])]
+
+
+def check_counts(told: Told) -> None:
+    """Each stage goes from nothing towards its total, without a step back."""
+    for _, stage in groupby(told, key=lambda one: (one[0], one[2])):
+        counts = [(done, total) for _, done, total in stage]
+        assert counts == sorted(counts)
+        assert all(done < total or total == 0 for done, total in counts)
+        assert counts[0][0] == 0
+
+
+def test_a_search_says_how_far_it_is() -> None:
+    told = Told()
+    found = plan(MODEL, load_cluster("h100:64"), JOB, progress=told)
+    assert told.stages() == ["blocks derived", "layouts priced", "runners-up"]
+    check_counts(told)
+    totals = {what: total for what, _, total in told}
+    assert found.search is not None
+    assert totals["layouts priced"] == found.search.num_layouts
+
+
+def test_several_clusters_are_told_apart() -> None:
+    told = Told()
+    plan_clusters(MODEL, [load_cluster("h100:8"), load_cluster("h200:8")], JOB, progress=told)
+    assert [stage for stage in told.stages() if "priced" in stage] == [
+        "h100:8: layouts priced",
+        "h200:8: layouts priced",
+    ]
+
+
+def test_where_nothing_fits_every_search_is_told() -> None:
+    told = Told()
+    with pytest.raises(NothingFitsError):
+        plan(load_model("llama-3-70b"), load_cluster("h100:8"), JOB, progress=told)
+    assert told.stages() == ["blocks derived", "layouts priced"] * 2
+    told.clear()
+    assert nearest_fitting(MODEL, load_cluster("h100:8"), JOB, Layout.parse("dp=8 micro_batch_seqs=32"), told)
+    assert told.stages()[:2] == ["blocks derived", "layouts priced"]
+
+
+def test_a_search_stops_where_it_is_told_to() -> None:
+    """Ctrl-C comes between any two reports, as here within the first."""
+    told = Told()
+
+    def stopped(what: str, done: int = 0, total: int = 0) -> None:
+        told(what, done, total)
+        if what == "layouts priced":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan(MODEL, load_cluster("h100:64"), JOB, progress=stopped)
+    assert [one[0] for one in told].count("layouts priced") == 1
+
+
+def test_every_published_run_is_told() -> None:
+    told, rows = Told(), published_rows()[:5]
+    judge(rows, progress=told)
+    assert told == [("runs predicted", number, 5) for number in range(5)]

@@ -1,0 +1,134 @@
+"""What an error says of a name that is not known."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from shardwise.cli import build_parser
+from shardwise.cluster.chips import chip_names, load_chip
+from shardwise.cluster.stacks import stack_named
+from shardwise.dtypes import bytes_per_element
+from shardwise.errors import InputError
+from shardwise.job import Job, precision_named
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model, model_names
+from shardwise.names import LONGEST, did_you_mean, nearest, unknown
+from shardwise.search.space import Choices
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_without_its_separators_is_found_again(name: str) -> None:
+    assert nearest(name.replace("-", "").upper(), model_names()) == [name]
+
+
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("openai-community/gpt2-xl", "gpt-2-xl"),
+    ],
+)
+def test_a_name_of_a_hub_is_that_of_the_catalogue(hub: str, name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model(hub)
+    assert str(caught.value).startswith(f"model: found '{hub}' (did you mean '{name}'?); the catalogue has ")
+    assert "nothing is fetched from a hub" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "names"),
+    [
+        ("a100", chip_names(), ["a100-40gb", "a100-80gb"]),
+        ("H100-SXM", chip_names(), ["h100"]),
+        ("v5e", chip_names(), ["tpu-v5e"]),
+        ("tpp", ["tp", "cp", "dp"], ["tp"]),
+        ("colour", ["source", "norm", "mlp"], []),
+        ("", ["tp"], []),
+        (None, ["none"], []),
+        (3, [1, 2, 3], []),
+        ("a", [], []),
+    ],
+)
+def test_the_nearest_names(found: object, known: list[object], names: list[str]) -> None:
+    assert nearest(found, known) == names
+
+
+def test_a_text_that_is_no_name_is_near_to_none() -> None:
+    assert nearest("tp" * LONGEST, ["tp"]) == []
+
+
+def test_equals_are_listed_and_a_few_of_them_only() -> None:
+    assert did_you_mean("ab", ["ab1", "ab2", "ab3", "ab4"]) == " (did you mean 'ab1', 'ab2' or 'ab3'?)"
+    assert unknown("x", ["y"]) == "found 'x'; one of y is required"
+
+
+SIZES = {"global_batch_tokens": 8, "seq_len": 8}
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: load_chip("h10"), "'h100'"),
+        (lambda: stack_named("maxtex"), "'maxtext'"),
+        (lambda: precision_named("mxpf8"), "'mxfp8'"),
+        (lambda: bytes_per_element("bfloat16"), "'bf16'"),
+        (lambda: Job(**SIZES, precision="fp8delayed"), "'fp8_delayed'"),
+        (lambda: Job(**SIZES, overlap="peraxis"), "'per_axis'"),
+        (lambda: Job(**SIZES, loss="chunkd"), "'chunked'"),
+        (lambda: Layout(recompute="ful"), "'full'"),
+        (lambda: Layout.parse("zero=3"), "'zero_stage'"),
+        (lambda: Layout.parse("micro_batch=2"), "'micro_batch_seqs'"),
+        (lambda: Choices().narrowed({"zero": 1}, {}), "'zero_stage'"),
+        (lambda: Choices().narrowed({"schedule": "dual_pipe"}, {}), "'dualpipe'"),
+        (lambda: Choices().narrowed({}, {"ppp": 4}), "'pp'"),
+    ],
+)
+def test_every_choice_by_name_says_which_is_nearest(make: object, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()  # type: ignore[operator]
+    assert f"(did you mean {hint}?)" in str(caught.value)
+
+
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    return next(action.choices for action in build_parser()._actions if isinstance(action.choices, dict))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in (flag for action in verbs()[verb]._actions for flag in action.option_strings if "-" in flag[2:]):
+        wrong = "--" + flag[2:].replace("-", "_")
+        with pytest.raises(SystemExit) as caught:
+            build_parser().parse_args([verb, wrong, "4"])
+        assert caught.value.code == 2
+        assert f"unrecognized arguments: {wrong} (did you mean '{flag}'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plann"], "argument VERB: found 'plann' (did you mean 'plan'?); one of plan, "),
+        (["show", "modls"], "argument kind: found 'modls' (did you mean 'models'?); one of models, "),
+        (["--verson"], "unrecognized arguments: --verson (did you mean '--version'?)"),
+        (["show", "chips", "--jsn=1", "--wat"], "unrecognized arguments: --jsn (did you mean '--json'?), --wat"),
+    ],
+)
+def test_verbs_and_choices(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(words)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_no_flag_is_not_taken_for_one() -> None:
+    """Values of flags and words behind `--` are as argparse has them; a unique beginning of a flag is that flag."""
+    parser = build_parser()
+    assert parser.parse_args(["show", "--", "models", "--wat"]).name == "--wat"
+    assert parser.parse_args(["kv-cache", "gpt-2", "--cont=8", "--batch", "-4"]).batch == "-4"
+    assert parser.parse_args(["show", "models", "-x y"]).name == "-x y"
