@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import shardwise as sw
+from shardwise import version
 from shardwise.api.costs import KernelName
 from shardwise.cost.roofline import FORMS
 from shardwise.layout.placement import Placement
@@ -27,6 +30,17 @@ def test_the_names_of_the_package_are_sorted_and_all_there() -> None:
         assert name == "__version__" or (value.__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="module 'shardwise' has no attribute 'plans_of'"):
         _ = sw.plans_of
+
+
+def test_a_source_tree_that_was_not_installed_has_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    installed = version.__version__
+    with monkeypatch.context() as patched:
+        patched.setattr(metadata, "version", missing)
+        assert importlib.reload(version).__version__ == "0+unknown"
+    assert importlib.reload(version).__version__ == installed == metadata.version("shardwise")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
