@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 TESTS = Path(__file__).parents[1]
 FOREVER_S = 900.0  # that what is sure to happen may take, on however loaded a machine: nothing is measured by it
@@ -22,7 +25,9 @@ sys.exit(launch.launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
 
 
 class Launched:
-    """A launcher and its ranks. What they print is gathered as it comes."""
+    """A launcher and its ranks, in a process group of their own. What they print is gathered as it comes."""
+
+    started: ClassVar[list[Launched]] = []
 
     def __init__(self, command: Sequence[str], **environment: str) -> None:
         path = os.pathsep.join([str(TESTS), *sys.path])
@@ -31,6 +36,7 @@ class Launched:
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, **usual, **environment},
         )  # fmt: skip
+        self.started.append(self)
         self.out, self.lines = "", list[str]()
         self._news, self._open = threading.Condition(), True
         threading.Thread(target=self._read, daemon=True).start()
@@ -45,20 +51,30 @@ class Launched:
             self._open = False
             self._news.notify_all()
 
+    def kill(self) -> None:
+        """End whatever of it is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
     @property
     def err(self) -> str:
         return "\n".join(self.lines)
 
     def says(self, text: str) -> str:
         """Until a line has the text: that line. Fails where all have ended without it."""
-        with self._news:
-            assert self._news.wait_for(lambda: self._line(text) or not self._open, FOREVER_S), self.err
-        line = self._line(text)
-        assert line, f"{text!r} is not in:\n{self.err}"
-        return line
+        return self.matches(re.escape(text)).string
 
-    def _line(self, text: str) -> str:
-        return next((line for line in self.lines if text in line), "")
+    def matches(self, pattern: str) -> re.Match[str]:
+        """Until the pattern is found in a line: where. Fails where all have ended without it."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._found(pattern) or not self._open, FOREVER_S), self.err
+        found = self._found(pattern)
+        assert found, f"{pattern!r} is not in:\n{self.err}"
+        return found
+
+    def _found(self, pattern: str) -> re.Match[str] | None:
+        return next((found for line in self.lines if (found := re.search(pattern, line))), None)
 
     def ended(self) -> int:
         """Until the launcher and all its ranks have ended: its exit code."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 
 from shardwise.train.meeting import SILENT, Meeting, beat_key
@@ -23,8 +24,9 @@ OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for whoever watches, if anybody does."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Heartbeat:
@@ -112,7 +114,7 @@ class Heartbeat:
         waited_s = now - activity().since if activity().awaits else 0.0
         unheard = self._silent_elsewhere or silent or deaf
         if self.stop.signal and waited_s >= self.silent_after_s and unheard:
-            self._give_up(activity(), silent, speaks=reports)
+            self._give_up(activity(), list(silent or self._reported), speaks=reports)
 
     @property
     def is_deaf(self) -> bool:
@@ -161,11 +163,11 @@ class Heartbeat:
                 f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
 
-    def _give_up(self, doing: Activity, silent: Mapping[int, float], *, speaks: bool) -> None:
+    def _give_up(self, doing: Activity, silent: list[int], *, speaks: bool) -> None:
         """Asked to stop, with a main thread that cannot."""
         name = signal.Signals(self.stop.signal).name
         if speaks:
-            missing = f" for {self._names(list(silent))}" if silent else ""
+            missing = f" for {self._names(silent)}" if silent else ""
             self.say(
                 f"stopped by {name} while rank {self.rank} waits in {doing}{missing}: no checkpoint of it; {self.remains()}"
             )

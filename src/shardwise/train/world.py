@@ -21,6 +21,7 @@ from shardwise.train.store import PrefixStore
 from shardwise.train.waits import LostRankError, waits_for
 
 TIMEOUT = timedelta(minutes=10)
+MEET = timedelta(minutes=10)  # between the starts of the first and the last rank
 
 
 class World:
@@ -79,7 +80,7 @@ def start(asked: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Me
     """
     here, meeting = Peer.of_this_process(visible_gpus(asked)), None
     if "RANK" in os.environ and not dist.is_initialized():
-        meeting = meet(here, timeout)
+        meeting = meet(here, MEET)
     device = device_of(asked, (here,) if meeting is None else meeting.peers, here)
     if device.type == "cuda":
         torch.cuda.set_device(device)
