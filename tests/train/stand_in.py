@@ -5,12 +5,15 @@ Run as a module it is a rank of a run: `python -m train.stand_in FLAGS`.
 
 from __future__ import annotations
 
+import ctypes
 import os
-import sys
+import resource
+import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,14 @@ from shardwise.measurement.inspection import Inspection, Memory
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.checkpoint import Checkpointer, Piece
+from shardwise.train import world
+from shardwise.train.checkpoint import Checkpointer, Piece, writing
 from shardwise.train.data.batches import Batches
+from shardwise.train.flags import Device
+from shardwise.train.meeting import Meeting
 from shardwise.train.parts import Parts
 from shardwise.train.recipe import Recipe
+from shardwise.train.waits import waits_for
 
 VOCAB, SEQ_LEN = 32, 16
 
@@ -53,23 +60,36 @@ def write_inputs(place: Path, plan: Plan | None = None, *, held_out: bool = True
     return [str(place / "plan.json"), "--data", str(place / "data"), "--out", str(place / "run")]
 
 
+def hang() -> None:
+    """Hold the interpreter's lock for good: no thread of this process runs any more, and no signal but SIGKILL ends it."""
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+
+
+def arm() -> None:
+    """Where the environment asks for it, a rank hangs as it writes its part of a checkpoint."""
+    write = writing._write
+
+    def hanging(path: Path, pieces: Sequence[Piece]) -> Any:
+        if os.environ.get("STAND_IN_HANGS_WRITING") == os.environ.get("RANK"):
+            hang()
+        return write(path, pieces)
+
+    writing._write = hanging
+
+
 @dataclass
 class World:
     rank: int
     size: int
     device: torch.device
+    meeting: Meeting | None
 
 
-def join(plan: Plan, recipe: Recipe, device: str) -> World:
-    if "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("gloo")
+def join(plan: Plan, recipe: Recipe, device: Device) -> World:
+    place, meeting = world.start("cpu", timedelta(seconds=recipe.timeout_s))
     known = dist.is_initialized()
-    return World(dist.get_rank() if known else 0, dist.get_world_size() if known else 1, torch.device("cpu"))
-
-
-def leave() -> None:
-    if "RANK" in os.environ:
-        dist.destroy_process_group()
+    return World(dist.get_rank() if known else 0, dist.get_world_size() if known else 1, place, meeting)
 
 
 class Bigram:
@@ -83,8 +103,26 @@ class Bigram:
         if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
             raise InputError(f"rank {world.rank} refuses")
 
+    def _trouble(self) -> None:
+        """Before a step, of "RANK:STEP" in the environment: to hang, to stop, to fail, to wait for a file, to have no room."""
+        here = f"{self.world.rank}:{self.step + 1}"
+        if os.environ.get("STAND_IN_HANGS") == here:
+            hang()
+        if os.environ.get("STAND_IN_IS_FULL") == here:
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (1, hard)
+            )  # no file may grow: the system refuses, as on a full disk
+        if os.environ.get("STAND_IN_FAILS") == here:
+            raise InputError(f"rank {self.world.rank} fails")
+        if os.environ.get("STAND_IN_IS_STOPPED") == here:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while os.environ.get("STAND_IN_WAITS") == here and not Path(os.environ["STAND_IN_GO"]).exists():
+            time.sleep(0.02)
+
     def train_step(self) -> StepRecord:
         start = time.perf_counter()
+        self._trouble()
         time.sleep(self.pause_s)
         step, num_targets = self.step, self.batches.num_targets(self.step)
         logits = self.logits.clone().requires_grad_()
@@ -95,7 +133,8 @@ class Bigram:
         assert logits.grad is not None
         whole = torch.cat([loss.detach().reshape(1), logits.grad.flatten()])
         if self.world.size > 1:
-            dist.all_reduce(whole)
+            with waits_for("AllReduce of the gradients"):
+                dist.all_reduce(whole)
         rate = self.recipe.learning_rate_at(step)
         self.logits = self.logits - rate * whole[1:].reshape(self.logits.shape)
         self.step += 1
@@ -128,7 +167,10 @@ def summed_loss(logits: torch.Tensor, inputs_BT: Any, targets_BT: Any) -> torch.
 
 def parts() -> Parts:
     return Parts(
-        join=join, leave=leave, trainer=Bigram, checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
+        join=join, leave=world.stop, trainer=Bigram,
+        checkpoints=lambda folder, recipe: Checkpointer(
+            folder, keep=recipe.keep_checkpoints, timeout=timedelta(seconds=recipe.timeout_s)
+        ),
         probe=lambda plan, world: {"products": 1e-3, "memory": 2e-3},
     )  # fmt: skip
 
@@ -136,4 +178,5 @@ def parts() -> Parts:
 if __name__ == "__main__":
     from shardwise.train import rank
 
-    sys.exit(rank.main(parts=parts()))
+    arm()
+    rank.ended(lambda: rank.main(parts=parts()))

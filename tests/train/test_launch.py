@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from train.launching import launched
 from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.measurement.folder import read_json
@@ -19,27 +17,11 @@ from shardwise.measurement.log import read_log
 from shardwise.train.launch import set_threads
 from shardwise.train.rank import main
 
-TESTS = Path(__file__).parents[1]
-LAUNCH = """
-import sys
-from shardwise.train.launch import launch
-sys.exit(launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
-"""
 
-
-def started(flags: Sequence[str], ranks: int = 2, **environment: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, str(ranks), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
-    )  # fmt: skip
-
-
-def launched(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
-    process = started(flags, ranks, **environment)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+def ran(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a run."""
+    run = launched(flags, ranks, **environment)
+    return run.ended(), run.out, run.err + "\n" if run.lines else ""
 
 
 @pytest.fixture
@@ -48,7 +30,7 @@ def inputs(tmp_path: Path) -> list[str]:
 
 
 def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
-    code, out, err = launched(inputs)
+    code, out, err = ran(inputs)
     assert (code, out) == (0, ""), err
     assert "Traceback" not in err
     (tmp_path / "one").mkdir()
@@ -67,17 +49,17 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_one_error_of_one_rank_ends_all(inputs: list[str], rank: str) -> None:
-    code, out, err = launched(inputs, STAND_IN_REFUSES=rank)
+    code, out, err = ran(inputs, STAND_IN_REFUSES=rank)
     assert (code, out, err) == (2, "", f"error: rank {rank} refuses\n")
     assert not Path(inputs[4]).exists()
 
 
 def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
-    code, _, err = launched(inputs, 3)
+    code, _, err = ran(inputs, 3)
     assert code == 2
     assert err.count("error:") == 1
     assert re.fullmatch(r"error: world size: found 3 processes; the plan .* is of 2 devices: .*\n", err)
-    code, _, err = launched([*inputs, "--seed", "x"])
+    code, _, err = ran([*inputs, "--seed", "x"])
     assert (code, err.count("error:"), err.count("\n")) == (2, 1, 1)
     assert err.startswith("error: --seed: found 'x'")
 
@@ -93,22 +75,19 @@ def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
 def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
     inputs: list[str], send: Callable[[int, int], None], number: int, code: int
 ) -> None:
-    process = started([*inputs, "--steps", "400"], STAND_IN_PAUSE_S="0.1")
+    run = launched([*inputs, "--steps", "400"], STAND_IN_PAUSE_S="0.1")
     log = Path(inputs[4]) / "log.jsonl"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (log.exists() and read_log(log).steps):
-        time.sleep(0.05)
-    send(process.pid, number)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (code, "")
-    assert "Traceback" not in err
+    run.says("step 1/400")
+    send(run.process.pid, number)
+    assert (run.ended(), run.out) == (code, "")
+    assert "Traceback" not in run.err
     done = read_log(log).steps[-1].step
-    assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in err
+    assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in run.err
     assert [path.name for path in (Path(inputs[4]) / "checkpoints").iterdir()] == [f"step-{done:08d}"]
 
 
 def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:
-    code, _, err = launched(inputs, STAND_IN_PAUSE_S="no number")
+    code, _, err = ran(inputs, STAND_IN_PAUSE_S="no number")
     assert code == 1
     assert re.search(r"^error: rank [01] ended with exit code 1$", err, re.MULTILINE)
 

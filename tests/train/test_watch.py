@@ -14,6 +14,7 @@ from train.stand_in import small_plan
 
 from shardwise.cluster.load import load_cluster
 from shardwise.measurement.folder import RunFolder
+from shardwise.measurement.log import read_log
 from shardwise.measurement.record import StepRecord
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe
@@ -23,6 +24,13 @@ from shardwise.train.watch import Watch
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Gone(io.StringIO):
+    """A terminal that has been closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
 
 
 def record(step: int) -> StepRecord:
@@ -103,3 +111,14 @@ def test_a_run_on_cpus_is_not_held_against_the_peak_of_an_accelerator(tmp_path: 
     with Watch(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         watch.step(record(1), {})
     assert "MFU n/a: a CPU (the plan is for h100) has no sourced fp32 peak" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, terminal: bool) -> None:
+    gone = Gone()
+    gone.isatty = lambda: terminal  # type: ignore[method-assign]
+    with Watch(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=gone) as watch:
+        for step in range(1, 4):
+            watch.step(record(step), {})
+        watch.validation(3, 2.25)
+    assert len(read_log(tmp_path / "log.jsonl").steps) == 3

@@ -150,7 +150,7 @@ CHOICES: Mapping[str, Choice] = {
     ),
     # clusters
     "stack, stack_named": Choice(stack_named, stack_names()),
-    "stack, load_cluster": Choice(lambda name: load_cluster("h100:8", stack=name), stack_names()),
+    "stack, load_cluster": Choice(lambda name: load_cluster("local:2", stack=name), stack_names()),
     "chip, load_chip": Choice(sw.load_chip, sw.cluster.chips.chip_names()),
     "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
     # collectives

@@ -29,10 +29,10 @@ def plan(
     """The layout to take for a job on a cluster: of the fastest that fit the simplest, with its price and why others lost.
 
     Without a `stack`, and where nothing was measured of the cluster, the step is predicted for the stack that is typical of its
-    chip; a job with an `overlap` is planned by the bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it
-    may take otherwise. `runnable`: only layouts that `train` runs, with its loss; `divisible`: only layouts that share the batch
-    out evenly. `operations` say how the cluster is run, for
-    what a run of `tokens` takes. `progress` is told how far the search is.
+    chip; a job with an `overlap` is planned by the bound of that convention. `pins` and `maxima` narrow the search, as `--pin`
+    and `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may take otherwise. `runnable`: only layouts that
+    `train` runs, with its loss; `divisible`: only layouts that share the batch out evenly. `operations` say how the cluster is
+    run, for what a run of `tokens` takes. `progress` is told how far the search is.
 
     Raises `InputError` for what is wrong with any of these, `NothingFitsError` where no layout fits, with the smallest miss.
 

@@ -7,6 +7,7 @@ log.jsonl        a line for each step
 measured.json    what one step held and issued, and the machine before and after the run
 summary.json     what came out, when the run has ended
 checkpoints/     and tensorboard/, where asked for
+lock             held by the system for the ranks of the run as long as one of them lives (`train.lock`)
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 from shardwise.errors import InputError
 
 SCHEMA = "shardwise.run/1"
+LOCK = "lock"
 Payload = dict[str, Any]
 
 
@@ -92,7 +95,7 @@ class RunFolder:
             raise InputError(
                 f"{self.path} holds a run; --resume goes on with it, --force replaces it, or choose another --out"
             )
-        if not self.holds_a_run and self.path.is_dir() and any(self.path.iterdir()):
+        if not self.holds_a_run and self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
             raise InputError(f"{self.path} holds other files; an empty folder, or one that does not exist, is required")
         self._require_writable()
 
@@ -138,9 +141,28 @@ class RunFolder:
 
 def write_json(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a file whole: whoever reads it has the old one or the new one."""
+    replace_text(path, json.dumps(payload, indent=2) + "\n")
+
+
+@contextmanager
+def named(place: Path) -> Iterator[None]:
+    """Around what writes in a place: an `OSError` that says not where, such as that of a full disk, names it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(place)) from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a file in place of one that is there, whole; where that fails the old one stays, and nothing else."""
     whole = path.with_name(f"{path.name}.new")
-    whole.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
-    os.replace(whole, path)
+    try:
+        with named(path):
+            whole.write_text(text, encoding="utf-8")
+            os.replace(whole, path)
+    except OSError:
+        whole.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Payload:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from shardwise.errors import InputError
+from shardwise.measurement.folder import named, replace_text
 from shardwise.measurement.record import MEASURED_TERMS, StepRecord
 from shardwise.measurement.throughput import Throughput
 
@@ -69,12 +69,13 @@ class LogWriter:
     """Adds lines to a log."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line, at once."""
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        with named(self._path):
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> LogWriter:
         return self
@@ -82,7 +83,8 @@ class LogWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with named(self._path):
+            self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,7 @@ def read_log(path: Path) -> Log:
 def cut_log(path: Path, step: int) -> None:
     """Take the steps after `step` out of a log, which will be run again, and a last line that is torn."""
     kept = [line for line in _lines(path) if line.get("step", 0) <= step]
-    whole = path.with_suffix(".new")
-    whole.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(whole, path)
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

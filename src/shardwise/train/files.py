@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,15 +57,6 @@ def sync(file: BinaryIO) -> None:
     """Have the system write what was written so far to the disk."""
     file.flush()
     os.fsync(file.fileno())
-
-
-@contextmanager
-def named(place: Path) -> Iterator[None]:
-    """Around what writes in a place: an `OSError` that says not where, such as that of a full disk, names it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(place)) from None
 
 
 def sealed(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,39 @@
-"""A run's processes on this machine, started as torchrun starts them; without its noise when one of them ends with an error."""
+"""A run's processes on this machine, in the environment that torchrun gives its own, and an end for all of them."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
-import tempfile
-import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any
 
+from shardwise.train.parent import LAUNCHER
 from shardwise.train.stop import SIGNALS, exit_code
+from shardwise.train.waits import LostRankError
+
+if TYPE_CHECKING:
+    from shardwise.train.store import Store
 
 MODULE = "shardwise.train.rank"
+HOST = "localhost"  # where the ranks meet: nobody else can reach it
 # How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
-STOP_S = 600
-# Codes with which a rank has said what there is to say: wrong input, what does not fit, a signal that stopped the run.
-SAID = (2, 3, *(exit_code(one) for one in SIGNALS))
+STOP_S = 600.0
+# How long the others may take to end when one has: a rank that ends takes its connections with it. torchrun's `shutdown_timeout`.
+LEAVE_S = 30.0
+TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
+INPUT = (2, 3)  # codes with which a rank has said what is wrong with the input
+LOST = LostRankError.exit_code
+LOST_KEY = "shardwise/lost"  # in the run's store: what the first rank has to say that has lost another
+STOPPED, ENDED = (
+    tuple(exit_code(one) for one in SIGNALS),
+    tuple(-one for one in SIGNALS),
+)  # by a handler, and without one
 
 
 def set_threads(processes: int) -> None:
@@ -30,43 +46,118 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
     """Run `python -m MODULE ARGUMENTS` as ranks 0 to `processes` - 1 of one world on this machine, until all have ended.
 
     Its exit code: 0, or that of a rank that ended with another; 128 and the signal where this process was asked to stop. What
-    ranks print goes where this process prints.
+    ranks print goes where this process prints. Ranks end with this process too, however it ends (`train.parent`).
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # our ranks say what is wrong
-    before = {one: signal.getsignal(one) for one in SIGNALS}
+    ranks, server = _Ranks(), socket.create_server((HOST, 0))
+    port = server.getsockname()[1]
+    before = {one: signal.signal(one, ranks.stop) for one in SIGNALS}
     try:
-        with tempfile.TemporaryDirectory() as logs:
-            config = LaunchConfig(
-                min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=str(uuid.uuid4()), role=MODULE,
-                rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=0,
-                logs_specs=DefaultLogsSpecs(log_dir=logs), shutdown_timeout=STOP_S,
-                signals_to_handle=",".join(one.name for one in SIGNALS),
-            )  # fmt: skip
-            elastic_launch(config, sys.executable)("-m", module, *arguments)
-    except ChildFailedError as error:
-        return _code_of(error.failures)
-    except SignalException as error:
-        return exit_code(error.sigval)
+        command = [sys.executable, "-m", module, *arguments]
+        for rank in range(processes):
+            ranks.start(command, environment(rank, processes, port))
+        from shardwise.train.store import TCPStore  # as the ranks load PyTorch
+
+        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+        return ranks.result(ranks.wait(), lambda: said(store, LOST_KEY))
     finally:
-        logging.disable(disabled)
+        ranks.kill()
+        server.close()
         for one, handler in before.items():
             signal.signal(one, handler)
-    return 0
 
 
-def _code_of(failures: Mapping[int, Any]) -> int:
-    """The code of a rank that has said what is wrong; if none has, 1, and who ended how."""
-    codes = {rank: failure.exitcode for rank, failure in sorted(failures.items())}
-    said = [code for code in codes.values() if code in SAID]
-    if said:
-        return int(said[0])
-    for rank, code in codes.items():
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-        print(f"error: rank {rank} ended with {how}{hint}", file=sys.stderr)
-    return 1
+def environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What torchrun would tell a rank, and who started it."""
+    ours = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": HOST, "MASTER_PORT": port, LAUNCHER: os.getpid(),
+        # the store is here, and not on rank 0 (torch.distributed.rendezvous, `_torchelastic_use_agent_store`)
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }  # fmt: skip
+    return {**os.environ, **{name: str(value) for name, value in ours.items()}}
+
+
+def said(store: Store, key: str) -> str:
+    """What ranks have said in the run's store."""
+    return store.get(key).decode() if store.check([key]) else "ranks have lost each other, and none says why"
+
+
+class _Ranks:
+    """The processes, and how those that have ended did."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: Queue[int] = Queue()
+        self._asked = 0
+        self._killed: set[int] = set()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        rank, process = len(self._processes), subprocess.Popen(command, env=environment)
+        self._processes.append(process)
+
+        def wait() -> None:
+            process.wait()
+            self._ended.put(rank)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def stop(self, number: int, frame: Any) -> None:
+        """Asked to stop: the ranks are asked in turn."""
+        self._asked = self._asked or number
+
+    def wait(self) -> dict[int, int]:
+        """Until all have ended: the exit code of each. Those that hang are killed."""
+        codes: dict[int, int] = {}
+        deadline, sent = float("inf"), 0
+        while len(codes) < len(self._processes):
+            try:
+                rank = self._ended.get(timeout=TICK_S)
+                codes[rank] = self._processes[rank].returncode
+                deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
+            except Empty:
+                pass
+            if not sent and (sent := self._asked or (signal.SIGTERM if any(codes.values()) else 0)):
+                deadline = min(deadline, time.monotonic() + STOP_S)
+                self._send(sent)
+            if time.monotonic() > deadline:
+                self.kill()
+        return codes
+
+    def _send(self, number: int) -> None:
+        """Send a signal to all that run, and have those that are stopped (SIGSTOP) hear it."""
+        for process in self._processes:
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for rank, process in enumerate(self._processes):
+            if process.poll() is None:
+                self._killed.add(rank)
+                process.kill()
+
+    def result(self, codes: Mapping[int, int], lost: Callable[[], str]) -> int:
+        """The code of a rank that has said what is wrong with the input; else of what has not been said yet, 1 and who ended how.
+
+        `lost`: what ranks say that have lost another, which may be one that is named already.
+        """
+        own = {rank: code for rank, code in sorted(codes.items()) if code and rank not in self._killed}
+        said = [code for code in own.values() if code in INPUT]
+        unsaid = {rank: code for rank, code in own.items() if code not in (*INPUT, LOST, *STOPPED, *ENDED)}
+        if said:
+            return said[0]
+        for rank, code in unsaid.items():
+            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+            print(f"error: rank {rank} ended with {how}{hint}", file=sys.stderr, flush=True)
+        if unsaid:
+            return 1
+        if LOST in own.values():
+            print(f"error: {lost()}", file=sys.stderr, flush=True)
+            return LOST
+        if self._killed and not own:
+            late = ", ".join(map(str, sorted(self._killed)))
+            print(f"error: ranks {late} had not ended {STOP_S:g} s after the others, and were killed", file=sys.stderr)
+            return 1
+        stopped = [code if code > 0 else exit_code(-code) for code in own.values()]
+        return exit_code(self._asked) if self._asked and stopped else next(iter(stopped), 0)

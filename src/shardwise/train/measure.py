@@ -43,7 +43,8 @@ class Measuring:
     def step(self, record: StepRecord, seen: Inspection) -> None:
         """A step was watched; what the fullest rank held is kept."""
         process = process_memory(self.world.device)
-        ranks = [_Held(*numbers) for numbers in everyones(self.world, _Held.numbers(seen.memory, process))]
+        held = everyones(self.world, _Held.numbers(seen.memory, process), "memory of the watched step")
+        ranks = [_Held(*numbers) for numbers in held]
         rank = max(range(len(ranks)), key=lambda one: ranks[one].peak_bytes)
         memory, process = ranks[rank].memory(seen.memory), ranks[rank].process(process)
         self._keep(

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from shardwise.errors import InputError
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
+from shardwise.train.meeting import Meeting
 from shardwise.train.recipe import Recipe
 
 State = Mapping[str, Any]
 
 
 class World(Protocol):
-    """The ranks of a run: this one's number, how many there are, and this one's device."""
+    """The ranks of a run: this one's number, how many there are, this one's device, and how they met, where there are several."""
 
     @property
     def rank(self) -> int: ...
@@ -31,6 +31,8 @@ class World(Protocol):
     def size(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def meeting(self) -> Meeting | None: ...
 
 
 class Trainer(Protocol):
@@ -66,7 +68,8 @@ class Checkpoints(Protocol):
     def start(self, step: int, state: State, /) -> None:
         """Begin to write one, beside the steps that follow."""
 
-    def close(self) -> None:
+    def __enter__(self) -> Checkpoints: ...
+    def __exit__(self, *raised: Any) -> None:
         """Wait until what was begun is written."""
 
 
@@ -79,7 +82,7 @@ class Parts:
     leave: Callable[[], None]
     probe: Callable[[Plan, World], Mapping[str, float]]
     trainer: Callable[[Plan, Recipe, Batches, Any], Trainer]
-    checkpoints: Callable[[Path, int], Checkpoints]
+    checkpoints: Callable[[Path, Recipe], Checkpoints]
 
 
 def own_parts() -> Parts:
@@ -90,22 +93,11 @@ def own_parts() -> Parts:
     from shardwise.train.realised import realisation_of
 
     def join(plan: Plan, recipe: Recipe, device: Device) -> World:
-        return world.World(realisation_of(plan, recipe).mesh, world.start(device_kind(device)))
+        timeout = timedelta(seconds=recipe.timeout_s)
+        place, meeting = world.start(device, timeout)
+        return world.World(realisation_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
 
-    return Parts(
-        join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer,
-        checkpoints=lambda folder, keep: Checkpointer(folder, keep=keep),
-    )  # fmt: skip
+    def checkpoints(folder: Path, recipe: Recipe) -> Checkpoints:
+        return Checkpointer(folder, keep=recipe.keep_checkpoints, timeout=timedelta(seconds=recipe.timeout_s))
 
-
-def device_kind(asked: Device) -> str:
-    """ "cpu" or "cuda". Raises `InputError` where this host has fewer GPUs than ranks and GPUs are asked for."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    gpus = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
-    if gpus >= ranks:
-        return "cuda"
-    if asked == "cuda":
-        raise InputError(
-            f"--device: found {gpus} GPUs and {ranks} ranks on this host; a GPU for each rank is required, or --device cpu"
-        )
-    return "cpu"
+    return Parts(join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer, checkpoints=checkpoints)

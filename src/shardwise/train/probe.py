@@ -18,6 +18,7 @@ from shardwise.precision import precision_named
 from shardwise.train.formats import formats_of
 from shardwise.train.parts import World
 from shardwise.train.together import everyones
+from shardwise.train.waits import waits_for
 
 LEAST, MOST = 256, 4096  # rows and columns of the product: long enough to time, and short
 COPIED_BYTES = 2**26  # larger than the caches of a host
@@ -30,7 +31,7 @@ def probe(plan: Plan, world: World) -> dict[str, float]:
     found = _seconds(plan, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # what the allocator keeps is to be the run's
-    ranks = everyones(world, [round(seconds * 1e9) for seconds in found.values()])
+    ranks = everyones(world, [round(seconds * 1e9) for seconds in found.values()], "the times of the probe")
     return {name: max(column) / 1e9 for name, column in zip(found, zip(*ranks, strict=True), strict=True)}
 
 
@@ -39,8 +40,9 @@ def _seconds(plan: Plan, world: World) -> dict[str, float]:
     found = {name: _timed(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
         summed = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
-        dist.all_reduce(summed)  # so that they begin together
-        found["collectives"] = _timed(lambda: dist.all_reduce(summed), world.device, exactly=SUMMED)
+        with waits_for("the AllReduces of the probe"):
+            dist.all_reduce(summed)  # so that they begin together
+            found["collectives"] = _timed(lambda: dist.all_reduce(summed), world.device, exactly=SUMMED)
     return found
 
 

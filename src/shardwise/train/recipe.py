@@ -31,7 +31,8 @@ class Recipe:
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
     `balance_rate`. `respect_documents`: attention and targets keep to their document. `compile` hands each block to
     torch.compile. A validation loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every`
-    (0: at the end only), of which `keep_checkpoints` are kept. `initial` is the folder of a Hugging Face model whose weights, and
+    (0: at the end only), of which `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and
+    no wait for another rank is longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and
     constants of its arithmetic, the run begins with; None: values of its own, from the seed.
     """
 
@@ -59,6 +60,8 @@ class Recipe:
     validate_every: int = 0
     checkpoint_every: int = 0
     keep_checkpoints: int = 2
+    silent_after_s: float = 30.0
+    timeout_s: float = 600.0
     initial: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +80,7 @@ class Recipe:
         for name, low, high in (
             ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0),
             ("epsilon", 0.0, 1.0), ("weight_decay", 0.0, 1e3), ("balance_coefficient", 0.0, 1e3), ("balance_rate", 0.0, 1e3),
+            ("silent_after_s", 0.1, 1e6), ("timeout_s", 0.1, 1e6),
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 from shardwise.errors import ShardwiseError
+from shardwise.train.stop import StopRequest
+from shardwise.train.waits import LostRankError
 
-# A rank that ends has the launcher end all others at once: those that do not speak wait for the one that does.
-SPEAK_S = 2.0
+# How long a rank waits for the first one of its host to have said what both have found, before it says so itself.
+SPEAK_S = 60.0
 
 
 @contextmanager
-def first_of_host_speaks() -> Iterator[None]:
-    """Around what every rank finds alike before the ranks meet: `ShardwiseError` is raised on the first rank of a host alone."""
+def first_of_host_speaks(stop: StopRequest | None) -> Iterator[None]:
+    """Around what every rank finds alike before the ranks meet: `ShardwiseError` is raised on the first rank of a host alone.
+
+    A launcher asks all to stop as soon as one has ended. So the others wait to be asked, and it is the first one that ends first.
+    """
     try:
         yield
-    except ShardwiseError as error:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            end_quietly(error.exit_code)
+    except LostRankError:
         raise
-
-
-def end_quietly(code: int) -> NoReturn:
-    """End with a code, as another rank says why."""
-    time.sleep(SPEAK_S)
-    raise SystemExit(code)
+    except ShardwiseError as error:
+        if stop is not None and os.environ.get("LOCAL_RANK", "0") != "0" and stop.wait(SPEAK_S):
+            raise SystemExit(error.exit_code) from None
+        raise

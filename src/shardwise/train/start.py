@@ -11,6 +11,7 @@ from shardwise.planning.codec import load_plan
 from shardwise.train.admission import admit
 from shardwise.train.flags import settings_of, words_of
 from shardwise.train.launch import launch, set_threads
+from shardwise.train.lock import require_free
 
 
 def start(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -21,6 +22,7 @@ def start(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """
     settings = settings_of(arguments)
     settings.out.require_place(resume=settings.resume, force=settings.force)
+    require_free(settings.out.path)
     plan = load_plan(settings.plan)
     admit(plan, settings)
     ranks = plan.layout.num_devices

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shardwise.errors import ShardwiseError
 from shardwise.train.parts import World
-from shardwise.train.speak import end_quietly
+from shardwise.train.waits import LostRankError, waits_for
 
 Value = TypeVar("Value")
 
@@ -19,36 +19,40 @@ def agreed(world: World, check: Callable[[], Value]) -> Value:
     """What a check gives, if it holds on every rank.
 
     Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
-    same code: one of them speaks.
+    same code: one of them speaks. A rank that is lost meanwhile is raised at once: nothing can be agreed on without it.
     """
     problem: ShardwiseError | None = None
     try:
         value = check()
+    except LostRankError:
+        raise
     except ShardwiseError as error:
         problem = error
-    codes = [code for (code,) in everyones(world, [problem.exit_code if problem else 0])]
+    codes = [code for (code,) in everyones(world, [problem.exit_code if problem else 0], "what each rank finds")]
     failing = next((rank for rank, code in enumerate(codes) if code), None)
     if failing is None:
         return value
     if problem is not None and failing == world.rank:
         raise problem
-    end_quietly(codes[failing])
+    raise SystemExit(codes[failing])
 
 
-def everyones(world: World, numbers: Sequence[int]) -> list[list[int]]:
-    """The numbers of each rank, of all as many, on every rank."""
+def everyones(world: World, numbers: Sequence[int], what: str) -> list[list[int]]:
+    """The numbers of each rank, of all as many, on every rank; `what` they are, for whoever waits."""
     if world.size == 1:
         return [list(numbers)]
     mine = torch.tensor(numbers, device=world.device)
     found = [torch.empty_like(mine) for _ in range(world.size)]
-    dist.all_gather(found, mine)
-    return [one.tolist() for one in found]
+    with waits_for(what):
+        dist.all_gather(found, mine)
+        return [one.tolist() for one in found]
 
 
-def largest(world: World, number: int) -> int:
+def largest(world: World, number: int, what: str) -> int:
     """The largest of the ranks' numbers, on every rank."""
     if world.size == 1:
         return number
     found = torch.tensor([number], device=world.device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found)
+    with waits_for(what):
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)

@@ -23,6 +23,7 @@ from shardwise.train.huggingface.initial import require_same, values_of
 from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
+from shardwise.train.waits import waiting
 from shardwise.train.world import World
 
 
@@ -59,7 +60,8 @@ class Trainer:
         count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
         micro_batches = self.feed.on_device(self._ahead.step(step), clock)
         result = engine.step(micro_batches, num_targets, count, step)
-        loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
+        with waiting("the kernels and collectives of the step"):
+            loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
         _require_finite(loss, norm, step)
         self.step += 1

@@ -12,19 +12,19 @@ from shardwise.errors import ShardwiseError
 
 
 class LostRankError(ShardwiseError):
-    """A wait for other ranks has failed: one of them has ended or hangs, or the network has. `waited_s`: seconds until then."""
+    """A wait for other ranks, for what `awaits` says, has failed: one of them has ended or hangs, or the network has."""
 
     exit_code = 4
 
-    def __init__(self, problem: str, waited_s: float = 0.0) -> None:
+    def __init__(self, problem: str, awaits: str = "") -> None:
         super().__init__(problem)
-        self.waited_s = waited_s
+        self.awaits = awaits
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the main thread of this rank does: `stage` of the run ("step 13"), and what it waits for other ranks for, "" where
-    it does not wait; `since` on this process's monotonic clock."""
+    """What the main thread of this rank does: `stage` of the run ("step 13"), and what it waits for, "" where it does not wait;
+    `since` on this process's monotonic clock."""
 
     stage: str
     awaits: str
@@ -48,17 +48,28 @@ def begin_stage(stage: str) -> None:
 
 
 @contextmanager
-def waits_for(awaits: str) -> Iterator[None]:
-    """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
-    before, begun = _now, time.monotonic()
-    _set(replace(before, awaits=awaits, since=begun))
+def waiting(awaits: str) -> Iterator[None]:
+    """Around what may not return while another rank hangs: says so."""
+    before = _now
+    _set(replace(before, awaits=awaits, since=time.monotonic()))
     try:
         yield
-    except RuntimeError as error:  # all that torch.distributed raises
-        waited_s = time.monotonic() - begun
-        raise LostRankError(f"{before.stage}: {awaits} failed: {_first_line(error)}", waited_s) from error
     finally:
         _set(replace(before, since=time.monotonic()))
+
+
+@contextmanager
+def waits_for(awaits: str) -> Iterator[None]:
+    """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
+    begun = time.monotonic()
+    try:
+        with waiting(awaits):
+            yield
+    except RuntimeError as error:  # all that torch.distributed raises
+        waited_s = time.monotonic() - begun
+        raise LostRankError(
+            f"{_now.stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
+        ) from error
 
 
 def _set(found: Activity) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -104,7 +104,12 @@ class Watch:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        print(("\r\x1b[K" if self._rewriting else "") + text, file=self._stream, flush=True)
+        self._print(("\r\x1b[K" if self._rewriting else "") + text)
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        """Nobody may be there any more to whom it is said: the run goes on, for whoever reads its log."""
+        with suppress(OSError):
+            print(text, end=end, file=self._stream, flush=True)
 
     def _to_board(self, line: Mapping[str, Any], step: int) -> None:
         if self._board:
@@ -116,7 +121,7 @@ class Watch:
         now = time.monotonic()
         tenth = record.step % max(self.steps // 10, 1) == 0
         if self._rewriting:
-            print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+            self._print(f"\r\x1b[K{text}", end="")
         elif tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
             self._said_at = now
             self.say(text)
@@ -136,5 +141,5 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._rewriting:
-            print(file=self._stream, flush=True)
+            self._print("")
         self._open.close()

@@ -12,19 +12,29 @@ import torch.distributed as dist
 from shardwise.errors import InputError
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
+from shardwise.train.device import device_of, visible_gpus
 from shardwise.train.device_memory import keep_host_memory
+from shardwise.train.flags import Device
+from shardwise.train.meeting import Meeting, end_lost, meet
+from shardwise.train.peer import Peer
+from shardwise.train.store import PrefixStore
+from shardwise.train.waits import LostRankError, waits_for
 
 TIMEOUT = timedelta(minutes=10)
+MEET = timedelta(minutes=10)  # between the starts of the first and the last rank
 
 
 class World:
     """This process among those of a mesh; process groups are made when they are first asked for, by all processes alike.
 
-    Raises `InputError` where there are more or fewer processes than the mesh has devices.
+    No collective over them waits longer than `timeout`. Raises `InputError` where there are more or fewer processes than the mesh
+    has devices.
     """
 
-    def __init__(self, mesh: Mesh, device: torch.device | str = "cpu") -> None:
-        self.mesh, self.device = mesh, torch.device(device)
+    def __init__(
+        self, mesh: Mesh, device: torch.device | str = "cpu", *, meeting: Meeting | None = None, timeout: timedelta = TIMEOUT
+    ) -> None:  # fmt: skip
+        self.mesh, self.device, self.meeting, self.timeout = mesh, torch.device(device), meeting, timeout
         started = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
         if self.size != mesh.num_devices:
@@ -42,10 +52,11 @@ class World:
         """The process group of this process over some axes, its ranks in the order of these axes."""
         if axes not in self._groups:
             members = self._members(axes)
-            for ranks in members:  # every process makes all of them, in one order
-                made = dist.new_group(ranks, timeout=TIMEOUT, sort_ranks=False)
-                if self.rank in ranks:
-                    self._groups[axes] = made
+            with waits_for(f"the process group over {', '.join(axes)}"):
+                for ranks in members:  # every process makes all of them, in one order
+                    made = dist.new_group(ranks, timeout=self.timeout, sort_ranks=False)
+                    if self.rank in ranks:
+                        self._groups[axes] = made
         return self._groups[axes]
 
     def axes_of(self, group: dist.ProcessGroup) -> Axes:
@@ -62,17 +73,31 @@ class World:
         return [[places[place] for place in sorted(places)] for places in found.values()]
 
 
-def start(device: str) -> torch.device:
-    """Join the processes that torchrun started, if it did, and return this one's device: gloo on CPUs, NCCL on GPUs."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    place = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
-        torch.cuda.set_device(place)
+def start(asked: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Meeting | None]:
+    """Join the processes that torchrun started, if it did: gloo on CPUs, NCCL on GPUs. This one's device, and the meeting.
+
+    Raises `InputError` where GPUs are asked for and there are too few, and `LostRankError` where ranks do not come.
+    """
+    here, meeting = Peer.of_this_process(visible_gpus(asked)), None
+    if "RANK" in os.environ and not dist.is_initialized():
+        meeting = meet(here, MEET)
+    device = device_of(asked, (here,) if meeting is None else meeting.peers, here)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     else:
         keep_host_memory()
-    if "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
-    return place
+    if meeting is not None:
+        try:
+            with waits_for("the process group of all ranks"):
+                _join(meeting, "nccl" if device.type == "cuda" else "gloo", timeout)
+        except LostRankError as error:
+            end_lost(meeting.keys(), meeting.rank, str(error))
+    return device, meeting
+
+
+def _join(meeting: Meeting, backend: str, timeout: timedelta) -> None:
+    store = PrefixStore("default_pg", meeting.store)
+    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
 
 
 def stop() -> None:

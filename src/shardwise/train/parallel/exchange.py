@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor
@@ -10,19 +10,29 @@ from torch import Tensor
 from shardwise.layout.realise import axis_group
 from shardwise.sharding.spec import Axes
 from shardwise.train.clock import Clock
+from shardwise.train.waits import waits_for
 from shardwise.train.world import World
+from shardwise.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A collective on its way. Waiting for it counts for the parallel axis that it goes over, or for control."""
+    """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
+    control."""
 
     work: dist.Work
     term: str
     clock: Clock
+    kind: str
+    axes: Axes
+    num_bytes: int
 
     def wait(self) -> None:
-        with self.clock(self.term):
+        """Until it is done. Raises `LostRankError` where it fails."""
+        with (
+            self.clock(self.term),
+            waits_for(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
+        ):
             self.work.wait()
 
 
@@ -34,22 +44,25 @@ class Exchange:
 
     def all_gather(self, whole: Tensor, part: Tensor, axes: Axes) -> Pending:
         """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
-        return self._pending(dist.all_gather_single(whole, part, group=self.world.group(axes), async_op=True), axes)
+        work = dist.all_gather_single(whole, part, group=self.world.group(axes), async_op=True)
+        return self._pending("AllGather", work, whole, axes)
 
     def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes) -> Pending:
         """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
-        group = self.world.group(axes)
-        return self._pending(dist.reduce_scatter_single(part, whole, group=group, async_op=True), axes)
+        work = dist.reduce_scatter_single(part, whole, group=self.world.group(axes), async_op=True)
+        return self._pending("ReduceScatter", work, whole, axes)
 
     def all_reduce(self, values: Tensor, axes: Axes) -> Pending:
         """The sum over all processes, in place."""
-        return self._pending(dist.all_reduce(values, group=self.world.group(axes), async_op=True), axes)
+        work = dist.all_reduce(values, group=self.world.group(axes), async_op=True)
+        return self._pending("AllReduce", work, values, axes)
 
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
         if axes:
-            Pending(dist.all_reduce(values, group=self.world.group(axes), async_op=True), "control", self.clock).wait()
+            replace(self.all_reduce(values, axes), term="control").wait()
         return values
 
-    def _pending(self, work: dist.Work, axes: Axes) -> Pending:
-        return Pending(work, axis_group(axes), self.clock)
+    def _pending(self, kind: str, work: dist.Work, payload: Tensor, axes: Axes) -> Pending:
+        num_bytes = payload.numel() * payload.element_size()
+        return Pending(work, axis_group(axes), self.clock, kind, axes, num_bytes)

@@ -1,0 +1,57 @@
+"""How a rank ends that cannot go on: the first one to leave says why, and others, who lose it by that, end quietly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from shardwise.train.meeting import LEFT, Meeting, beat_key, end_lost
+from shardwise.train.parent import launched_here
+from shardwise.train.silence import Beat
+from shardwise.train.store import Store
+from shardwise.train.waits import LostRankError
+
+Found = TypeVar("Found")
+SHOWN = 3  # ranks in a message
+
+
+def leave_word(meeting: Meeting, code: int) -> None:
+    """Say in the run's store that this rank ends with a code; why it says itself."""
+    _tried(lambda: meeting.keys().compare_set(LEFT, "", json.dumps(code)), b"")
+
+
+def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
+    """End this rank, which has lost another: with the code of one that has said why it left, else one of those left speaks.
+
+    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
+    ranks, it speaks, once it knows how each of them has ended.
+    """
+    problem = "; ".join(part for part in (str(error), remains) if part)
+    if not deaf:
+        keys = meeting.keys()
+        left = _tried(lambda: keys.get(LEFT) if keys.check([LEFT]) else b"", b"")
+        if left:
+            raise SystemExit(json.loads(left))
+        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits), "")
+        problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
+        _tried(lambda: end_lost(keys, meeting.rank, problem), None)
+    if meeting.rank == (0 if meeting.store_is_of is None else 1) and not launched_here():
+        raise LostRankError(f"rank {meeting.rank}: {problem}")
+    raise SystemExit(LostRankError.exit_code)
+
+
+def _elsewhere(meeting: Meeting, keys: Store, awaits: str) -> str:
+    """The ranks that did not wait for the same when they last said what they did."""
+    beats = list(map(Beat.parse, keys.multi_get([beat_key(rank) for rank in range(meeting.size)])))
+    others = [rank for rank in range(meeting.size) if beats[rank].awaits != awaits and rank != meeting.rank]
+    named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:SHOWN]]
+    return ", ".join(named) + (f" and {len(others) - SHOWN} more elsewhere" if len(others) > SHOWN else "")
+
+
+def _tried(ask: Callable[[], Found], otherwise: Found) -> Found:
+    """What the store answers, if it still does."""
+    try:
+        return ask()
+    except RuntimeError:
+        return otherwise

@@ -1,0 +1,185 @@
+"""The steps of a run, and what is due between them and at its end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.measurement.folder import write_json
+from shardwise.measurement.log import INSPECTED, cut_log, read_log
+from shardwise.measurement.record import StepRecord
+from shardwise.measurement.summary import summarised
+from shardwise.planning.plan import Plan
+from shardwise.train.admission import Data, run_of
+from shardwise.train.checkpoint.checkpointer import Restored
+from shardwise.train.device_memory import used
+from shardwise.train.flags import Settings
+from shardwise.train.measure import Measuring
+from shardwise.train.parts import Checkpoints, Trainer, World
+from shardwise.train.stop import StopRequest, exit_code
+from shardwise.train.together import agreed, largest
+from shardwise.train.waits import begin_stage
+from shardwise.train.watch import Watch, throughput_of
+from shardwise.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: its exit code (0, or 128 and the signal that stopped it), and on the first rank its summary."""
+
+    code: int
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A run that may start."""
+
+    plan: Plan
+    settings: Settings
+    world: World
+    data: Data
+    trainer: Trainer
+    checkpoints: Checkpoints
+    measuring: Measuring
+    stop: StopRequest
+
+    def to_its_end(self) -> Ended:
+        """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
+        if self.world.rank == 0:
+            self._say_what_is_not_modelled()
+        if self.settings.resume:
+            self._resume()
+        self.measuring.begin()
+        first = self.trainer.step
+        self.stop.in_order()
+        with self._watch() if self.world.rank == 0 else nullcontext() as watch:
+            stopped = self._steps(watch)
+            begin_stage(f"the end, after step {self.trainer.step}")
+            if self.trainer.step > first:
+                agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
+            self.measuring.end()
+            if stopped:
+                self._say_how_to_go_on(watch, stopped)
+                return Ended(exit_code(stopped), self._summary(None) if self.trainer.step > first else {})
+            return Ended(0, self._summary(self._validate(watch)))
+
+    def _say_what_is_not_modelled(self) -> None:
+        model = self.plan.model
+        if model.numerics.unread:
+            print(
+                f"warning: {model.name}: its configuration sets {'; '.join(model.numerics.unread)}, which is not modelled: the "
+                "trained model computes other values than one that transformers builds",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def _resume(self) -> None:
+        """Go on from the latest checkpoint; from the start where the run ended before its first."""
+        begin_stage("reading the checkpoint")
+        found = agreed(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
+        if found is not None:
+            self.trainer.restore(found.values)
+            if self.world.rank == 0 and found.damaged:
+                self._say_what_is_lost(found)
+        agreed(self.world, self._require_steps)
+        agreed(self.world, self._write_how_it_goes_on)
+
+    def _say_what_is_lost(self, found: Restored) -> None:
+        ramp, last = self.data.train.ramp, max(found.damaged)
+        tokens = (ramp.first_sample(last) - ramp.first_sample(found.step)) * self.plan.job.seq_len
+        for problem in found.damaged.values():
+            print(f"warning: {problem}", file=sys.stderr)
+        print(
+            f"warning: going on from the checkpoint of step {found.step}; {counted(last - found.step, 'step')} ({tokens:,} "
+            f"tokens) are lost and run again; what is damaged is kept as step-*.damaged in {self.settings.out.checkpoints}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    def _write_how_it_goes_on(self) -> None:
+        """On the first rank: say in the folder what is run from now on, and take out of its log what will be run again."""
+        out = self.settings.out
+        if self.world.rank == 0:
+            out.write(run_of(self.plan, self.settings.recipe, self.data))
+            if out.log.exists():
+                cut_log(out.log, self.trainer.step)
+
+    def _require_steps(self) -> None:
+        if self.trainer.step >= self.settings.recipe.steps:
+            raise InputError(
+                f"--steps: the run in {self.settings.out.path} has done {self.trainer.step} of {self.settings.recipe.steps}; a "
+                "larger --steps is required to go on"
+            )
+
+    def _watch(self) -> Watch:
+        return Watch(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
+
+    def _steps(self, watch: Watch | None) -> int:
+        """The steps, but for what follows the last one. The signal that stopped them, or 0."""
+        recipe, trainer = self.settings.recipe, self.trainer
+        inspected = min(trainer.step + 1, recipe.steps - 1)  # the second one from here, where there are two
+        if stopped := self._asked_to_stop():
+            return stopped
+        while trainer.step < recipe.steps:
+            begin_stage(f"step {trainer.step + 1}")
+            marks = {INSPECTED: True} if trainer.step == inspected else {}
+            record = self._inspected() if marks else trainer.train_step()
+            if watch:
+                seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
+                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
+            if trainer.step < recipe.steps:
+                if stopped := self._asked_to_stop():
+                    return stopped
+                self._between(watch)
+        return 0
+
+    def _asked_to_stop(self) -> int:
+        """The signal by which any rank is asked to stop, on all ranks; 0: none."""
+        return largest(self.world, self.stop.signal, "the question whether to stop")
+
+    def _inspected(self) -> StepRecord:
+        """A step that is watched from below."""
+        record, seen = self.trainer.inspected_step()
+        self.measuring.step(record, seen)
+        return record
+
+    def _between(self, watch: Watch | None) -> None:
+        """What is due between two steps."""
+        recipe, step = self.settings.recipe, self.trainer.step
+        if recipe.validate_every and step % recipe.validate_every == 0:
+            begin_stage(f"the validation after step {step}")
+            self._validate(watch)
+        if recipe.checkpoint_every and step % recipe.checkpoint_every == 0:
+            begin_stage(f"the checkpoint of step {step}")
+            agreed(self.world, lambda: self.checkpoints.start(step, self.trainer.state()))
+
+    def _validate(self, watch: Watch | None) -> float | None:
+        if self.data.held_out is None:
+            return None
+        loss = self.trainer.validation_loss(self.data.held_out)
+        if watch:
+            watch.validation(self.trainer.step, loss)
+        return loss
+
+    def _say_how_to_go_on(self, watch: Watch | None, stopped: int) -> None:
+        if watch:
+            watch.say(
+                f"stopped by {signal.Signals(stopped).name} after step {self.trainer.step} of {self.settings.recipe.steps}, with "
+                f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
+            )
+
+    def _summary(self, held_out_loss: float | None) -> Mapping[str, Any]:
+        """What came out, on the first rank, which keeps it in the folder."""
+        if self.world.rank > 0:
+            return {}
+        out = self.settings.out
+        found = summarised(
+            read_log(out.log), throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
+            held_out_loss=held_out_loss, unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
+        )  # fmt: skip
+        write_json(out.summary, found)
+        return found

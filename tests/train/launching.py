@@ -1,0 +1,105 @@
+"""Ranks of the small trainer, started as `shardwise train` starts them, and what they say as they say it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+TESTS = Path(__file__).parents[1]
+FOREVER_S = 900.0  # that what is sure to happen may take, on however loaded a machine: nothing is measured by it
+LAUNCH = """
+import sys
+from shardwise.train import launch
+launch.LEAVE_S = 2.0
+sys.exit(launch.launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
+"""
+
+
+class Launched:
+    """A launcher and its ranks, in a process group of their own. What they print is gathered as it comes."""
+
+    started: ClassVar[list[Launched]] = []
+
+    def __init__(self, command: Sequence[str], **environment: str) -> None:
+        path = os.pathsep.join([str(TESTS), *sys.path])
+        usual = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, **usual, **environment},
+        )  # fmt: skip
+        self.started.append(self)
+        self.out, self.lines = "", list[str]()
+        self._news, self._open = threading.Condition(), True
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._open = False
+            self._news.notify_all()
+
+    def kill(self) -> None:
+        """End whatever of it is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def err(self) -> str:
+        return "\n".join(self.lines)
+
+    def says(self, text: str) -> str:
+        """Until a line has the text: that line. Fails where all have ended without it."""
+        return self.matches(re.escape(text)).string
+
+    def matches(self, pattern: str) -> re.Match[str]:
+        """Until the pattern is found in a line: where. Fails where all have ended without it."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._found(pattern) or not self._open, FOREVER_S), self.err
+        found = self._found(pattern)
+        assert found, f"{pattern!r} is not in:\n{self.err}"
+        return found
+
+    def _found(self, pattern: str) -> re.Match[str] | None:
+        return next((found for line in self.lines if (found := re.search(pattern, line))), None)
+
+    def ended(self) -> int:
+        """Until the launcher and all its ranks have ended: its exit code."""
+        with self._news:
+            assert self._news.wait_for(lambda: not self._open, FOREVER_S), self.err  # all of them have the pipe open
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        with self.process.stdout as out, self.process.stderr:
+            self.out = out.read()
+        return self.process.wait()
+
+
+def launched(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
+    """As `shardwise train` starts them."""
+    return Launched(["-c", LAUNCH, str(ranks), *flags], **environment)
+
+
+def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
+    """As torchrun starts them."""
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint",
+           "localhost:0", "--local-addr", "localhost", "-m", "train.stand_in"]  # fmt: skip
+    return Launched([*run, *flags], **environment)
+
+
+def pids_of(out: Path) -> list[int]:
+    """The processes of the ranks of a run, by their number."""
+    peers: list[dict[str, Any]] = json.loads((out / "lock").read_text())
+    return [peer["pid"] for peer in peers]

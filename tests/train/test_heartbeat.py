@@ -1,0 +1,323 @@
+"""Who is silent, who says so, and how a rank ends that has lost another: by a clock and a store of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, PrefixStore
+
+from shardwise.train.farewell import explained, leave_word
+from shardwise.train.heartbeat import Heartbeat
+from shardwise.train.meeting import Meeting, beat_key
+from shardwise.train.parent import LAUNCHER
+from shardwise.train.peer import Peer
+from shardwise.train.silence import ENDED, Beat, Listener
+from shardwise.train.stop import StopRequest
+from shardwise.train.waits import LostRankError, begin_stage, waiting, waits_for
+
+
+def beat(number: int, awaits: str = "", stage: str = "step 5") -> Beat:
+    return Beat(number, stage, awaits, 0.5)
+
+
+def test_a_rank_is_silent_when_its_last_news_is_old() -> None:
+    listener = Listener(30.0)
+    listener.hear({0: beat(1), 1: beat(1)}, now=0.0)
+    listener.hear({0: beat(2), 1: beat(1)}, now=20.0)
+    assert listener.silent(29.0) == {}
+    assert listener.silent(35.0) == {1: 35.0}
+    listener.hear({1: beat(2)}, now=36.0)
+    assert listener.silent(49.0) == {}
+    assert listener.silent(70.0) == {0: 50.0, 1: 34.0}
+
+
+def test_a_rank_that_has_ended_is_not_silent() -> None:
+    listener = Listener(30.0)
+    listener.hear({1: beat(1), 2: beat(ENDED)}, now=0.0)
+    assert listener.silent(100.0) == {1: 100.0}
+
+
+def test_who_did_not_run_itself_begins_again() -> None:
+    listener = Listener(30.0)
+    listener.hear({1: beat(1)}, now=0.0)
+    listener.begin_again(1000.0)
+    assert listener.silent(1020.0) == {}
+    assert listener.silent(1031.0) == {1: 31.0}
+
+
+def test_the_first_that_is_not_silent_listens_to_all_and_others_to_those_before_them() -> None:
+    """So the store answers one rank for all ranks, and the others for one each."""
+    first, third = Listener(30.0), Listener(30.0)
+    assert first.to_hear(0, 4, now=0.0) == [1, 2, 3]
+    assert third.to_hear(2, 4, now=0.0) == [0]
+    assert not third.reports(2, now=0.0)
+    third.hear({0: beat(1)}, now=0.0)
+    assert third.to_hear(2, 4, now=40.0) == [0, 1]
+    third.hear({1: beat(1)}, now=40.0)
+    assert not third.reports(2, now=41.0)
+    assert third.to_hear(2, 4, now=80.0) == [0, 1, 3]
+    assert third.reports(2, now=80.0)
+
+
+def test_signs_of_life_come_back_as_they_were_written() -> None:
+    assert Beat.parse(beat(7, "AllReduce over dp").dump().encode()) == beat(7, "AllReduce over dp")
+
+
+def meeting_of(rank: int, size: int = 4) -> Meeting:
+    peers = tuple(Peer(number, "node", 100 + number) for number in range(size))
+    return Meeting(rank, peers, HashStore())
+
+
+class Watched:
+    """A heartbeat whose threads do not run: what it says and with which code it ends its process is kept."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.said: list[str] = []
+        self.codes: list[int] = []
+        self.stop = StopRequest()
+        self.heartbeat = Heartbeat(
+            meeting_of(rank), self.stop, silent_after_s=30.0, timeout_s=600.0, remains=lambda: "this remains",
+            say=self.said.append, end=self.codes.append,
+        )  # fmt: skip
+        self.now = self.heartbeat._looked
+
+    def hear(self, beats: dict[int, Beat]) -> None:
+        self.heartbeat.listener.hear(beats, self.now)
+
+    def pass_s(self, seconds: float) -> list[str]:
+        """What is said as time goes by."""
+        self.said.clear()
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.heartbeat.look(self.now)
+        return list(self.said)
+
+
+@pytest.fixture(autouse=True)
+def _stage() -> Iterator[None]:
+    begin_stage("step 13")
+    yield
+    begin_stage("the start")
+
+
+def test_a_silent_rank_is_said_once_with_what_is_waited_for_and_so_is_that_it_is_back() -> None:
+    watched = Watched()
+    watched.hear({rank: beat(1) for rank in (1, 2, 3)})
+    with waiting("AllGather over fsdp (2 MB)"):
+        assert watched.pass_s(29) == []
+        watched.hear({1: beat(2), 3: beat(2)})
+        assert watched.pass_s(25) == [
+            "no sign of life for 30 s from rank 2 (process 102 on node); rank 0 waits in step 13: AllGather over fsdp (2 MB). "
+            "The run goes on if it comes back, and ends where a wait lasts 600 s; SIGTERM ends it now"
+        ]
+        watched.hear({1: beat(3), 3: beat(3)})
+        assert watched.pass_s(20) == []
+        watched.hear({rank: beat(4) for rank in (1, 2, 3)})
+        assert watched.pass_s(1) == ["rank 2 is back, after 74 s or more"]
+    assert watched.codes == []
+
+
+def test_what_another_rank_waits_for_is_said_where_this_one_does_not_wait() -> None:
+    watched = Watched()
+    watched.hear({1: beat(1), 2: beat(1, "AllReduce over dp", "step 14"), 3: beat(1)})
+    watched.pass_s(20)
+    watched.hear({2: beat(2, "AllReduce over dp", "step 14"), 3: beat(2)})
+    (line,) = watched.pass_s(15)
+    assert line.startswith(
+        "no sign of life for 30 s from rank 1 (process 101 on node); rank 2 waits in step 14: AllReduce over dp."
+    )
+
+
+def test_where_nobody_waits_yet_it_is_said_later() -> None:
+    watched = Watched()
+    watched.hear({1: beat(1)})
+    assert watched.pass_s(59) == []
+    (line,) = watched.pass_s(1)
+    assert "rank 0 is in step 13. The run goes on" in line
+
+
+def test_of_many_silent_ranks_the_first_few_are_named() -> None:
+    watched = Watched()
+    watched.heartbeat.meeting = meeting_of(0, 9)
+    watched.hear({rank: beat(1) for rank in range(1, 9)})
+    with waiting("x"):
+        (line,) = watched.pass_s(31)
+    assert "rank 1 (process 101 on node), rank 2 (process 102 on node), rank 3 (process 103 on node) and 5 more" in line
+
+
+def test_others_say_nothing_as_long_as_a_rank_before_them_does() -> None:
+    watched = Watched(rank=2)
+    with waiting("x"):
+        for number in range(10):
+            watched.hear({0: beat(number), 1: beat(1)})
+            assert watched.pass_s(10) == []
+        assert len(watched.pass_s(31)) == 1, "rank 0 is silent too, and now this one reports"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_request_to_stop_ends_a_process_that_waits_for_a_silent_rank(waits: bool, silent: bool) -> None:
+    watched = Watched()
+    watched.hear({1: beat(1)})
+    watched.stop.note(signal.SIGTERM)
+    with waiting("AllReduce over dp") if waits else waiting(""):
+        for number in range(2, 8):
+            if not silent:
+                watched.hear({1: beat(number)})
+            said = watched.pass_s(10)
+            if watched.codes:
+                break
+    assert bool(watched.codes) == (waits and silent)
+    if watched.codes:
+        assert watched.codes[0] == 143
+        assert said[-1] == (
+            "stopped by SIGTERM while rank 0 waits in step 13: AllReduce over dp for rank 1 (process 101 on node): no checkpoint "
+            "of it; this remains"
+        )
+
+
+def test_others_than_who_reports_end_quietly() -> None:
+    watched = Watched(rank=1)
+    watched.stop.note(signal.SIGINT)
+    watched.heartbeat._silent_elsewhere = True
+    with waiting("x"):
+        for number in range(9):
+            watched.hear({0: beat(number)})
+            assert watched.pass_s(10) == []
+    assert watched.codes[0] == 130
+
+
+def test_a_rank_without_its_parent_is_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    watched.pass_s(1)
+    assert watched.stop.signal == 0
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    watched.pass_s(1)
+    assert watched.stop.signal == signal.SIGTERM
+
+
+def test_a_process_that_did_not_run_for_a_while_calls_nobody_silent() -> None:
+    watched = Watched()
+    watched.hear({1: beat(1)})
+    with waiting("x"):
+        watched.now += 1000.0
+        assert watched.pass_s(20) == []
+        assert len(watched.pass_s(11)) == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "agent", "whose"),
+    [(0, "True", "the launcher"), (1, "", "rank 0 (process 100 on node)"), (1, "True", None), (2, "", None)],
+)
+def test_a_store_that_does_not_answer_is_said_by_one_rank(
+    rank: int, agent: str, whose: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    watched = Watched(rank)
+    watched.heartbeat._asked_at = watched.now - 40.0
+    said = watched.pass_s(3)
+    assert [line.partition(",")[0] for line in said] == ([f"no sign of life for 30 s from {whose}"] if whose else [])
+    watched.stop.note(signal.SIGTERM)
+    with waiting("x"):
+        watched.pass_s(90)
+    assert watched.codes[0] == 143, "with no store nobody can say who is silent"
+
+
+def failed(awaits: str) -> LostRankError:
+    with pytest.raises(LostRankError) as error, waits_for(awaits):
+        raise RuntimeError("Connection closed by peer\nand a long story")
+    return error.value
+
+
+def parting(meeting: Meeting, **more: Any) -> BaseException:
+    with pytest.raises((LostRankError, SystemExit)) as ended:
+        explained(meeting, failed("AllReduce over dp"), "this remains", **more)
+    return ended.value
+
+
+def test_the_first_that_has_lost_another_says_so_and_where_others_were() -> None:
+    first, second = meeting_of(0, 3), meeting_of(1, 3)
+    second = Meeting(1, second.peers, first.store)
+    keys = PrefixStore("shardwise", first.store)
+    for rank, awaits in enumerate(("AllReduce over dp", "AllReduce over dp", "")):
+        keys.set(beat_key(rank), beat(3, awaits, "step 12").dump())
+    said = parting(first)
+    assert isinstance(said, LostRankError)
+    assert str(said) == (
+        "rank 0: step 13: AllReduce over dp failed after 0 s (Connection closed by peer); rank 2 (process 102 on node) was last "
+        "in step 12; this remains"
+    )
+    quiet = parting(second)
+    assert isinstance(quiet, SystemExit)
+    assert quiet.code == 4
+
+
+def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
+    meeting = meeting_of(0, 2)
+    leave_word(meeting, 2)
+    leave_word(meeting, 3)
+    quiet = parting(meeting)
+    assert isinstance(quiet, SystemExit)
+    assert quiet.code == 2
+
+
+def test_under_our_launcher_the_launcher_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCHER, "1")
+    meeting = meeting_of(0, 2)
+    keys = PrefixStore("shardwise", meeting.store)
+    for rank in range(2):
+        keys.set(beat_key(rank), beat(3, "AllReduce over dp").dump())
+    assert isinstance(parting(meeting), SystemExit)
+    assert (
+        keys.get("lost")
+        == b"rank 0: step 13: AllReduce over dp failed after 0 s (Connection closed by peer); this remains"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "agent", "speaks"), [(0, "True", True), (1, "True", False), (1, "", True), (2, "", False)]
+)
+def test_without_a_store_one_rank_speaks(rank: int, agent: str, speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    assert isinstance(parting(meeting_of(rank, 3), deaf=True), LostRankError) == speaks
+
+
+def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:
+    from shardwise.train.waits import activity
+
+    with waits_for("AllGather over tp"):
+        assert str(activity()) == "step 13: AllGather over tp"
+    assert str(activity()) == "step 13"
+    assert failed("AllGather over tp").awaits == "AllGather over tp"
+    with pytest.raises(ValueError, match="of the caller"), waits_for("x"):
+        raise ValueError("of the caller")
+    assert str(activity()) == "step 13"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.01)
+
+
+def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and all: two ranks in one process hear each other, and the end of one is no silence."""
+    first, second = meeting_of(0, 2), meeting_of(1, 2)
+    second = Meeting(1, second.peers, first.store)
+    keys = PrefixStore("shardwise", first.store)
+    for rank in range(2):
+        keys.set(beat_key(rank), beat(0).dump())
+    keys.set("silent", "[]")
+    said: list[str] = []
+    monkeypatch.setattr("shardwise.train.heartbeat.PER_SILENCE", 60_000)
+    settings = {"silent_after_s": 3000.0, "timeout_s": 6000.0}
+    beats = [Heartbeat(one, StopRequest(), say=said.append, end=said.append, **settings) for one in (first, second)]  # type: ignore[arg-type]
+    with beats[0] as watcher:
+        with beats[1]:
+            until(lambda: watcher.listener.beats.get(1, beat(0)).number >= 3)
+        until(lambda: watcher.listener.beats[1].number == ENDED)
+    assert not said

@@ -1,0 +1,82 @@
+"""The ranks of a run meet, or it is said which have not come."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from shardwise.train.meeting import LOST, Meeting, meet
+from shardwise.train.parent import LAUNCHER
+from shardwise.train.peer import Peer
+from shardwise.train.store import PrefixStore, TCPStore
+from shardwise.train.waits import LostRankError
+
+FOREVER = timedelta(seconds=600)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """The store of a launcher, and its environment of a world of three."""
+    made = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for name, value in {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": made.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    return made
+
+
+@contextmanager
+def rank(number: int) -> Iterator[Peer]:
+    """The environment of one of three ranks, as far as it is read."""
+    before = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "3"}
+    try:
+        yield Peer.of_this_process(gpus=[f"GPU-{number}"])
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[int, Meeting] = {}
+
+    def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
+        yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), 3
+
+    def met() -> None:
+        number = int(threading.current_thread().name)
+        found[number] = meet(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
+
+    monkeypatch.setattr("shardwise.train.meeting.rendezvous", rendezvous)
+    threads = [threading.Thread(target=met, name=str(number)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1, 2]
+    assert len({meeting.peers for meeting in found.values()}) == 1
+    assert [peer.gpus for peer in found[0].peers] == [("GPU-0",), ("GPU-1",), ("GPU-2",)]
+    keys = found[0].keys()
+    assert [keys.get(f"beat/{number}")[:2] for number in range(3)] == [b"[0"] * 3
+    assert keys.get("silent") == b"[]"
+
+
+@pytest.mark.parametrize("launcher", [True, False])
+def test_ranks_that_do_not_come_are_named(store: TCPStore, launcher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if launcher:
+        monkeypatch.setenv(LAUNCHER, "1")
+    with rank(1) as here, pytest.raises((LostRankError, SystemExit)) as ended:
+        meet(here, timedelta(seconds=0.2))
+    text = f"rank 1: ranks 0, 2 of 3 have not come to localhost:{store.port} in 0:00:00.200000"
+    assert PrefixStore("shardwise", store).get(LOST) == text.encode()
+    assert str(ended.value) == ("4" if launcher else text)
+    with rank(2) as here, pytest.raises(SystemExit):  # says nothing: one has
+        meet(here, timedelta(seconds=0.2))
