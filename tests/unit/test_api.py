@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args, get_type_hints

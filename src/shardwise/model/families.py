@@ -1,23 +1,23 @@
-"""Families of models as Hugging Face's `config.json` describes them: one table of families, one of spellings.
+"""Families of models as Hugging Face's `config.json` describes them: one table.
 
-A rule says what every model of a family has, and which keys of the config say the rest. What changes values but neither
-weights nor operations (scales, the base of rotary embeddings, soft caps, how gates are normalised) is not read.
+A rule (`model/family.py`) says what every model of a family has, which keys of the config say the rest, and how it spells what
+changes values but neither weights nor operations (`model/numerics_reader.py`).
 Sources: the modelling code of `transformers` for each family; a test compares the parameter counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from shardwise.errors import InputError
+from shardwise.model.family import FamilyRule
+from shardwise.model.numerics_reader import NumericsRule
 from shardwise.model.readers import (
     HEADS,
     SIZES,
     WIDTH,
     Config,
-    MissingKey,
     Reader,
     biases,
     choice,
@@ -31,31 +31,7 @@ from shardwise.model.readers import (
     window,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyRule:
-    """What every model of a family has: fields of the architecture, `fixed` or `read` from the config.
-
-    `only` are the values that a key may have: with others the model has weights or operations that are not known here.
-    `tied` is whether the family ties its embeddings when the config does not say.
-    """
-
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    read: Mapping[str, Reader] = field(default_factory=dict)
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    tied: bool = False
-
-
-# Keys that stand for weights which most families lack: one that is set and that the family's rule does not ask for means
-# a model that is not known.
-WEIGHTY = (
-    "num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",
-    "shared_expert_intermediate_size", "shared_intermediate_size", "moe_intermediate_size", "first_k_dense_replace",
-    "mlp_only_layers", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "num_nextn_predict_layers", "num_mtp_layers",
-    "full_attention_interval", "linear_num_value_heads", "mamba_num_heads", "index_topk", "use_qk_norm", "qk_layernorm",
-    "cross_attention_layers", "add_cross_attention",
-)  # fmt: skip
-
+_SIGMOID_ROUTER = "a router with sigmoid scores"
 ATTENTION = biases(qkv="attention_bias", attention_out="attention_bias")
 LLAMA = biases(qkv="attention_bias", attention_out="attention_bias", mlp="mlp_bias")
 QKV_OUT_MLP = ("qkv", "attention_out", "mlp")
@@ -153,148 +129,191 @@ FAMILIES: dict[str, FamilyRule] = {
     "mistral": FamilyRule(read=WINDOWED),
     "qwen2": FamilyRule(read={"bias": biases(qkv=True)}, only=FULL),
     "qwen3": FamilyRule(fixed={"qk_norm": True}, read={"bias": ATTENTION}, only=FULL),
-    "gemma": FamilyRule(fixed={"mlp": "geglu"}, read={"bias": ATTENTION}, tied=True),
+    "gemma": FamilyRule(
+        fixed={"mlp": "geglu"},
+        read={"bias": ATTENTION},
+        tied=True,
+        numerics=NumericsRule(gemma=True),
+    ),
     "gemma2": FamilyRule(
-        fixed={"mlp": "geglu", "post_norms": True}, read={"bias": ATTENTION, **windows(2)}, tied=True
+        fixed={"mlp": "geglu", "post_norms": True},
+        read={"bias": ATTENTION, **windows(2)},
+        tied=True,
+        numerics=NumericsRule(gemma=True, scaled_scores=True),
     ),
     "gemma3_text": FamilyRule(
-        fixed={"mlp": "geglu", "post_norms": True, "qk_norm": True}, read={"bias": ATTENTION, **windows(6)}, tied=True
+        fixed={"mlp": "geglu", "post_norms": True, "qk_norm": True},
+        read={"bias": ATTENTION, **windows(6)},
+        tied=True,
+        numerics=NumericsRule(gemma=True, scaled_scores=True, theta=1_000_000.0, local_theta=10_000.0),
     ),
-    "phi3": FamilyRule(read=WINDOWED),
-    "granite": FamilyRule(read={"bias": LLAMA}),
-    "smollm3": FamilyRule(read={"bias": LLAMA}, only=FULL, tied=True),
+    "phi3": FamilyRule(
+        read=WINDOWED,
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
+    "granite": FamilyRule(
+        read={"bias": LLAMA},
+        numerics=NumericsRule(multipliers=True),
+    ),
+    "smollm3": FamilyRule(
+        read={"bias": LLAMA},
+        only=FULL,
+        tied=True,
+        numerics=NumericsRule(theta=2_000_000.0),
+    ),
     "olmo2": FamilyRule(
         fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
         read={"bias": ATTENTION},
+        numerics=NumericsRule(epsilon=1e-5),
     ),
     "olmo3": FamilyRule(
         fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
         read={"bias": ATTENTION, **windows(4)},
+        numerics=NumericsRule(epsilon=1e-5, theta=500_000.0, local_theta=500_000.0),
     ),
     "starcoder2": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
         read={"bias": biases(qkv="use_bias", attention_out="use_bias", mlp="use_bias", default=True), **WINDOWED},
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
     ),
     "cohere": FamilyRule(
-        fixed={"norm": "layer", "parallel": True}, read={"bias": ATTENTION}, only={"use_qk_norm": (False,)}, tied=True
+        fixed={"norm": "layer", "parallel": True},
+        read={"bias": ATTENTION},
+        only={"use_qk_norm": (False,)},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, theta=500_000.0),
     ),
-    "cohere2": FamilyRule(fixed={"norm": "layer", "parallel": True}, read={"bias": ATTENTION, **windows(4)}, tied=True),
+    "cohere2": FamilyRule(
+        fixed={"norm": "layer", "parallel": True},
+        read={"bias": ATTENTION, **windows(4)},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
     "gpt2": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "learned", "bias": QKV_OUT_MLP},
         read={"max_positions": lambda config: config.get("n_positions", 1024), "d_ff": times(four, WIDTH, "n_inner")},
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5, theta=None),
     ),
     "gpt_neox": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
         read={
             "bias": biases(qkv="attention_bias", attention_out="attention_bias", mlp=True, default=True),
-            "parallel": either("use_parallel_residual", True), "separate_norms": either("use_parallel_residual", True),
+            "parallel": either("use_parallel_residual", True),
+            "separate_norms": either("use_parallel_residual", True),
         },
+        numerics=NumericsRule(epsilon=1e-5),
     ),
     "opt": FamilyRule(
         fixed={"norm": "layer", "norm_bias": True, "positions": "learned"},
         read={
-            "d_model": _opt_width, "max_positions": _opt_positions,
+            "d_model": _opt_width,
+            "max_positions": _opt_positions,
             "mlp": choice({"relu": "relu", "gelu": "gelu"}, "activation_function"),
             "bias": biases(qkv="enable_bias", attention_out="enable_bias", mlp="enable_bias", default=True),
         },
         only={
-            "do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,),
+            "do_layer_norm_before": (True,),
+            "layer_norm_elementwise_affine": (True,),
             "_remove_final_layer_norm": (False,),
         },
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5, theta=None),
     ),
     "bloom": FamilyRule(
         fixed={
-            "mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "none", "embedding_norm": True,
+            "mlp": "gelu",
+            "norm": "layer",
+            "norm_bias": True,
+            "positions": "none",
+            "embedding_norm": True,
             "bias": QKV_OUT_MLP,
         },
         read={"d_ff": times(four, WIDTH, "n_inner")},
         only={"apply_residual_connection_post_layernorm": (False,)},
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
     ),
     "falcon": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
         read={
-            "num_kv_heads": _falcon_kv_heads, "parallel": _falcon_parallel, "separate_norms": _falcon_norms,
-            "d_ff": times(four, WIDTH, "ffn_hidden_size"), "bias": biases(qkv="bias", attention_out="bias", mlp="bias"),
+            "num_kv_heads": _falcon_kv_heads,
+            "parallel": _falcon_parallel,
+            "separate_norms": _falcon_norms,
+            "d_ff": times(four, WIDTH, "ffn_hidden_size"),
+            "bias": biases(qkv="bias", attention_out="bias", mlp="bias"),
             "positions": lambda config: "none" if either("alibi", False)(config) else "rotary",
         },
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
     ),
     "mpt": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "positions": "none"},
         read={"d_model": _mpt_width, "d_ff": times(four, WIDTH)},
         only={"no_bias": (True,), "expansion_ratio": (4,)},
         tied=True,
+        numerics=NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
     ),
-    "mixtral": FamilyRule(read={**experts("num_local_experts"), **WINDOWED}),
-    "granitemoe": FamilyRule(read={"bias": ATTENTION, **experts("num_local_experts")}),
+    "mixtral": FamilyRule(
+        read={**experts("num_local_experts"), **WINDOWED},
+        numerics=NumericsRule(epsilon=1e-5, theta=1_000_000.0),
+    ),
+    "granitemoe": FamilyRule(
+        read={"bias": ATTENTION, **experts("num_local_experts")},
+        numerics=NumericsRule(multipliers=True),
+    ),
     "olmoe": FamilyRule(
-        fixed={"qk_norm": True, "qk_norm_over": "projection"}, read={"bias": ATTENTION, **experts("num_experts")}
+        fixed={"qk_norm": True, "qk_norm_over": "projection"},
+        read={"bias": ATTENTION, **experts("num_experts")},
+        numerics=NumericsRule(epsilon=1e-5, gates="norm_topk_prob"),
     ),
     "qwen2_moe": FamilyRule(
         fixed={"shared_gate": True},
         read={
-            "bias": biases(qkv="qkv_bias", default=True), **experts("num_experts", width="moe_intermediate_size"),
+            "bias": biases(qkv="qkv_bias", default=True),
+            **experts("num_experts", width="moe_intermediate_size"),
             "shared_expert_width": number("shared_expert_intermediate_size"),
         },
         only={**EXPERTS_EVERYWHERE, **FULL},
+        numerics=NumericsRule(gates="norm_topk_prob"),
     ),
     "qwen3_moe": FamilyRule(
         fixed={"qk_norm": True},
         read={"bias": ATTENTION, **experts("num_experts", "num_local_experts", width="moe_intermediate_size")},
         only={**EXPERTS_EVERYWHERE, **FULL, "use_qk_norm": (True,)},
+        numerics=NumericsRule(gates="norm_topk_prob"),
     ),
     "glm4_moe": FamilyRule(
         read={
-            "bias": biases(qkv="attention_bias"), "qk_norm": either("use_qk_norm", False),
+            "bias": biases(qkv="attention_bias"),
+            "qk_norm": either("use_qk_norm", False),
             **leading_dense("first_k_dense_replace"),
         },
         only={"moe_layer_freq": (1,)},
+        numerics=NumericsRule(epsilon=1e-5, lacks=(_SIGMOID_ROUTER,)),
     ),
-    "deepseek_v2": DEEPSEEK,
-    "deepseek_v3": DEEPSEEK,
-    "kimi_k2": DEEPSEEK,
+    "deepseek_v2": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(gates="norm_topk_prob"),
+    ),
+    "deepseek_v3": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+    ),
+    "kimi_k2": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+    ),
     "gpt_oss": FamilyRule(
         fixed={"mlp": "clamped_swiglu", "sinks": True},
         read={
-            "bias": biases(qkv="attention_bias", attention_out="attention_bias", router=True, experts=True, default=True),
-            **experts("num_local_experts"), **windows(2),
+            "bias": biases(
+                qkv="attention_bias", attention_out="attention_bias", router=True, experts=True, default=True
+            ),
+            **experts("num_local_experts"),
+            **windows(2),
         },
+        numerics=NumericsRule(epsilon=1e-5, theta=150_000.0),
     ),
-}  # fmt: skip
-
-
-def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
-    """What a config sets that its family's rule does not know: values other than the known ones, and weighty keys."""
-    for key, known in rule.only.items():
-        found = config.first(key)
-        if found is not None and found not in known:
-            yield f"{key} = {_shown(found)} (known: {', '.join(map(repr, known))})"
-    yield from (f"{key} = {_shown(config[key])}" for key in WEIGHTY if key not in config.asked and config.get(key))
-    kinds = None if "layer_types" in config.asked else config.get("layer_types")
-    if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-        yield f"layer_types = {_shown(kinds)}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def read_fields(config: Config, rule: FamilyRule) -> dict[str, Any]:
-    """The architecture's fields that a config says. Raises `InputError` with every key that is missing."""
-    found: dict[str, Any] = {}
-    missing: list[str] = []
-    for name, read in {**SIZES, **rule.read}.items():
-        try:
-            found[name] = read(config)
-        except MissingKey as lacking:
-            missing.append(str(lacking))
-        except (TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise InputError(f"model: the config's values for {name} cannot be read: {error}") from None
-    if missing:
-        raise InputError(f"model: the config lacks {', '.join(dict.fromkeys(missing))}")
-    return found
+}

@@ -14,7 +14,8 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.families import FAMILIES, WEIGHTY, read_fields, unknown_parts
+from shardwise.model.families import FAMILIES
+from shardwise.model.family import WEIGHTY, read_fields, unknown_parts
 from shardwise.model.numerics_reader import read_numerics
 from shardwise.model.readers import Config
 
@@ -57,9 +58,8 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
 
 def with_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
     """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
-    numerics = read_numerics(
-        config, str(config["model_type"]), d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp
-    )
+    rule = FAMILIES[str(config["model_type"])].numerics
+    numerics = read_numerics(config, rule, d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp)
     return replace(model, numerics=numerics)
 
 

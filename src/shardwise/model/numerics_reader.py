@@ -54,51 +54,15 @@ class NumericsRule:
     lacks: tuple[str, ...] = ()
 
 
-_SIGMOID_ROUTER = "a router with sigmoid scores"
-RULES: Mapping[str, NumericsRule] = {
-    "llama": NumericsRule(),
-    "mistral": NumericsRule(),
-    "qwen2": NumericsRule(),
-    "qwen3": NumericsRule(),
-    "gemma": NumericsRule(gemma=True),
-    "gemma2": NumericsRule(gemma=True, scaled_scores=True),
-    "gemma3_text": NumericsRule(gemma=True, scaled_scores=True, theta=1_000_000.0, local_theta=10_000.0),
-    "phi3": NumericsRule(epsilon=1e-5),
-    "granite": NumericsRule(multipliers=True),
-    "smollm3": NumericsRule(theta=2_000_000.0),
-    "olmo2": NumericsRule(epsilon=1e-5),
-    "olmo3": NumericsRule(epsilon=1e-5, theta=500_000.0, local_theta=500_000.0),
-    "starcoder2": NumericsRule(epsilon=1e-5),
-    "cohere": NumericsRule(epsilon=1e-5, theta=500_000.0),
-    "cohere2": NumericsRule(epsilon=1e-5),
-    "gpt2": NumericsRule(epsilon=1e-5, theta=None),
-    "gpt_neox": NumericsRule(epsilon=1e-5),
-    "opt": NumericsRule(epsilon=1e-5, theta=None),
-    "bloom": NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
-    "falcon": NumericsRule(epsilon=1e-5),
-    "mpt": NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
-    "mixtral": NumericsRule(epsilon=1e-5, theta=1_000_000.0),
-    "granitemoe": NumericsRule(multipliers=True),
-    "olmoe": NumericsRule(epsilon=1e-5, gates="norm_topk_prob"),
-    "qwen2_moe": NumericsRule(gates="norm_topk_prob"),
-    "qwen3_moe": NumericsRule(gates="norm_topk_prob"),
-    "glm4_moe": NumericsRule(epsilon=1e-5, lacks=(_SIGMOID_ROUTER,)),
-    "deepseek_v2": NumericsRule(gates="norm_topk_prob"),
-    "deepseek_v3": NumericsRule(lacks=(_SIGMOID_ROUTER,)),
-    "kimi_k2": NumericsRule(lacks=(_SIGMOID_ROUTER,)),
-    "gpt_oss": NumericsRule(epsilon=1e-5, theta=150_000.0),
-}
-
-
-def read_numerics(config: Mapping[str, Any], kind: str, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
-    """The constants of a config of model_type `kind`. Raises `InputError` for rotary angles that cannot be read.
+def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
+    """The constants of a config, as its family spells them. Raises `InputError` for rotary angles that cannot be read.
 
     What a config sets and our arithmetic lacks is named in `Numerics.unread`: planning goes on without it.
 
-    >>> read_numerics({"rope_theta": 500000.0, "rms_norm_eps": 1e-5}, "llama", d_model=8, head_dim=4, mlp="swiglu").rotary.base
+    >>> config = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5}
+    >>> read_numerics(config, NumericsRule(), d_model=8, head_dim=4, mlp="swiglu").rotary.base
     500000.0
     """
-    rule = RULES[kind]
     rotary, local, unread = _rotaries(config, rule)
     return Numerics(
         norm_epsilon=float(next((config[key] for key in EPSILONS if config.get(key) is not None), rule.epsilon)),

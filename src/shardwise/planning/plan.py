@@ -63,6 +63,13 @@ class Plan:
     run: Run | None = None
     bound_s: float | None = None
 
+    def __repr__(self) -> str:
+        job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))
+        return (
+            f"Plan: {self.model.name} on {self.cluster.name}, {job.global_batch_tokens:,} tokens per batch, sequences of "
+            f"{job.seq_len:,}, {job.precision}\n  {self.layout}\n  {estimate}"
+        )
+
 
 def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
     """The cluster and the job of a plan, with what nobody named filled in.
@@ -81,13 +88,6 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
     if cluster.calibration is None:
         return None
     return estimate(architecture, rated(cluster), job, layout).step_time_s
-
-    def __repr__(self) -> str:
-        job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))
-        return (
-            f"Plan: {self.model.name} on {self.cluster.name}, {job.global_batch_tokens:,} tokens per batch, sequences of "
-            f"{job.seq_len:,}, {job.precision}\n  {self.layout}\n  {estimate}"
-        )
 
 
 def plan_layout(

@@ -8,8 +8,9 @@ from typing import Any
 
 from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
+from shardwise.model.families import FAMILIES as RULES
 from shardwise.model.huggingface import parse_config
-from shardwise.model.numerics_reader import ACTIVATIONS, FULL, RULES, SLIDING
+from shardwise.model.numerics_reader import ACTIVATIONS, FULL, SLIDING
 from shardwise.train.huggingface.names import FAMILIES, StoredFamily
 from shardwise.train.huggingface.rotary import write_rotaries
 
@@ -65,7 +66,7 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
     """What a config of this family would say of the model, as far as the family has words for it."""
     if kind not in FAMILIES:
         raise InputError(f"model: found model_type {kind!r}; one of {', '.join(FAMILIES)} is required")
-    family, rule, numerics = FAMILIES[kind], RULES[kind], architecture.numerics
+    family, rule, numerics = FAMILIES[kind], RULES[kind].numerics, architecture.numerics
     qkv = "qkv" in architecture.bias
     config: dict[str, Any] = {
         "architectures": [family.built_as], "model_type": kind, "hidden_size": architecture.d_model,

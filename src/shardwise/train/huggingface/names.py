@@ -86,7 +86,7 @@ class StoredFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
     `elsewhere` are names other than `NAMES`. `layer_types`: the config lists each layer's kind. `experts` are the keys of their
-    number and width. How it spells constants of its arithmetic: `model.numerics_reader.RULES`.
+    number and width. How it spells constants of its arithmetic: `FamilyRule.numerics`.
     """
 
     built_as: str

@@ -122,8 +122,8 @@ def sum_of_squares(values: Tensor) -> Tensor:
 
     float64 because PyTorch's norms of float32 add up in float32: over 10^8 equal elements the norm of a CPU is 5.6% off.
 
-    >>> sum_of_squares(torch.full((3,), 2.0)).item()
-    12.0
+    >>> sum_of_squares(torch.full((4,), 2.0)).item()
+    16.0
     """
     blocks = torch.split(values, NORM_BLOCK)
     norms = [torch.linalg.vector_norm(block, dtype=torch.float64) for block in blocks]
