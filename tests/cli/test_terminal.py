@@ -205,7 +205,7 @@ LONG = {
         "--tokens",
         "1T",
         "--deadline",
-        "1h",
+        "4d",  # which more devices of the kind would do: they are searched for
     ],
     "estimate": ["estimate", "llama-3-8b", "h100:8", *JOB, "--layout", "dp=8"],
     "explain": ["explain", "{folder}/plan.json"],

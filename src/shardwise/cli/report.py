@@ -71,11 +71,17 @@ def _seconds(plan: Plan) -> str:
 
 
 def _bound(plan: Plan) -> Iterable[str]:
-    """The bound beside a prediction."""
+    """The same layout at the rates of micro-benchmarks, beside a prediction; a lower bound where it is below.
+
+    Above it lies what the convention of overlap exposes and the stack was seen to hide.
+    """
     if plan.bound_s is not None:
         mfu = plan.estimate.mfu * plan.estimate.step_time_s / plan.bound_s
-        bound = f"{format_seconds(plan.bound_s)}, MFU {mfu:.1%}"
-        yield f"  lower bound {bound}: kernels and links at the best that micro-benchmarks reach"
+        bound, low = f"{format_seconds(plan.bound_s)}, MFU {mfu:.1%}", plan.bound_s <= plan.estimate.step_time_s
+        yield (
+            f"  {'lower bound ' if low else ''}{bound}: kernels and links at the best that micro-benchmarks reach"
+            + ("" if low else f", overlap convention {plan.job.convention}")
+        )
 
 
 def overlap_text(convention: str, exposed: float | None, estimate: Estimate | None = None) -> str:
