@@ -16,6 +16,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from shardwise.names import unknown
+
 Choice = TypeVar("Choice")
 
 SCHEMA = "shardwise.error/1"
@@ -103,7 +105,7 @@ def chosen(table: Mapping[str, Choice], name: str, what: str) -> Choice:
     1.0
     """
     if name not in table:
-        raise InputError(f"{what}: found {name!r}; one of {', '.join(table)} is required")
+        raise InputError(f"{what}: {unknown(name, table)}")
     return table[name]
 
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from shardwise.bench.machine.fit import COUNTS, ELEMENTWISE, STACK, Fit, Machine, spread_of, typical
+from shardwise.bench.machine.fit import COUNTS, ELEMENTWISE, NORMAL_90, STACK, Fit, Machine, spread_of, typical
+from shardwise.bench.machine.operations import loss_operands
 from shardwise.bench.machine.report import Found, machine, write
 from shardwise.bench.machine.samples import COLLECTIVE_BYTES, COLLECTIVES, COPY_BYTES, SAMPLES, TINY, Sample
 from shardwise.cli import main
@@ -53,6 +55,7 @@ def seconds() -> dict[str, float]:
     for kind in COLLECTIVES:
         for size in COLLECTIVE_BYTES:
             found[f"{kind}/{size}"] = (2 if kind == "all_reduce" else 1) * (HOP_S + size / 2 / LINK_RATE)
+    found |= {f"{sample.name}/model": 1.0 for sample in SAMPLES}
     return found | {"beside/all_reduce": 0.010, "beside/products": 0.020, "beside/both": 0.0275}
 
 
@@ -69,7 +72,7 @@ def fit(found: dict[str, float] | None = None) -> Fit:
 
 
 def found_of(one: Fit) -> Found:
-    return Found(one.cluster(), one.calibration((0.9, 1.1)))
+    return Found(one.cluster(), one.calibration((0.9, 1.1)), one.misses())
 
 
 def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
@@ -147,6 +150,26 @@ def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
     assert typical(wild) == pytest.approx(seconds())
 
 
+def test_whole_models_are_held_against_the_constants_and_widen_the_interval() -> None:
+    found = seconds()
+    predicted = {name: 1.0 / miss for name, miss in fit().misses().items()}  # they took a second each
+    found |= {f"{name}/model": s * (2.0 if name == "256" else 1.0) for name, s in predicted.items()}
+    misses = fit(found).misses()
+    assert misses == {"256": pytest.approx(2.0), "512": pytest.approx(1.0), "128": pytest.approx(1.0)}
+    low, high = spread_of([found] * 3, SAMPLES, misses.values())
+    assert high == pytest.approx(2.0 ** (NORMAL_90 / 3**0.5))  # one of three is off by a factor of 2
+    assert low == pytest.approx(1 / high)
+    assert spread_of([found] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("sample", [one for one in SAMPLES if one.has_loss], ids=lambda one: one.name)
+def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: Sample) -> None:
+    """Weights of a deviation of 1 made 4% of the probabilities subnormal, and with them the operands of the head's products."""
+    x, weight, _ = loss_operands(sample, torch.device("cpu"))
+    shares = torch.softmax(x @ weight.t(), dim=-1)
+    assert shares.min() > 1e3 * torch.finfo(torch.float32).smallest_normal
+
+
 def test_the_stack_says_that_no_published_run_is_of_it() -> None:
     assert not is_measured(stack_named(STACK))
     assert stack_named(STACK).kind == "eager"
@@ -160,6 +183,7 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     assert found.calibration.constants.keys() == {**CONSTANTS, **APART}.keys()
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
+    assert found.misses.keys() == {"small"}
     assert json.loads(json.dumps(found.payload()))["calibration"]["stack"] == STACK
 
 

@@ -18,9 +18,14 @@ TESTS = Path(__file__).parents[1]
 FOREVER_S = 900.0  # that what is sure to happen may take, on however loaded a machine: nothing is measured by it
 LAUNCH = """
 import sys
+from shardwise.errors import ShardwiseError, told
 from shardwise.train import launch
 launch.LEAVE_S = 2.0
-sys.exit(launch.launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
+try:
+    sys.exit(launch.launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
+except ShardwiseError as error:
+    print(told(error.problems, error.exit_code, as_json="--json" in sys.argv), file=sys.stderr)
+    sys.exit(error.exit_code)
 """
 
 

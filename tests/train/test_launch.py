@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -62,6 +63,25 @@ def test_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
     code, _, err = ran([*inputs, "--seed", "x"])
     assert (code, err.count("error:"), err.count("\n")) == (2, 1, 1)
     assert err.startswith("error: --seed: found 'x'")
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "problem"),
+    [
+        ({"STAND_IN_REFUSES": "1"}, 2, "rank 1 refuses"),
+        ({"STAND_IN_PAUSE_S": "no number"}, 1, "rank [01] ended with .*"),
+    ],
+)
+def test_with_json_an_error_is_one_line_of_it(
+    inputs: list[str], environment: dict[str, str], code: int, problem: str
+) -> None:
+    """Said by a rank, or by the launcher of ranks that could not."""
+    found, out, err = ran([*inputs, "--json"], **environment)
+    payload = json.loads(next(line for line in err.splitlines() if line.startswith("{")))
+    assert (found, out, payload["schema"]) == (code, "", "shardwise.error/1")
+    assert payload["error"]["exit_code"] == code
+    assert re.fullmatch(problem, payload["error"]["problems"][0])
+    assert "error: " not in err.replace("Error: ", "")  # a traceback of what nobody expects stays
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import ShardwiseError, told
 from shardwise.train import rank
 from shardwise.train.flags import settings_of
 from shardwise.train.start import start
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(shown(start(arguments), as_json=arguments.json))
     except ShardwiseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
+from shardwise.errors import ShardwiseError
 from shardwise.train.parent import LAUNCHER
 from shardwise.train.stop import SIGNALS, exit_code
 from shardwise.train.waits import LostRankError
@@ -36,6 +37,16 @@ STOPPED, ENDED = (
 )  # by a handler, and without one
 
 
+class RunEndedError(ShardwiseError):
+    """Ranks have ended, and none of them could say why."""
+
+    exit_code = 1
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
 def set_threads(processes: int) -> None:
     """Give each of the processes of this host its share of the cores, unless OMP_NUM_THREADS is set; before PyTorch is loaded."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -45,8 +56,10 @@ def set_threads(processes: int) -> None:
 def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:
     """Run `python -m MODULE ARGUMENTS` as ranks 0 to `processes` - 1 of one world on this machine, until all have ended.
 
-    Its exit code: 0, or that of a rank that ended with another; 128 and the signal where this process was asked to stop. What
+    Its exit code: 0, or that of a rank that has said why it ended; 128 and the signal where this process was asked to stop. What
     ranks print goes where this process prints. Ranks end with this process too, however it ends (`train.parent`).
+
+    Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
     """
     ranks, server = _Ranks(), socket.create_server((HOST, 0))
     port = server.getsockname()[1]
@@ -137,27 +150,26 @@ class _Ranks:
                 process.kill()
 
     def result(self, codes: Mapping[int, int], lost: Callable[[], str]) -> int:
-        """The code of a rank that has said what is wrong with the input; else of what has not been said yet, 1 and who ended how.
+        """The code of a rank that has said what is wrong with the input, or of the signal by which the run was stopped.
 
-        `lost`: what ranks say that have lost another, which may be one that is named already.
+        `lost`: what ranks say that have lost another, which may be one that is named already. Raises as `launch` does.
         """
         own = {rank: code for rank, code in sorted(codes.items()) if code and rank not in self._killed}
         said = [code for code in own.values() if code in INPUT]
         unsaid = {rank: code for rank, code in own.items() if code not in (*INPUT, LOST, *STOPPED, *ENDED)}
         if said:
             return said[0]
+        problems = []
         for rank, code in unsaid.items():
             how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
             hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-            print(f"error: rank {rank} ended with {how}{hint}", file=sys.stderr, flush=True)
-        if unsaid:
-            return 1
+            problems.append(f"rank {rank} ended with {how}{hint}")
+        if problems:
+            raise RunEndedError(*problems)
         if LOST in own.values():
-            print(f"error: {lost()}", file=sys.stderr, flush=True)
-            return LOST
+            raise LostRankError(lost())
         if self._killed and not own:
             late = ", ".join(map(str, sorted(self._killed)))
-            print(f"error: ranks {late} had not ended {STOP_S:g} s after the others, and were killed", file=sys.stderr)
-            return 1
+            raise RunEndedError(f"ranks {late} had not ended {STOP_S:g} s after the others, and were killed")
         stopped = [code if code > 0 else exit_code(-code) for code in own.values()]
         return exit_code(self._asked) if self._asked and stopped else next(iter(stopped), 0)

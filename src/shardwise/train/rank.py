@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from shardwise.errors import ShardwiseError
+from shardwise.errors import ShardwiseError, told
 from shardwise.parser import Parser
 from shardwise.train.flags import DESCRIPTION, add_train_arguments, settings_of
 from shardwise.train.launch import set_threads
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace, parts: Parts | None, stop: StopRequest |
             settings = settings_of(arguments)
         return run(settings, parts or own_parts(), stop).code
     except ShardwiseError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

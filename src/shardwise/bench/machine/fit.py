@@ -1,6 +1,7 @@
 """The constants of a calibration from the seconds of operations, and the cluster that they make. Nothing here imports torch.
 
-Each constant has operations of its own: no step was measured, and none is fitted.
+Each constant has operations of its own. Whole models are measured too, and none is fitted: what the constants miss of them is how
+far a prediction is trusted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from shardwise.bench.machine.samples import COLLECTIVE_BYTES, COLLECTIVES, COPY_
 from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.stacks import calibration_of, stack_named
+from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
 from shardwise.cluster.topology import Switched, Tier
+from shardwise.cost.estimate import estimate
 from shardwise.cost.rates import TILE
 
 STACK = "shardwise"
@@ -194,6 +196,16 @@ class Fit:
         )
         return Cluster(name=own.name, chip=chip, topology=Switched(tiers=(tier,)))
 
+    def misses(self) -> dict[str, float]:
+        """Of each sample's whole model the measured seconds, forward and backward, over those that the constants give."""
+        whole, found = self.cluster(), {}
+        alone = replace(whole, topology=Switched(tiers=(replace(whole.topology.tiers[0], size=1),)))  # type: ignore[union-attr]
+        cluster = calibrated(alone, self.calibration((1.0, 1.0)))
+        for sample in self.samples:
+            time_s = estimate(sample.model, cluster, sample.job, sample.layout).time
+            found[sample.name] = self.seconds[f"{sample.name}/model"] / (time_s["forward"] + time_s["backward"])
+        return found
+
     def calibration(self, spread: tuple[float, float]) -> Calibration:
         usual = calibration_of("", stack_named(STACK))
         moe = usual.spread["moe"]
@@ -203,14 +215,22 @@ class Fit:
         )  # fmt: skip
 
 
-def spread_of(rounds: Sequence[Seconds], samples: Iterable[Sample]) -> tuple[float, float]:
-    """Between which factors nine of ten repeats of a layer's operations lie around their median; 10% at least."""
+def spread_of(
+    rounds: Sequence[Seconds], samples: Iterable[Sample], misses: Iterable[float] = ()
+) -> tuple[float, float]:
+    """The factors between which nine of ten steps are expected around a prediction; 10% at least.
+
+    Two deviations that are taken to be independent: that of repeats of a layer's operations around their median, and that of
+    whole models, measured over predicted, around 1.
+    """
     names = [f"{sample.name}/" for sample in samples]
     totals = [sum(s for name, s in one.items() if name.startswith(tuple(names))) for one in rounds]
     middle = statistics.median(totals)
-    logs = [math.log(total / middle) for total in totals]
-    width = NORMAL_90 * math.sqrt(sum(one**2 for one in logs) / max(len(logs) - 1, 1))
-    return 1.0 / (1.0 + max(math.expm1(width), LEAST_SPREAD)), 1.0 + max(math.expm1(width), LEAST_SPREAD)
+    logs, missed = [math.log(total / middle) for total in totals], [math.log(miss) for miss in misses]
+    repeats = sum(one**2 for one in logs) / max(len(logs) - 1, 1)
+    width = NORMAL_90 * math.sqrt(repeats + sum(one**2 for one in missed) / max(len(missed), 1))
+    high = 1.0 + max(math.expm1(width), LEAST_SPREAD)
+    return 1.0 / high, high
 
 
 def _middle(values: Iterable[float]) -> float:

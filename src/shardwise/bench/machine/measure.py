@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwise.bench.machine.operations import Operation, copy, layer, operations, products
+from shardwise.bench.machine.operations import Operation, copy, layer, operations, products, whole_model
 from shardwise.bench.machine.samples import (
     BESIDE_BYTES,
     COLLECTIVE_BYTES,
@@ -61,6 +61,8 @@ def _operations(asked: Asked, size: int, place: torch.device) -> Iterator[tuple[
     for sample in (*asked.samples, asked.tiny):
         for name, one in operations(sample, place):
             yield f"{sample.name}/{name}", one
+    for sample in asked.samples:
+        yield f"{sample.name}/model", whole_model(sample, place)
     yield "tiny/layer", Operation(layer(asked.tiny, place).run, 1)
     yield "copy", Operation(copy(place, COPY_BYTES), 1)
     for dtype in asked.others:

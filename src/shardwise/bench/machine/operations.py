@@ -1,7 +1,8 @@
-"""The operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone.
+"""The operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone; whole models of them.
 
 A run makes its results several times, and keeps those of a forward pass until the last, as a training step does: it writes to
-memory that no cache holds. Letters: see `samples`.
+memory that no cache holds. Values are of the sizes that a training step has: weights of a larger scale make probabilities and
+gradients that are subnormal, which some processors multiply a hundred times more slowly. Letters: see `samples`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from torch import Tensor
 from shardwise.bench.kernels import DTYPES
 from shardwise.bench.machine.samples import FORMS, Product, Sample
 from shardwise.model.numerics import DEFAULT
+from shardwise.train.model import build, initialise
 from shardwise.train.model.attention import attend
 from shardwise.train.model.block import Block
 from shardwise.train.model.functions import activate, rms_norm
 from shardwise.train.model.gradients import HeadLoss, applied
+from shardwise.train.model.initialise import STD
 from shardwise.train.model.places import rotate, rotation
+from shardwise.train.parallel.update import SMALLEST_NORM, sum_of_squares
 
 KEPT_BYTES, MOST_KEPT = 2**24, 4  # results that a run keeps
 
@@ -93,7 +97,7 @@ def layer(sample: Sample, place: torch.device) -> Operation:
     """A whole layer forward and backward."""
     block = Block(sample.architecture, DEFAULT, 0).to(device=place, dtype=DTYPES[sample.dtype])
     for weight in block.parameters():
-        torch.nn.init.normal_(weight, std=0.02)
+        torch.nn.init.normal_(weight, std=STD)
     x = _random(sample, place, sample.architecture.d_model)
     places = torch.arange(sample.seq_len, device=place)
     angles = rotation(places, sample.architecture.head_dim, DEFAULT.rotary, x.dtype)
@@ -102,12 +106,26 @@ def layer(sample: Sample, place: torch.device) -> Operation:
     return Operation(lambda: torch.autograd.grad(block(x, angles, None)[0], inputs, given), 1)
 
 
-def _loss(sample: Sample, place: torch.device) -> Operation:
-    """The head's products and its loss, forward and backward."""
+def whole_model(sample: Sample, place: torch.device) -> Operation:
+    """The forward and backward pass of a model with this layer a few times."""
+    model = build(sample.model, DTYPES[sample.dtype])
+    initialise(model, 0, place)
+    ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=place)
+    weights = tuple(model.parameters())
+    return Operation(lambda: torch.autograd.grad(model(ids, ids, ids.numel()).loss, weights), 1)
+
+
+def loss_operands(sample: Sample, place: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised hidden states [N, D], the head's weight [V, D] as a run begins with it, and targets [N]."""
     one = sample.architecture
     x = _random(sample, place, one.d_model).detach().flatten(0, 1).requires_grad_()
-    weight = torch.randn(one.vocab_size, one.d_model, device=place).to(x.dtype).requires_grad_()
-    targets = torch.randint(one.vocab_size, (sample.tokens,), device=place)
+    weight = (torch.randn(one.vocab_size, one.d_model, device=place) * STD).to(x.dtype).requires_grad_()
+    return x, weight, torch.randint(one.vocab_size, (sample.tokens,), device=place)
+
+
+def _loss(sample: Sample, place: torch.device) -> Operation:
+    """The head's products and its loss, forward and backward."""
+    x, weight, targets = loss_operands(sample, place)
     return Operation(lambda: torch.autograd.grad(applied(HeadLoss, x, weight, targets, None, 1.0), (x, weight)), 1)
 
 
@@ -122,8 +140,8 @@ def _update(sample: Sample, place: torch.device) -> Operation:
     optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True)
 
     def update() -> None:
-        norm = torch.linalg.vector_norm(flat)
-        flat.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
+        norm = sum_of_squares(flat).sqrt().to(flat.dtype)
+        flat.mul_((1.0 / (norm + SMALLEST_NORM)).clamp(max=1.0))
         optimizer.step()
 
     return Operation(update, 1)

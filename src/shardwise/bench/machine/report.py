@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +29,13 @@ class Found(NamedTuple):
 
     cluster: Cluster
     calibration: Calibration
+    misses: Mapping[str, float]  # of whole models, measured seconds over those that the constants give
 
     def payload(self) -> dict[str, Any]:
         """The chip, its links and the constants as JSON has them."""
         return {
             "machine": self.cluster.name, "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
-            "calibration": asdict(self.calibration),
+            "calibration": asdict(self.calibration), "measured_over_predicted": dict(self.misses),
         }  # fmt: skip
 
     def toml(self) -> str:
@@ -56,7 +57,8 @@ def machine(num_processes: int, samples: tuple[Sample, ...] = SAMPLES, progress:
         f"{describe('cpu')}, {platform.machine()}",
     )  # fmt: skip
     fit = Fit(typical(rounds), sized, TINY.at(dtype), known)
-    return Found(fit.cluster(), fit.calibration(spread_of(rounds, sized)))
+    misses = fit.misses()
+    return Found(fit.cluster(), fit.calibration(spread_of(rounds, sized, misses.values())), misses)
 
 
 def write(found: Found, out: Path) -> None:
@@ -77,5 +79,7 @@ def report(found: Found) -> Iterator[str]:
     yield f"  products: {peaks}; memory: {format_bytes(chip.memory_bytes_per_s)}/s"
     for name, value in calibration.constants.items():
         yield f"  {name:<22}{value:>10.4g}  {({**CONSTANTS, **APART})[name].meaning}"
+    checked = ", ".join(f"{miss:.2f} (d_model {name})" for name, miss in found.misses.items())
+    yield f"whole models, measured over predicted, which nothing is fitted to: {checked}"
     low, high = calibration.spread["dense"]
     yield f"nine of ten steps are expected at {low:.2f} to {high:.2f} of a prediction"

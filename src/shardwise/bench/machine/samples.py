@@ -23,6 +23,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
 BESIDE_BYTES = 2**24  # of an AllReduce beside products
 EXPERT_ROWS = 128
+MODEL_LAYERS = 4  # of the whole model that the constants are checked against
 FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
 
 
@@ -64,10 +65,22 @@ class Sample:
     def tokens(self) -> int:
         return self.num_seqs * self.seq_len
 
+    @property
+    def model(self) -> Architecture:
+        """The layer `MODEL_LAYERS` times, with an embedding and a head."""
+        return replace(self.architecture, num_layers=MODEL_LAYERS)
+
+    @property
+    def job(self) -> Job:
+        return Job(global_batch_tokens=self.tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(micro_batch_seqs=self.num_seqs)
+
     @cached_property
     def pricing(self) -> Pricing:
-        job = Job(global_batch_tokens=self.tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
-        return Pricing(self.architecture, load_cluster("local:1"), job, Layout(micro_batch_seqs=self.num_seqs))
+        return Pricing(self.architecture, load_cluster("local:1"), self.job, self.layout)
 
     @property
     def products(self) -> tuple[Product, ...]:
