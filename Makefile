@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check mutants clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Whether the tests notice what changes in the planner and the engine; goes on where it was interrupted. Hours: see the script.
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -49,6 +49,12 @@ def leads() -> None:
         print(f"lead of {least:>4.0%} or more  {count:>5} pairs  {share:>6.1%} ordered rightly")
 
 
+def tell(what: str, done: int = 0, total: int = 0) -> None:
+    """What is being done, once for each."""
+    if done <= 1:
+        print(what, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the constants into the package")
@@ -62,7 +68,7 @@ def main() -> None:
         ablate()
         return
     started = time.process_time()
-    result = fit_published(progress=lambda text: print(text, file=sys.stderr, flush=True))
+    result = fit_published(progress=tell)
     print(fold_report(result))
     print(f"{time.process_time() - started:.0f} s of CPU")
     if arguments.write:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import pytest
@@ -455,6 +455,19 @@ def test_the_best_is_the_best_of_all(memory_bytes: float, overlap: Overlap) -> N
     for row in result.pareto:
         better = [r for r in fitting if r[0] < row.step_time_s * (1 - 1e-9) and r[1] < row.memory_bytes * (1 - 1e-9)]
         assert not better, row.layout
+    front = front_of(fitting)
+    assert len(front) > 3
+    assert [row.step_time_s for row in result.pareto] == pytest.approx([seconds for seconds, _ in front], rel=1e-9)
+    assert [row.memory_bytes for row in result.pareto] == pytest.approx([memory for _, memory in front], rel=1e-9)
+
+
+def front_of(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The rows (seconds, bytes) that no other beats on both, from the leanest to the fastest; equal to 1e-9 is the same."""
+    front: list[tuple[float, float]] = []
+    for seconds, memory in sorted(rows, key=lambda row: (round(row[1]), row[0])):
+        if not front or seconds < front[-1][0] * (1 - 1e-9):
+            front.append((seconds, memory))
+    return front
 
 
 def test_the_best_over_two_tiers_is_the_best_of_all() -> None:

@@ -136,12 +136,17 @@ class _Walk:
     def settle(self, name: str, natural: Spec) -> None:
         """A gradient rests as its tensor does: a partial sum over an axis that splits the tensor is scattered at once.
 
-        Over other axes it stays partial, so that what follows is reduced once, where it has to be.
+        Over other axes it stays partial, so that what follows is reduced once, where it has to be; and it stays split over axes
+        that do not split the tensor.
         """
         tensor = self.program.tensors[name]
         own = self.primal.get(tensor.gradient_of)
-        if own is None or tensor.role is Role.WEIGHT_GRADIENT or not natural.sharded_axes <= own.sharded_axes:
+        if own is None or tensor.role is Role.WEIGHT_GRADIENT:
             return
+        own = own.with_partial(())
+        for dim in own.dims:
+            further = tuple(axis for axis in natural.axes_of(dim) if axis not in own.sharded_axes)
+            own = own.with_axes(dim, own.axes_of(dim) + further)
         spec = own.with_partial(axis for axis in natural.partial if axis not in own.sharded_axes)
         self.bring(name, spec, "a gradient rests as its tensor does")
         self.home[name] = spec

@@ -50,8 +50,8 @@ class Family:
 
     @property
     def expert_axes(self) -> Axes:
-        """Axes that split experts from each other."""
-        return EXPERT + TP if self.whole_experts else EXPERT
+        """Axes that split experts from each other; `ep` is the minor one: rows go over it while they are split over `tp`."""
+        return TP + EXPERT if self.whole_experts else EXPERT
 
     @property
     def ring(self) -> bool:

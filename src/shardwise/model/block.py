@@ -57,6 +57,7 @@ class Block:
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
+        self.biases_behind: list[tuple[Part | None, str, str]] = []  # of a parallel block: part, projection, name
 
     def build(self, x: str) -> str:
         y = self.before(x, "attention_norm")
@@ -65,11 +66,23 @@ class Block:
         attended = self.after(attended, "attention_post_norm")
         if self.architecture.parallel:
             z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
-            both = self.map("add", [attended, self.feed_forward(z)], "both", HIDDEN)
+            both = self.both(attended, self.feed_forward(z))
             return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
         middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
         mlp = self.after(self.feed_forward(self.before(middle, "mlp_norm")), "mlp_post_norm")
         return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def both(self, attended: str, fed: str) -> str:
+        """The results of a parallel block added, and then their biases: one sum to make whole and not two.
+
+        Source: Black et al. 2022 (GPT-NeoX-20B), section 2.1: both are added on each device before a single all-reduce.
+        """
+        role = Role.RESIDUAL if self.biases_behind else Role.ACTIVATION
+        both = self.map("add", [attended, fed], "both", HIDDEN, role)
+        for part, which, name in self.biases_behind:
+            with self.builder.within(part):
+                both = self.biased(both, which, name, "D", HIDDEN)
+        return both
 
     def attention(self, y: str) -> str:
         latent = self.architecture.structure.latent
@@ -137,6 +150,9 @@ class Block:
 
     def leaving(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
         """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
+        if which in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
+            self.biases_behind.append((self.builder.part, which, name))
+            return self.adapted(x, weight, weight_dims, name, HIDDEN, which)
         role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
         out = self.adapted(x, weight, weight_dims, name, HIDDEN, which, role)
         return self.biased(out, which, name, "D", HIDDEN)

@@ -18,10 +18,14 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`gradients[i]` is None where no gradient flows into input i; `linear` lists inputs that may be partial sums."""
+    """`gradients[i]` is None where no gradient flows into input i; `linear` lists inputs that may be partial sums.
+
+    `additive`: linear in all inputs together, so that partial sums that lie alike may all stay partial.
+    """
 
     gradients: tuple[Gradient | None, ...]
     linear: tuple[int, ...] = ()
+    additive: bool = False
     flops_per_element: float = 1.0
 
 
@@ -29,7 +33,7 @@ PASS = Gradient("identity", ())
 
 FUNCTIONS: dict[str, Function] = {
     "identity": Function((PASS,), linear=(0,)),
-    "add": Function((PASS, PASS)),
+    "add": Function((PASS, PASS), additive=True),
     # RMSNorm: the sum of squares, then x / sqrt(sum/D + eps) * weight (Zhang & Sennrich 2019); over D, over the width of
     # one head for queries and keys (Henry et al. 2020; Qwen3, Gemma 3), or over a latent (DeepSeek-AI 2024)
     "sum_square": Function((Gradient("sum_square_dx", (0,)),), flops_per_element=2),

@@ -100,7 +100,7 @@ class ProgramBuilder:
         self.part: Part | None = None
 
     @contextmanager
-    def within(self, part: Part) -> Iterator[None]:
+    def within(self, part: Part | None) -> Iterator[None]:
         """Weights that are defined meanwhile belong to this part, unless they say another."""
         outer, self.part = self.part, part
         try:

@@ -16,7 +16,7 @@ from shardwise.symbolic import Value
 Ints = NDArray[np.int64]
 # Groups whose links decide between placements: those that a derivation's collectives run over.
 GROUPS = (TP, ("cp",), ZERO, ("dp",))
-EXPERT_GROUPS = (EXPERT, EXPERT + TP, ("fsdp", *EXPERT, "cp"))
+EXPERT_GROUPS = (EXPERT, TP + EXPERT, ("fsdp", *EXPERT, "cp"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class _Builder:
     ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
         links = self.placed.links(self.cluster.reached, np.arange(len(self.placed.placement)))
         priced = [links.group(TP), links.group(("cp",)), links.hop(("pp",)), links.group(EXPERT)]
-        priced += [links.group(EXPERT + TP)] if self.architecture.num_experts else []
+        priced += [links.group(TP + EXPERT)] if self.architecture.num_experts else []
         key = [self.degrees[axis] for axis in ("tp", "cp", "ep")]
         key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
         rows, inverse = codes(*key)

@@ -46,6 +46,17 @@ def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights(
     assert split.time["forward"] == pytest.approx(plain.time["forward"], rel=0.05)
 
 
+@pytest.mark.parametrize("layout", [Layout(fsdp=2, cp=4, ep=2, zero_stage=3), Layout(fsdp=4, cp=2, ep=2, zero_stage=3)])
+def test_what_experts_rest_in_is_split_over_cp_too(layout: Layout) -> None:
+    """ZeRO-3 over fsdp·cp = 8, of which ep = 2 splits the experts and the rest each of them: of all 8 in 4 layers, 3·4096·14336
+    elements each, an eighth rests on a device, as of all else. In bf16 2 bytes of weights, 2 of gradients, 12 of the update."""
+    found = estimate(MODEL, CLUSTER, JOB, layout).memory
+    experts = 4 * 8 * 3 * 4096 * 14336
+    rest = 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096 + 4096 * 8) + 2 * 32000 * 4096 + 4096
+    assert found["parameters"] == found["gradients"] == 2 * (experts + rest) / 8
+    assert found["master"] + found["optimizer"] == 12 * (experts + rest) / 8
+
+
 def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> None:
     """Of 8 devices tp = 8: rows go to the device of their expert once, in one exchange; nothing is gathered for them."""
     split, whole = (

@@ -13,6 +13,7 @@ from shardwise.cost.step import stage_cost, step_time
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import OVERLAPS, Job, Overlap, precision_named
 from shardwise.layout.layout import Layout
+from shardwise.layout.placement import Links, cut_levels, default_placement
 from shardwise.layout.shardings import Family, atomic_degrees
 from shardwise.model.load import load_model
 from shardwise.schedule.closed_form import SCHEDULES, Schedule
@@ -114,6 +115,45 @@ def test_dualpipe_by_hand() -> None:
     seconds, bubble = max(expected)
     assert found.time["bubble"] == pytest.approx(bubble, rel=1e-12)
     assert found.step_time_s - found.time["dp"] - found.time["control"] == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tied", "stage", "blocks", "vocabulary"),
+    [
+        # DualPipe: of pp = 4 device 0 holds the stages 0 and 3, so 2 blocks, embedding and head; device 1 the others, 2 blocks.
+        ("dualpipe", False, 0, 2, 2), ("dualpipe", False, 1, 2, 0),
+        # Tied, both ends have the one matrix twice already: it counts once, as the head.
+        ("dualpipe", True, 0, 2, 1),
+        # 1F1B: of a tied model the first and the last stage exchange the one matrix, of others nobody exchanges anything.
+        ("1f1b", True, 0, 0, 1), ("1f1b", True, 1, 0, 0), ("1f1b", True, 3, 0, 1), ("1f1b", False, 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_gradients_that_are_exchanged_over_pp(
+    schedule: Schedule, tied: bool, stage: int, blocks: int, vocabulary: int
+) -> None:
+    """Beside the hidden states' gradients the last micro-batch sends those of the weights that two devices have, in bf16.
+
+    Llama-3-8B with tp = 2: of a block 2·D·N·H + 2·D·K·H + 3·D·F over 2, and 2 norms; of embedding and head V·D over 2; the final
+    norm goes with the head where DualPipe sends it. ZeRO-1 over fsdp = 4: of that a quarter has been reduced on each device.
+    """
+    model = dataclasses.replace(MODEL, num_layers=4, tied_embeddings=tied)
+    job = Job(global_batch_tokens=4 * 8 * 1024, seq_len=1024)
+    chosen = Layout(fsdp=4, tp=2, pp=4, zero_stage=1, sequence_parallel=True, schedule=schedule)
+    pricing = Pricing(model, load_cluster("h100:32"), job, chosen)
+    activation, state = pricing.unit_costs()
+    cost = stage_cost(pricing.counts(stage), activation, state, schedule)
+    block = (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) / 2 + 2 * 4096
+    final_norm = 4096 if blocks and vocabulary else 0
+    num_bytes = 2 * (blocks * block + vocabulary * 128256 * 4096 / 2 + final_norm) / 4
+    topology = pricing.topology
+    links = Links(topology, cut_levels(topology, default_placement(topology), pricing.degrees))
+    found = cost.last_traffic["pp"] - cost.backward_traffic["pp"]
+    num_messages = blocks + vocabulary  # priced unit by unit
+    link = links.hop(("pp",))
+    assert link.additive
+    assert found == pytest.approx(
+        num_bytes * link.seconds_per_byte + num_messages * link.latency_s, rel=1e-9, abs=1e-15
+    )
 
 
 def test_dualpipe_hides_the_experts_traffic_of_pairs() -> None:

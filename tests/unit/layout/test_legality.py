@@ -254,3 +254,39 @@ def test_uneven_batches_are_those_of_the_fullest_replica() -> None:
     degrees = degrees_of(Layout(dp=5, micro_batch_seqs=3))
     assert seqs_per_replica(JOB, degrees) == 4
     assert num_micro_batches(JOB, degrees) == 2
+
+
+def test_sequence_parallelism_splits_what_context_parallelism_leaves() -> None:
+    """12 positions are 2·cp = 4 pieces and 3 for each of tp = 4 ranks, but not one of cp·tp = 8 parts."""
+    job = Job(global_batch_tokens=16 * 12, seq_len=12)
+    split = Layout(tp=4, cp=2, zero_stage=1, sequence_parallel=True)
+    (problem,) = violations(MODEL, job, 8, split)
+    assert problem.startswith("sequence_by_tp: sequence parallelism splits 12 positions over cp·tp = 8")
+    assert violations(MODEL, job, 8, dataclasses.replace(split, sequence_parallel=False)) == []
+    assert violations(MODEL, job, 4, Layout(tp=4, sequence_parallel=True)) == []
+    assert violations(MODEL, dataclasses.replace(job, global_batch_tokens=16 * 24, seq_len=24), 8, split) == []
+
+
+@pytest.mark.parametrize(
+    ("pp", "num_micro_batches", "legal"),
+    [
+        (2, 4, True),
+        (2, 5, False),
+        (2, 6, True),
+        (2, 3, False),
+        (4, 8, True),
+        (4, 9, False),
+        (4, 7, False),
+        (3, 6, False),
+    ],
+)
+def test_dualpipe_takes_as_many_micro_batches_from_either_end(pp: int, num_micro_batches: int, legal: bool) -> None:
+    """An even number of stages, each with its mirror image, and an even number of micro-batches, 2·pp at least.
+
+    Source: DeepSeek-AI 2024, DualPipe's implementation, which asserts both.
+    """
+    job = Job(global_batch_tokens=num_micro_batches * 768, seq_len=768)
+    problems = violations(MODEL, job, pp, Layout(pp=pp, schedule="dualpipe"))
+    assert [problem.split(": ")[0] for problem in problems] == ([] if legal else ["schedule_batch"])
+    if not legal:
+        assert f"an even number of micro-batches; there are {num_micro_batches} for pp = {pp}" in problems[0]

@@ -69,6 +69,25 @@ def test_inner_axes_take_the_near_links() -> None:
     assert cuts["pp"] == (Cut(1, 8), Cut(2, 4))
 
 
+@pytest.mark.parametrize(
+    ("ep", "of_ep", "of_fsdp"),
+    [
+        (8, (Cut(8, 1), Cut(1, 1)), (Cut(1, 8), Cut(2, 1))),  # AllToAlls of tokens stay in the node of 8
+        (4, (Cut(4, 1), Cut(1, 1)), (Cut(2, 4), Cut(2, 1))),
+    ],
+)
+def test_expert_parallelism_borrows_the_inner_part_of_fsdp(
+    ep: int, of_ep: tuple[Cut, ...], of_fsdp: tuple[Cut, ...]
+) -> None:
+    """Of 16 = ep·fsdp the ranks of one ep group are next to one another."""
+    topology = load_cluster("h100:16").topology
+    wanted = {**dict.fromkeys(ATOMIC, 1), "ep": ep, "fsdp": 16 // ep}
+    cuts = cut_levels(topology, default_placement(topology), wanted)
+    assert (cuts["ep"], cuts["fsdp"]) == (of_ep, of_fsdp)
+    links = Links(topology, cuts)
+    assert links.group(("ep",)).seconds_per_byte < links.group(("fsdp",)).seconds_per_byte
+
+
 def test_the_default_fills_the_smallest_axis_of_a_torus_first() -> None:
     topology = load_cluster("tpu-v5p:16x4x8").topology
     assert default_placement(topology).levels == (1, 2, 0)

@@ -15,12 +15,13 @@ from shardwise.layout.groups import ALIGNED
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.parameters import unit_paths
-from shardwise.layout.realisation import Realisation
+from shardwise.layout.realisation import Issued, Realisation
 from shardwise.layout.realise import realise
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.precision import PRECISIONS
+from shardwise.sharding.collective import Kind
 from shardwise.symbolic import Values
 
 SMALL = Architecture(
@@ -125,3 +126,38 @@ def test_every_parameter_is_in_one_group(model: str) -> None:
         )
         members = [member.parameter.name for group in one.groups for member in group.members]
         assert sorted(members) == sorted(parameter.name for parameter in one.parameters)
+
+
+def test_members_begin_where_tensor_cores_may_read_and_shards_end_there() -> None:
+    """By hand: D = 12 and two shards. Of a layer in the order of the forward pass 12, 8·12, 8·12, 8·12, 8·12, 12, 4·12, 4·12 and
+    4·12 elements (norm, wq, wk, wv, wo, norm, gate, up, down), each from the next multiple of 8."""
+    odd = replace(SMALL, num_layers=1, d_model=12, d_ff=4, num_heads=2, num_kv_heads=2, head_dim=4)
+    one = Realisation(architecture=odd, layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
+    (layer,) = (group for group in one.groups if group.paths == {"layers.0"})
+    sizes = {member.parameter.weight: (member.start, member.size) for member in layer.members}
+    assert sizes["attention_norm.weight"] == (0, 12)
+    assert [start for start, _ in sizes.values()] == [0, 16, 112, 208, 304, 400, 416, 464, 512]
+    assert (layer.shard_size, layer.padded_size) == (280, 560)  # 560 elements are 2·280, 280 = 8·35
+    (head,) = (group for group in one.groups if group.paths == {"head"})
+    # 12 of the norm, 4 that align, 96·12: 1168 are 2·584, and 584 = 8·73
+    assert (head.members[-1].start, head.shard_size) == (16, 584)
+    (ends,) = (
+        group for group in replace(one, layout=Layout(fsdp=3, zero_stage=3)).groups if group.paths == {"layers.0"}
+    )
+    assert (ends.shard_size, ends.padded_size) == (192, 576)  # 560 over 3 are 187, and the next multiple of 8
+
+
+def test_a_tied_models_step_by_hand() -> None:
+    """ZeRO-3 over 4 with 2 micro-batches. One matrix V·D = 96·24 serves both ends, and the final norm's D = 24 travels with it:
+    2,328 elements, gathered for the embedding and for the head, which keeps it, and scattered once. A layer has 24·(2·32 + 2·16 +
+    3·32 + 2) = 4,656, gathered for both passes. Each of 4 shards ends at a multiple of 8: 2,336 and 4,672."""
+    one = Realisation(architecture=MODELS["tied"], layout=Layout(fsdp=4, zero_stage=3), precision=PRECISIONS["fp32"])
+    gather, scatter, reduce = Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE
+    assert one.issued(2) == Counter({
+        Issued(gather, ("fsdp",), "fp32", 4 * 2336, "weights"): 2 * 2,
+        Issued(gather, ("fsdp",), "fp32", 4 * 4672, "weights"): 2 * 2 * 3,
+        Issued(scatter, ("fsdp",), "fp32", 4 * 2336, "gradients"): 2,
+        Issued(scatter, ("fsdp",), "fp32", 4 * 4672, "gradients"): 2 * 3,
+        Issued(reduce, ("fsdp",), "fp32", 4, "loss"): 1,
+        Issued(reduce, ("fsdp",), "fp32", 4, "norm"): 1,
+    })  # fmt: skip

@@ -25,7 +25,7 @@ from shardwise.reconcile.run.collectives import collectives, compared
 from shardwise.reconcile.run.compare import Reconciliation, reconcile
 from shardwise.reconcile.run.memory import step_memory
 from shardwise.reconcile.run.read import MeasuredRun
-from shardwise.reconcile.run.time import guilty, hangs_on, step_time
+from shardwise.reconcile.run.time import StepTime, TimeTerm, guilty, hangs_on, step_time
 from shardwise.sharding.collective import Kind
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
@@ -124,6 +124,22 @@ def test_a_term_that_is_faster_is_to_blame_for_a_shorter_step() -> None:
     assert found.guilty is not None
     assert found.guilty.term.name == "backward"
     assert found.guilty.part > 1.0  # the optimizer makes up for some of it
+
+
+def test_what_makes_up_for_an_error_is_not_to_blame_however_much_it_is_off() -> None:
+    """Seconds of a step: 0.6 and 0.5 more than predicted, 0.8 less; 0.3 more in all, of which the 0.6 are to blame."""
+    terms = tuple(
+        TimeTerm(name=name, predicted_s=1.0, measured_s=1.0 + off)
+        for name, off in (("forward", 0.6), ("backward", -0.8), ("dp", 0.5))
+    )
+    longer = StepTime(
+        predicted_s=3.0, interval90=None, measured_s=3.3, low_s=3.3, high_s=3.3, num_steps=1, rest_s=0.0, terms=terms
+    )
+    shorter = replace(longer, measured_s=2.7, terms=tuple(replace(t, measured_s=2.0 - t.measured_s) for t in terms))
+    for step in (longer, shorter):
+        found = guilty(step, lambda name: ())
+        assert found is not None
+        assert (found.term.name, found.part) == ("forward", pytest.approx(2.0))
 
 
 def test_what_no_term_has_is_unexplained_and_can_be_to_blame() -> None:

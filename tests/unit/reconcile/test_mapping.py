@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -419,6 +420,26 @@ def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
     assert refuted.layout.recompute == "full"
     assert "selective recompute would not fit; priced as full" in refuted.approximations
     assert predict(Facts({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
+
+
+@pytest.mark.parametrize(
+    ("part", "stated", "taken"),
+    [(1.099, "selective", "selective"), (1.101, "selective", "full"), (0.999, "", "selective"), (1.001, "", "full")],
+)
+def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
+    part: float, stated: str, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selective takes this part of the memory, none twice as much as there is, full half of it. The memory model may be off by a
+    tenth: up to there what a row states is believed. What it does not state has to fit."""
+    parts = {"none": 2.0, "selective": part, "full": 0.5}
+
+    def taking(architecture: Any, cluster: Any, job: Any, layout: Any) -> Any:
+        found = estimate(architecture, cluster, job, layout)
+        capacity = found.memory_capacity_bytes
+        return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
+
+    monkeypatch.setattr("shardwise.reconcile.published.case.estimate", taking)
+    assert predict(Facts({**HEAVY, "recompute": stated})).case.layout.recompute == taken
 
 
 def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:

@@ -29,6 +29,8 @@ class Map(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
+        if self._adds_alike(specs):
+            return Placed(tuple(specs), (specs[0],))
         if len(specs) == 1 or self._passes_partial(specs, fixed):
             anchor = specs[0]
         else:
@@ -49,6 +51,12 @@ class Map(Operation):
 
     def _passes_partial(self, specs: Sequence[Spec], fixed: Callable[[str], bool]) -> bool:
         return 0 in self._linear() and bool(specs[0].partial)
+
+    def _adds_alike(self, specs: Sequence[Spec]) -> bool:
+        """Whether partial sums are added that lie alike: the sum is made whole once, where it has to be."""
+        additive = self.function in FUNCTIONS and FUNCTIONS[self.function].additive
+        alike = all(spec == specs[0] for spec in specs)
+        return additive and alike and bool(specs[0].partial) and specs[0].reduction == "sum"
 
     def _result(self, aligned: Sequence[Spec], dims: Dims) -> Spec:
         split: dict[str, tuple[str, ...]] = {}

@@ -1,0 +1,46 @@
+"""With ZeRO-3 weights are gathered one unit ahead and let go of behind: how many layers' are there at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import training
+from harness import run_ranks
+from training import Case, engine_of, run_step
+
+from shardwise.layout.layout import Layout
+from shardwise.train.engine import Engine
+
+NUM_LAYERS = 7
+DEEP = {
+    name: replace(training.MODELS[name], name=f"deep {name}", num_layers=NUM_LAYERS) for name in ("dense", "adapted")
+}
+
+
+def layers_at_once(case: Case) -> list[int]:
+    """The most layers with a gathered weight in the forward and in the backward pass of a step; none are left behind it."""
+    training.MODELS |= {one.name: one for one in DEEP.values()}
+    engine = engine_of(case)
+    most = [0]
+
+    def look(_: object) -> None:
+        most[-1] = max(most[-1], _whole_layers(engine))
+
+    engine.watch(lambda: most.append(0), look)
+    run_step(engine, case, 0)
+    assert _whole_layers(engine) == 0
+    return most
+
+
+def _whole_layers(engine: Engine) -> int:
+    layers = {path for group in engine.groups if group.splits_weights and group.whole for path in group.group.paths}
+    return len({path for path in layers if path.startswith("layers.")})
+
+
+@pytest.mark.parametrize("model", DEEP)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_weights_of_two_layers_are_gathered_at_once(model: str, recompute: str) -> None:
+    """The one that runs and the next one; of frozen weights nothing but the units' order says when they are done with."""
+    layout = Layout(fsdp=2, zero_stage=3, micro_batch_seqs=4, recompute=recompute)
+    assert run_ranks(layers_at_once, 2, Case(f"deep {model}", layout)) == [[2, 2], [2, 2]]

@@ -1,0 +1,221 @@
+"""Mutations of small sources, and the command that runs tests on them: what it notices, lists, remembers and resumes."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import mutants
+import pytest
+from mutants import Mutant, Outcome, Tree, drawn, judged, read_reasons, report, room_of
+from mutation import compiles, mutations
+
+SOURCE = '''
+"""A module: 1 < 2."""
+
+from typing import Literal
+
+Kind = Literal["a", "b"]
+Number = int | None
+
+
+def charged(seqs: int | None, rate: float = 0.5) -> float:
+    """At least 1."""
+    if seqs is None:
+        raise ValueError("seqs: at least " + str(1))
+    return max(seqs * rate, 1.0)
+'''
+TESTED = "from shardwise.schedule.price import price\n\ndef test_it():\n    assert price(3, 2) == 6\n"
+PRICE = "def price(count, each):\n    if count < 0:\n        return 0\n    return count * each\n"
+
+
+def changes(source: str) -> set[tuple[str, str]]:
+    return {(one.before, one.after) for one in mutations(textwrap.dedent(source))}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a < b", {("a < b", "(a <= b)")}),
+        ("a not in b", {("a not in b", "(a in b)")}),
+        ("a * b", {("a * b", "(a / b)")}),
+        ("a and b", {("a and b", "(a or b)")}),
+        ("not a", {("not a", "a")}),
+        ("-a", {("-a", "a")}),
+        ("x = 3", {("3", "4")}),
+        ("x = 0.5", {("0.5", "1.0")}),
+        ("x = True", {("True", "False")}),
+        ("x = 'text'", set()),
+        ("x = ('fsdp', *EXPERT, 'cp')", {
+            ("('fsdp', *EXPERT, 'cp')", "(*EXPERT, 'cp')"), ("('fsdp', *EXPERT, 'cp')", "('fsdp', 'cp')"),
+            ("('fsdp', *EXPERT, 'cp')", "('fsdp', *EXPERT)"),
+        }),
+        ("x = {'a': b}", {("{'a': b}", "{}")}),
+        ("f(a, b)", set()),
+        ("f(a, key=b)", {("f(a, key=b)", "f(a)")}),
+        ("max(a, b)", {("max(a, b)", "max(a)"), ("max(a, b)", "max(b)")}),
+        ("x = [y for y in z if y]", {("y", "True")}),
+        ("if guard:\n    f()", {("guard", "False")}),
+        ("x = a if c else b", {("a if c else b", "(b if c else a)")}),
+        ("assert a < b", set()),
+        ("@cache(maxsize=8)\ndef f(): pass", set()),
+        ("x: int = y", set()),
+    ],
+)  # fmt: skip
+def test_what_an_expression_may_become(source: str, expected: set[tuple[str, str]]) -> None:
+    assert changes(source) == expected
+
+
+def test_what_a_caller_cannot_notice_is_left_alone() -> None:
+    """No type, docstring, message or annotation; the guard, the default and what is returned."""
+    found = mutations(SOURCE)
+    assert {one.line for one in found} == {10, 12, 14}
+    assert all(compiles(one.applied(SOURCE)) for one in found)
+    assert {one.mutated_line(SOURCE) for one in found} == {
+        "def charged(seqs: int | None, rate: float = 1.0) -> float:", "if (seqs is not None):", "if False:",
+        "return max((seqs / rate), 1.0)", "return max(seqs * rate, 2.0)", "return max(seqs * rate)", "return max(1.0)",
+    }  # fmt: skip
+
+
+def test_places_are_bytes_whatever_stands_before_them() -> None:
+    source = "x = 'é·é' if a < b else 'ü'\n"
+    (one,) = (one for one in mutations(source) if one.before == "a < b")
+    assert one.applied(source) == "x = 'é·é' if (a <= b) else 'ü'\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A package of one file, a test of one half of what it does, and a room for both."""
+    for name, text in {
+        "src/shardwise/__init__.py": "", "src/shardwise/schedule/__init__.py": "",
+        "src/shardwise/schedule/price.py": PRICE, "tests/unit/schedule/test_price.py": TESTED,
+    }.items():  # fmt: skip
+        path = tmp_path / "repository" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "repository"
+
+
+def tree_of(repository: Path, folder: Path) -> Tree:
+    folder.mkdir()
+    return Tree(repository, folder, processes=0)
+
+
+def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tmp_path: Path) -> None:
+    """Three of something at two each are tested, and not what is never sold: of two mutants one lives."""
+    chosen = {one.mutated_line: one for one in drawn(repository / mutants.PACKAGE, 100, seed=1)}
+    assert set(chosen) == {"if (count <= 0):", "if count < 1:", "if False:", "return 1", "return (count / each)"}
+    tree = tree_of(repository, tmp_path / "tree")
+    lived = tree.judge(chosen["if False:"], limit_s=tree.limit_s("schedule"))
+    assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "schedule/price.py", 2, "")
+    died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
+    assert (died.outcome, died.test) == ("died", "FAILED tests/unit/schedule/test_price.py::test_it")
+    for folder in (repository, tree.folder):
+        assert (folder / mutants.PACKAGE / "schedule/price.py").read_text() == PRICE
+
+
+def test_a_run_goes_on_where_it_stopped(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted in the third of five mutants, and in a line of the file at that."""
+    ran: list[Mutant] = []
+
+    def judge(tree: Tree, mutant: Mutant, limit_s: float) -> Outcome:
+        assert limit_s == 90.0
+        ran.append(mutant)
+        own = mutant.mutation
+        outcome = "lived" if own.line == 2 else "died"
+        return Outcome(
+            file=mutant.file, line=own.line, before=own.before, after=own.after, mutated_line=mutant.mutated_line,
+            outcome=outcome, seconds=1.0, nth=mutant.nth,
+        )  # fmt: skip
+
+    monkeypatch.setattr(Tree, "judge", judge)
+    monkeypatch.setattr(Tree, "limit_s", lambda tree, room: 90.0)
+    chosen = drawn(repository / mutants.PACKAGE, 100, seed=1)
+    assert (
+        drawn(repository / mutants.PACKAGE, 3, seed=1) == chosen[:3] != drawn(repository / mutants.PACKAGE, 3, seed=2)
+    )
+    tree, out = tree_of(repository, tmp_path / "tree"), tmp_path / "out" / "mutants.jsonl"
+    first = judged(chosen, tree, out, again=False)
+    stopped = [next(first), next(first)]
+    first.close()
+    with out.open("a") as file:
+        file.write('{"file": "schedule/pri')
+    found = list(judged(chosen, tree, out, again=False))
+    assert (found[:2], ran) == (stopped, chosen)
+    assert list(judged(chosen, tree, out, again=False)) == found
+    assert ran == chosen
+    assert list(judged(chosen, tree, out, again=True)) == found
+    assert ran == chosen + [one for one in chosen if one.mutation.line == 2]
+    assert out.read_text().count('{"room": "schedule", "limit_s": 90.0}') == 1
+    assert "5/5 " in capsys.readouterr().err
+    # a line that has changed since is another mutant
+    (repository / mutants.PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
+    assert len(list(judged(drawn(repository / mutants.PACKAGE, 100, seed=1), tree, out, again=False))) == 5
+    assert len(ran) == 5 + 3 + 3
+
+
+def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:
+    twice = PRICE + PRICE.replace("price", "cost")
+    (repository / mutants.PACKAGE / "schedule/price.py").write_text(twice)
+    chosen = drawn(repository / mutants.PACKAGE, 100, seed=1)
+    assert len({one.key for one in chosen}) == len(chosen) == 10
+    assert {(one.nth, one.mutation.line) for one in chosen if one.mutated_line == "if False:"} == {(0, 2), (1, 6)}
+
+
+def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tmp_path: Path) -> None:
+    (repository / "tests/unit/schedule/test_price.py").write_text("def test_it():\n    assert False\n")
+    with pytest.raises(SystemExit, match=r"the tests of schedule fail without a mutant \(.*test_it\)"):
+        tree_of(repository, tmp_path / "tree").limit_s("schedule")
+
+
+def test_a_mutant_that_hangs_has_died(repository: Path, tmp_path: Path) -> None:
+    (repository / "tests/unit/schedule/test_price.py").write_text(
+        "import time\n\ndef test_it():\n    time.sleep(600)\n"
+    )
+    assert tree_of(repository, tmp_path / "tree").run(mutants.ROOMS["schedule"], limit_s=2.0) == ("hung", "")
+
+
+def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
+    reasons = tmp_path / "mutants.toml"
+    reasons.write_text(
+        '[[equivalent]]\nfile = "schedule/price.py"\nline = "if False:"\nreason = "nothing is sold back"\n'
+    )
+    lived = [
+        Outcome(
+            file="schedule/price.py",
+            line=2,
+            before="count < 0",
+            after=after,
+            mutated_line=line,
+            outcome="lived",
+            seconds=1.0,
+        )
+        for after, line in (("False", "if False:"), ("(count <= 0)", "if (count <= 0):"))
+    ]
+    died = [
+        Outcome(file="a.py", line=1, before="1", after="2", mutated_line="2", outcome=one, seconds=1.0)
+        for one in ("died", "hung")
+    ]
+    text = report([*lived, *died], read_reasons(reasons))
+    head, first, _, unknown, second, _, known = text.splitlines()
+    assert head == "2 of 4 mutants died (50%)"
+    assert first == "src/shardwise/schedule/price.py:2  count < 0  ->  (count <= 0)"
+    assert unknown == "    no reason is known: a test is missing"
+    assert second == "src/shardwise/schedule/price.py:2  count < 0  ->  False"
+    assert known == "    nothing is sold back"
+
+
+def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
+    repository = Path(__file__).parents[2]
+    assert room_of("layout/derive.py") == "layout"
+    assert room_of("train/parallel/flat.py") == "train"
+    assert room_of("symbolic.py") == "symbolic.py"
+    assert room_of("cli/plan.py") is None
+    for room, tests in mutants.ROOMS.items():
+        assert (repository / mutants.PACKAGE / room).exists(), room
+        assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room
+    for one, reason in read_reasons(mutants.REASONS).items():
+        assert (repository / mutants.PACKAGE / one[0]).exists()
+        assert reason
