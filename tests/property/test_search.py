@@ -12,6 +12,7 @@ import pytest
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
+from shardwise.cost.rates import loss_of
 from shardwise.errors import NothingFitsError
 from shardwise.job import OVERLAPS, Job, Overlap
 from shardwise.layout.layout import OFFLOADS, Layout
@@ -227,7 +228,7 @@ def test_rows_equal_the_scalar_prediction(
         assert sum(scalar.time.values()) == pytest.approx(scalar.step_time_s, rel=1e-12), row.layout
         assert min(*scalar.time.values(), *scalar.hidden.values()) >= 0, row.layout
         assert estimate(architecture, cluster, other, row.layout).step_time_s == scalar.step_time_s, row.layout
-        bound = estimate(architecture, plain, job, row.layout)
+        bound = estimate(architecture, plain, dataclasses.replace(job, loss=loss_of(cluster, job)), row.layout)
         if cluster.calibration and cluster.calibration.fused_attention:
             assert bound.memory_bytes == scalar.memory_bytes
         else:  # scores that attention writes may be kept
