@@ -70,7 +70,7 @@ class Mutant:
 
     @property
     def change(self) -> str:
-        return f"{' '.join(self.mutation.before.split())}  ->  {self.mutation.after}"
+        return described(self.mutation.before, self.mutation.after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,15 @@ class Outcome:
     def key(self) -> tuple[object, ...]:
         """That of its mutant."""
         return self.file, self.before, self.after, self.mutated_line, self.nth
+
+
+def described(before: str, after: str) -> str:
+    """A change on one line; of a long one what is around the first place where the two differ."""
+    texts = [" ".join(before.split()).replace("'", '"'), after.replace("'", '"')]
+    if sum(map(len, texts)) > 120:
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+        texts = [f"... {text[max(same - 20, 0) : same + 40]} ..." for text in texts]
+    return "  ->  ".join(texts)
 
 
 def room_of(file: str) -> str | None:
@@ -245,7 +254,7 @@ def report(found: Sequence[Outcome], reasons: Mapping[tuple[str, str], str]) -> 
     lines = [f"{len(found) - len(lived)} of {len(found)} mutants died ({1 - len(lived) / max(len(found), 1):.0%})"]
     for one in sorted(lived, key=lambda one: (one.file, one.mutated_line) in reasons):
         reason = reasons.get((one.file, one.mutated_line), "no reason is known: a test is missing")
-        change = f"{' '.join(one.before.split())}  ->  {one.after}"
+        change = described(one.before, one.after)
         lines += [f"{PACKAGE}/{one.file}:{one.line}  {change}", f"    {one.mutated_line}", f"    {reason}"]
     return "\n".join(lines)
 

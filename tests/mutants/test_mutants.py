@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mutants
 import pytest
-from mutants import Mutant, Outcome, Tree, drawn, judged, read_reasons, report, room_of
+from mutants import Mutant, Outcome, Tree, described, drawn, judged, read_reasons, report, room_of
 from mutation import compiles, mutations
 
 SOURCE = '''
@@ -205,6 +205,16 @@ def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
     assert unknown == "    no reason is known: a test is missing"
     assert second == "src/shardwise/schedule/price.py:2  count < 0  ->  False"
     assert known == "    nothing is sold back"
+
+
+def test_a_long_change_is_shown_where_it_is() -> None:
+    assert described("a  <\n b", "(a <= b)") == "a < b  ->  (a <= b)"
+    long = ", ".join(f"name_{i}={i}" for i in range(20))
+    before, after = f"f({long})", f"f({long.replace('name_12=12, ', '')})"
+    shown, became = described(before, after).split("  ->  ")
+    assert "name_11=11, name_12=12, name_13=13" in shown
+    assert "name_11=11, name_13=13" in became
+    assert len(shown) == len(became) == 68
 
 
 def test_rooms_are_those_of_the_planner_and_the_engine() -> None:

@@ -16,7 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.parameters import unit_paths
 from shardwise.layout.realisation import Issued, Realisation
-from shardwise.layout.realise import realise
+from shardwise.layout.realise import axis_group, realise
 from shardwise.layout.shardings import atomic_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
@@ -161,3 +161,16 @@ def test_a_tied_models_step_by_hand() -> None:
         Issued(reduce, ("fsdp",), "fp32", 4, "loss"): 1,
         Issued(reduce, ("fsdp",), "fp32", 4, "norm"): 1,
     })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axes", "group"),
+    [
+        (("dp",), "dp"), (("dp", "tp_rep"), "dp"), (("dp", "fsdp", "cp"), "dp"), (("fsdp", "ep", "cp"), "fsdp"),
+        (("fsdp", "cp"), "fsdp"), (("cp",), "cp"), (("pp",), "pp"), (("ep",), "ep"), (("tp_kv", "tp_rep", "ep"), "ep"),
+        (("tp_kv", "tp_rep"), "tp"), (("tp_rep",), "tp"),
+    ],
+)  # fmt: skip
+def test_traffic_is_charged_to_its_outermost_axis(axes: tuple[str, ...], group: str) -> None:
+    """The slowest links are those of the outer axes. The parts of tp are tp; experts' rows go over ep, whatever goes with it."""
+    assert axis_group(axes) == group
