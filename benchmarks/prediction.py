@@ -3,7 +3,8 @@
 Before each case and after it the machine is measured (`bench machine`); the case is planned for what came out before, and trained
 for some steps as planned. Nothing is fitted to a step. The prediction that counts is the mean of the two. Where they differ, or
 other programs have much of the cores, what is measured and what is trained are on two machines: a case is then done again, and
-what changed and the share that others had are shown. A virtual machine's cores may change by half within a minute, and no counter says so.
+what changed and the share that others had are shown. The cores of a virtual machine may change by half within a minute, and no
+counter says so.
 """
 
 from __future__ import annotations
@@ -76,9 +77,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         write_corpus(python_library(CORPUS_BYTES), data, vocab_size=VOCAB, held_out=0.01)
-        print(
-            f"{'case':<12}{'predicted':>10}{'measured':>10}{'error':>8}  inside  changed  others  by term, predicted / measured in ms"
-        )
+        columns = "  inside  changed  others  by term, predicted / measured in ms"
+        print(f"{'case':<12}{'predicted':>10}{'measured':>10}{'error':>8}{columns}")
         for name in sys.argv[1:] or CASES:
             done = _calmest(CASES[name], data, Path(folder))
             measured, error = done.terms["step"], done.predicted_s / done.terms["step"] - 1
