@@ -17,7 +17,7 @@ from shardwise.train.probe import probe
 
 def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUDGET_S", 0.0)
-    world = World(0, 1, torch.device("cpu"))
+    world = World(0, 1, torch.device("cpu"), None)
     small = small_plan()
     wide = replace(small.model, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=16, head_dim=64)
     job = Job(global_batch_tokens=1024, seq_len=1024, precision="fp32")

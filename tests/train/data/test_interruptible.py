@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,23 @@ def test_what_the_items_raise_is_raised() -> None:
 
     with pytest.raises(OSError, match="unreadable"):
         fed(list, items())
+
+
+def test_ctrl_c_while_the_work_is_being_started_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before `start` has returned; left running, the work of a test took 20 GB."""
+    many, counted, started = 10**7, list[int](), list[threading.Thread]()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fed(lambda items: counted.append(sum(1 for _ in items)), range(many))
+    started[0].join()
+    assert counted[0] < many
 
 
 def test_after_ctrl_c_the_work_gets_no_further_item() -> None:

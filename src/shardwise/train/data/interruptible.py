@@ -36,12 +36,13 @@ def fed(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None
             left.set()
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
     try:
+        thread.start()  # inside: Ctrl-C may come before it has returned, and the work runs on unless it is told
         thread.join()
     except KeyboardInterrupt:
         stopped.set()
-        left.wait()
+        if thread.is_alive():
+            left.wait()
         raise
     if problems:
         raise problems[0]
