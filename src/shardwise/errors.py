@@ -7,7 +7,9 @@ ShardwiseError
 ├── MissingValueError     a fact that the catalogue does not have a source for (exit code 2)
 ├── NothingFitsError      no legal layout fits in memory (exit code 3)
 ├── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
-└── OutputError           what was to be printed cannot be written: a full disk (exit code 1)
+├── OutputError           what was to be printed cannot be written: a full disk (exit code 1)
+├── RunEndedError         ranks of a run have ended, and none of them could say why (train/launch.py, exit code 1)
+└── LostRankError         a wait for other ranks has failed (train/waits.py, exit code 4)
 """
 
 from __future__ import annotations
@@ -29,17 +31,13 @@ class ShardwiseError(Exception):
     exit_code = 2
     problems: tuple[str, ...]
 
-    def __init__(self, problem: str = "") -> None:
-        super().__init__(problem)
-        self.problems = (problem,)
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class InputError(ShardwiseError):
     """What was found is not what is required; every violation at once, each with its fix."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 class NotationError(InputError):
