@@ -10,11 +10,11 @@ from datetime import timedelta
 
 import pytest
 
-from shardwise.train.meeting import LOST, Meeting, meet
+from shardwise.train.meeting import Meeting, meet
 from shardwise.train.parent import LAUNCHER
 from shardwise.train.peer import Peer
 from shardwise.train.store import PrefixStore, TCPStore
-from shardwise.train.waits import LostRankError
+from shardwise.train.waits import LOST_KEY, PREFIX, LostRankError
 
 FOREVER = timedelta(seconds=600)
 
@@ -76,7 +76,7 @@ def test_ranks_that_do_not_come_are_named(store: TCPStore, launcher: bool, monke
     with rank(1) as here, pytest.raises((LostRankError, SystemExit)) as ended:
         meet(here, timedelta(seconds=0.2))
     text = f"rank 1: ranks 0, 2 of 3 have not come to localhost:{store.port} in 0:00:00.200000"
-    assert PrefixStore("shardwise", store).get(LOST) == text.encode()
+    assert PrefixStore(PREFIX, store).get(LOST_KEY) == text.encode()
     assert str(ended.value) == ("4" if launcher else text)
     with rank(2) as here, pytest.raises(SystemExit):  # says nothing: one has
         meet(here, timedelta(seconds=0.2))

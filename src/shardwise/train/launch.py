@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.errors import ShardwiseError
 from shardwise.train.parent import LAUNCHER
 from shardwise.train.stop import SIGNALS, exit_code
-from shardwise.train.waits import LostRankError
+from shardwise.train.waits import LOST_KEY, PREFIX, LostRankError
 
 if TYPE_CHECKING:
     from shardwise.train.store import Store
@@ -30,7 +30,6 @@ LEAVE_S = 30.0
 TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
 INPUT = (2, 3)  # codes with which a rank has said what is wrong with the input
 LOST = LostRankError.exit_code
-LOST_KEY = "shardwise/lost"  # in the run's store: what the first rank has to say that has lost another
 STOPPED, ENDED = (
     tuple(exit_code(one) for one in SIGNALS),
     tuple(-one for one in SIGNALS),
@@ -41,10 +40,6 @@ class RunEndedError(ShardwiseError):
     """Ranks have ended, and none of them could say why."""
 
     exit_code = 1
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 def set_threads(processes: int) -> None:
@@ -71,7 +66,7 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
         from shardwise.train.store import TCPStore  # as the ranks load PyTorch
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        return ranks.result(ranks.wait(), lambda: said(store, LOST_KEY))
+        return ranks.result(ranks.wait(), lambda: said(store, f"{PREFIX}/{LOST_KEY}"))
     finally:
         ranks.kill()
         server.close()

@@ -15,14 +15,9 @@ from shardwise.train.parent import launched_here
 from shardwise.train.peer import Peer
 from shardwise.train.silence import Beat
 from shardwise.train.store import PrefixStore, Store
-from shardwise.train.waits import LostRankError, activity, waits_for
+from shardwise.train.waits import LOST_KEY, PREFIX, LostRankError, activity, waits_for
 
-PREFIX = "shardwise"  # of the keys in the run's store
-SILENT, LEFT, LOST = (
-    "silent",
-    "left",
-    "lost",
-)  # keys: silent ranks; who left first and how; what is said of a rank that is lost
+SILENT, LEFT = "silent", "left"  # keys: ranks that give no sign of life; who left first, and how
 LOOK_S = 0.05  # between two looks whether all have come
 
 
@@ -83,7 +78,7 @@ def end_lost(keys: Store, rank: int, problem: str) -> NoReturn:
     Where our launcher has started the ranks, it speaks, once it knows how each of them has ended.
     """
     text = f"rank {rank}: {problem}"
-    if keys.compare_set(LOST, "", text) == text.encode() and not launched_here():
+    if keys.compare_set(LOST_KEY, "", text) == text.encode() and not launched_here():
         raise LostRankError(text)
     raise SystemExit(LostRankError.exit_code)
 

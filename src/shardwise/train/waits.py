@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from shardwise.errors import ShardwiseError
 
+PREFIX = "shardwise"  # of the keys in the run's store
+LOST_KEY = "lost"  # what the first rank has to say that has lost another; the launcher reads it too
+
 
 class LostRankError(ShardwiseError):
     """A wait for other ranks, for what `awaits` says, has failed: one of them has ended or hangs, or the network has."""
