@@ -23,19 +23,19 @@ from dataclasses import dataclass, field
 
 from random_expressions import random_expressions
 
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, strategy_program
+from shardwise.derive.solve import cut_axes
+from shardwise.derive.solve import solve as solve_product
+from shardwise.derive.walk import Compute, ShardedProgram
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import ShardwiseError
-from shardwise.execute.run import run, run_many
-from shardwise.execute.xla import XlaReport, verify_many
-from shardwise.layout.derive import Compute, ShardedProgram
-from shardwise.layout.expression import ShardedExpression, derive_by_cases, strategy_program
-from shardwise.layout.solve import cut_axes
-from shardwise.layout.solve import solve as solve_product
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes
 from shardwise.sharding.strategy import PriceProduct
 from shardwise.symbolic import Values
+from shardwise.verify.run import run, run_many
+from shardwise.verify.xla import XlaReport, verify_many
 
 LARGEST_ERROR = 1e-5
 DERIVE_LIMIT_S = 5e-3  # wanted of the 99th percentile

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from shardwise.bench.machine.report import machine
 from shardwise.cluster.stacks import calibrated
+from shardwise.data.corpus import write_corpus
+from shardwise.data.documents import python_library
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.measurement.log import read_log
@@ -30,8 +32,6 @@ from shardwise.measurement.record import StepRecord
 from shardwise.model.architecture import Architecture
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.data.corpus import write_corpus
-from shardwise.train.data.documents import python_library
 
 STEPS, WARM_UPS = 16, 4
 CALM, TRIES = 0.05, 3  # the share of the cores that others may have; after so many tries the calmest counts

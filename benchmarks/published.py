@@ -14,12 +14,12 @@ import argparse
 import sys
 import time
 
+from shardwise.calibrate.accuracy import judge
+from shardwise.calibrate.published import STRATA, fit_published, fold_report, fold_statistics
+from shardwise.calibrate.published_runs.rows import published_rows
+from shardwise.calibrate.ranking import right_by_lead, timed
+from shardwise.calibrate.record import constants_toml, write_constants
 from shardwise.cluster.calibration import CONSTANTS
-from shardwise.reconcile.accuracy import judge
-from shardwise.reconcile.calibrate.published import STRATA, fit_published, fold_report, fold_statistics
-from shardwise.reconcile.calibrate.record import constants_toml, write_constants
-from shardwise.reconcile.published.rows import published_rows
-from shardwise.reconcile.ranking import right_by_lead, timed
 
 
 def ablate() -> None:

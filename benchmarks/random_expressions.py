@@ -11,8 +11,8 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from shardwise.derive.expression import ShardedExpression, shard_expression
 from shardwise.errors import InputError
-from shardwise.layout.expression import ShardedExpression, shard_expression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import Expression, Tensor
 from shardwise.sharding.spec import Spec

@@ -19,8 +19,8 @@ import sys
 from shardwise.cluster.load import load_cluster
 from shardwise.cost import unit_parts
 from shardwise.cost.estimate import estimate
+from shardwise.derive import derivation
 from shardwise.job import Job
-from shardwise.layout import derivation
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.load import load_model

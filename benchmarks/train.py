@@ -29,7 +29,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Realisation
+from shardwise.lowering.realisation import Realisation
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision, precision_named
 from shardwise.train.engine import Engine, MicroBatch

@@ -22,12 +22,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardwise.execute import xla
-from shardwise.execute.hlo import HloProgram
-from shardwise.layout.expression import shard_expression
+from shardwise.derive.expression import shard_expression
 from shardwise.model.load import load_model
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.verify import xla
+from shardwise.verify.hlo import HloProgram
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "crosscheck" / "golden"
 MESH = {"X": 2, "Y": 4}

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import shardwise as sw
-from shardwise.charts import draw_bars, draw_heat_map, draw_lines
-from shardwise.cost.figures import (
+from shardwise.books.figures import (
     attention_share_curves,
     matmul_curves,
     memory_chart,
@@ -20,7 +19,8 @@ from shardwise.cost.figures import (
     strategy_times,
     utilisation_map,
 )
-from shardwise.cost.roofline import bandwidths, chip_and_links, kernel_roofline
+from shardwise.books.roofline import bandwidths, chip_and_links, kernel_roofline
+from shardwise.draw.charts import draw_bars, draw_heat_map, draw_lines
 
 MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-2-13b", "qwen3-32b", "llama-3-70b")
 NODES = (1, 2, 4, 8, 16, 32, 64)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
     from shardwise.api.plans import explain, plan, plan_clusters
+    from shardwise.books.roofline import BlockRoofline, KernelRoofline
+    from shardwise.books.rules import Rule, book_rules
     from shardwise.cluster.chip import Chip
     from shardwise.cluster.chips import load_chip
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.load import load_cluster
     from shardwise.cost.estimate import Estimate
     from shardwise.cost.operations import Operations
-    from shardwise.cost.roofline import BlockRoofline, KernelRoofline
-    from shardwise.cost.rules import Rule, book_rules
     from shardwise.cost.run import Run, training_run
     from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, ShardwiseError
     from shardwise.job import Job
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Architecture": "shardwise.model.architecture",
-    "BlockRoofline": "shardwise.cost.roofline",
+    "BlockRoofline": "shardwise.books.roofline",
     "Chip": "shardwise.cluster.chip",
     "Choices": "shardwise.search.space",
     "Cluster": "shardwise.cluster.cluster",
@@ -53,7 +53,7 @@ _HOME = {
     "Explanation": "shardwise.planning.explain",
     "InputError": "shardwise.errors",
     "Job": "shardwise.job",
-    "KernelRoofline": "shardwise.cost.roofline",
+    "KernelRoofline": "shardwise.books.roofline",
     "Layout": "shardwise.layout.layout",
     "LayoutMemory": "shardwise.planning.memory",
     "Limits": "shardwise.planning.compare",
@@ -63,11 +63,11 @@ _HOME = {
     "Operations": "shardwise.cost.operations",
     "Plan": "shardwise.planning.plan",
     "Progress": "shardwise.progress",
-    "Rule": "shardwise.cost.rules",
+    "Rule": "shardwise.books.rules",
     "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
     "__version__": "shardwise.version",
-    "book_rules": "shardwise.cost.rules",
+    "book_rules": "shardwise.books.rules",
     "dump_plan": "shardwise.planning.codec",
     "estimate": "shardwise.api.costs",
     "explain": "shardwise.api.plans",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.calibrate.published_runs.rows import published_rows
 from shardwise.cli import main
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibration_of, stack_named
-from shardwise.reconcile.published.rows import published_rows
 
 RUNS = str(Path(__file__).parents[2] / "examples" / "calibrate" / "runs.csv")
 JOB = ("--batch-tokens", "512Ki", "--seq-len", "8192")

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
+from shardwise.books.roofline import FORMS
 from shardwise.cli import memory, roofline
-from shardwise.cost.roofline import FORMS
 from shardwise.errors import InputError, MissingValueError
 from shardwise.terms import MEMORY_TERMS
 

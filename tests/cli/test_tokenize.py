@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shardwise.cli import main
-from shardwise.train.data.corpus import write_corpus
-from shardwise.train.data.documents import find_sources
-from shardwise.train.data.shards import TokenShards
+from shardwise.data.corpus import write_corpus
+from shardwise.data.documents import find_sources
+from shardwise.data.shards import TokenShards
 
 
 @pytest.fixture

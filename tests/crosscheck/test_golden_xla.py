@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import shardwise as sw
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.dtypes import bytes_per_element
-from shardwise.layout.expression import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.symbolic import Values

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.execute.hlo import HloCollective, HloProgram
-from shardwise.execute.hlo_graph import replica_groups
 from shardwise.sharding.collective import Kind
+from shardwise.verify.hlo import HloCollective, HloProgram
+from shardwise.verify.hlo_graph import replica_groups
 
 
 def program(entry: str, computations: str = "", num_devices: int = 4) -> HloProgram:

@@ -6,9 +6,9 @@ import pytest
 from expressions import LARGEST_ERROR, largest_error, multiplications, received_bytes, solve
 from random_expressions import LARGEST_MESH, random_expressions
 
-from shardwise.execute.run import run_many
-from shardwise.layout.expression import ShardedExpression, derive_by_cases
+from shardwise.derive.expression import ShardedExpression, derive_by_cases
 from shardwise.sharding.notation import parse_expression
+from shardwise.verify.run import run_many
 
 EXPRESSIONS = list(random_expressions(100))
 

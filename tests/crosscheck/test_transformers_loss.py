@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from shardwise.execute import kernels
-from shardwise.execute.virtual import VirtualDevices
-from shardwise.layout.derivation import derive_unit
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import derive_unit
+from shardwise.engine.numpy import kernels
+from shardwise.engine.numpy.virtual import VirtualDevices
+from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.functions import FUNCTIONS

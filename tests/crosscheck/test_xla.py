@@ -10,14 +10,14 @@ from expressions import for_xla, solve, verdict
 from random_expressions import random_expressions
 
 from shardwise.cost.product import price_product
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.errors import InputError
-from shardwise.execute import xla
-from shardwise.execute.xla import XlaReport, axes_of, missing, verify, verify_many
-from shardwise.layout.expression import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.symbolic import Values
+from shardwise.verify import xla
+from shardwise.verify.xla import XlaReport, axes_of, missing, verify, verify_many
 
 # S2's four cases, and two axes at once: the collectives that the book derives, in the order in which they are written here.
 CASES = {
@@ -133,5 +133,5 @@ def test_groups_that_are_no_whole_axes_have_no_name() -> None:
 
 
 def test_the_module_does_not_load_jax() -> None:
-    code = "import sys, shardwise.execute.xla; sys.exit('jax' in sys.modules)"
+    code = "import sys, shardwise.verify.xla; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,12 +9,12 @@ import pytest
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
 from shardwise.cost.run import checkpoint_bytes
+from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.walk import Communicate, Compute
 from shardwise.errors import InputError
 from shardwise.job import Job
-from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.derive import Communicate, Compute
+from shardwise.layout.family import family_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.shardings import family_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token, num_params, num_trained_params
 from shardwise.model.load import load_model

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardwise.layout.derivation import derive
-from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import derive
+from shardwise.derive.walk import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.layout.family import Family
 from shardwise.model.backward import backward
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract

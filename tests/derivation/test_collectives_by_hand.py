@@ -29,9 +29,9 @@ from shardwise.cost.formats import Formats
 from shardwise.cost.unit import unit_values
 from shardwise.cost.unit_parts import parts_of
 from shardwise.job import Job
+from shardwise.layout.family import atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
-from shardwise.layout.shardings import atomic_degrees, family_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.precision import PRECISIONS
@@ -329,7 +329,7 @@ CASES: dict[str, Case] = {
 def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, str, str], tuple[int, float]]:
     """What the derivation says: count and bytes by pass, kind and axes of several devices.
 
-    Of weights, and of gradients, what differs in axes of one device alone counts as one, as in `layout/groups.py`.
+    Of weights, and of gradients, what differs in axes of one device alone counts as one, as in `lowering/groups.py`.
     """
     degrees = {**atomic_degrees(model, degrees_of(layout)), "micro_batch_seqs": B}
     values = unit_values(model, T, degrees)

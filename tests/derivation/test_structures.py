@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.layout.derivation import derive
-from shardwise.layout.realise import Realised, realise
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import derive
+from shardwise.layout.family import Family
+from shardwise.lowering.realise import Realised, realise
 from shardwise.model.load import load_model
 from shardwise.symbolic import Local, Values
 

@@ -10,11 +10,11 @@ MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.utils.checkpoint",
-    "shardwise.layout.derivation",
+    "shardwise.derive.derivation",
     "shardwise.planning.plan",
     "shardwise.train.model",
     "shardwise.train.checkpoint",
-    "shardwise.train.data.batches",
+    "shardwise.data.batches",
 )
 for name in MODULES:
     importlib.import_module(name)

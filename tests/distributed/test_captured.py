@@ -11,8 +11,8 @@ from test_equality import CASES
 from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Issued
 from shardwise.precision import PRECISIONS
+from shardwise.sharding.collective import Issued
 from shardwise.train.capture import Capture
 
 ISSUED = {

@@ -11,6 +11,10 @@ from harness import run_ranks
 from training import MODELS, gathered
 
 from shardwise.cluster.load import load_cluster
+from shardwise.data.batches import Batches
+from shardwise.data.corpus import write_corpus
+from shardwise.data.documents import find_sources
+from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -18,10 +22,6 @@ from shardwise.measurement.record import StepRecord
 from shardwise.model.numerics import Numerics, Rotary
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.checkpoint import Checkpointer, latest
-from shardwise.train.data.batches import Batches
-from shardwise.train.data.corpus import write_corpus
-from shardwise.train.data.documents import find_sources
-from shardwise.train.data.shards import TokenShards
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
 from shardwise.train.huggingface.initial import require_same

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Realisation
+from shardwise.lowering.realisation import Realisation
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision
 from shardwise.train import engine as engine_module

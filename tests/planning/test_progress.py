@@ -6,13 +6,13 @@ from itertools import groupby
 
 import pytest
 
+from shardwise.calibrate.accuracy import judge
+from shardwise.calibrate.published_runs.rows import published_rows
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
-from shardwise.reconcile.accuracy import judge
-from shardwise.reconcile.published.rows import published_rows
 from shardwise.search.clusters import plan_clusters
 from shardwise.search.plan import nearest_fitting, plan
 

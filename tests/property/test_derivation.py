@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.execute.step import derived_moves
-from shardwise.layout.derivation import Unit, derive
-from shardwise.layout.derive import Communicate, Step
+from shardwise.derive.derivation import Unit, derive
+from shardwise.derive.walk import Communicate, Step
+from shardwise.engine.numpy.step import derived_moves
 from shardwise.model.recompute import policy_names
 from shardwise.sharding.collective import Kind
 

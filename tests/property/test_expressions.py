@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shardwise.cost.product import price_product
-from shardwise.execute.run import run
-from shardwise.execute.virtual import VirtualDevices
-from shardwise.layout.derive import ShardedProgram
-from shardwise.layout.expression import ShardedExpression, derive_by_cases, shard_expression, strategy_program
-from shardwise.layout.solve import solve
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression, strategy_program
+from shardwise.derive.solve import solve
+from shardwise.derive.walk import ShardedProgram
+from shardwise.engine.numpy.virtual import VirtualDevices
 from shardwise.sharding.collective import Kind, received
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
@@ -29,6 +28,7 @@ from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes
 from shardwise.sharding.strategy import PriceProduct
 from shardwise.symbolic import Values, constant
+from shardwise.verify.run import run
 
 MESHES: tuple[dict[str, int], ...] = ({"X": 2}, {"X": 3, "Y": 2}, {"X": 1, "Y": 2})
 TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9']*\[([^\]]*)\]")

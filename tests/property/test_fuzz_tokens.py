@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property.test_fuzz import VALUES, WORDS, check, fuzzed, mutated, paths
+from shardwise.data.corpus import write_corpus
+from shardwise.data.documents import find_sources
+from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError
-from shardwise.train.data.corpus import write_corpus
-from shardwise.train.data.documents import find_sources
-from shardwise.train.data.shards import TokenShards
-from shardwise.train.files import sealed
+from shardwise.files import sealed
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.execute.virtual import VirtualDevices
-from shardwise.layout.derivation import derive_unit
+from shardwise.derive.derivation import derive_unit
+from shardwise.engine.numpy.virtual import VirtualDevices
 from shardwise.model.decoder import whole_program
 from shardwise.sharding import Mesh
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.execute.step import derived_moves
-from shardwise.layout.derivation import Unit, derive, derive_unit
-from shardwise.layout.derive import Communicate
-from shardwise.layout.realise import WEIGHT_ROLES, Realised, realise
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import Unit, derive, derive_unit
+from shardwise.derive.walk import Communicate
+from shardwise.engine.numpy.step import derived_moves
+from shardwise.layout.family import Family
+from shardwise.lowering.realise import WEIGHT_ROLES, Realised, realise
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Role

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwise.engine.numpy.virtual import VirtualDevices
 from shardwise.errors import ShardingError
-from shardwise.execute.virtual import VirtualDevices
 from shardwise.sharding import Collective, Mesh, Spec, parse_tensor, reshard
 from shardwise.sharding.collective import Kind
 from shardwise.symbolic import Values

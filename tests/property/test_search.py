@@ -15,12 +15,13 @@ from shardwise.cost.estimate import estimate
 from shardwise.cost.rates import loss_of
 from shardwise.errors import NothingFitsError
 from shardwise.job import OVERLAPS, Job, Overlap
+from shardwise.layout.family import TP, ZERO, atomic_degrees
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.layout.legality import RULES, degrees_of, violations
-from shardwise.layout.placement import Links, cut_levels, placements
-from shardwise.layout.shardings import TP, ZERO, atomic_degrees
+from shardwise.layout.placement import cut_levels, placements
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
+from shardwise.network.placed import Links
 from shardwise.schedule.closed_form import NATURAL, SCHEDULES, natural_schedule
 from shardwise.search.search import search
 from shardwise.search.space import QUARTERS, Choices, build_space

@@ -11,12 +11,13 @@ from unittest import mock
 
 import numpy as np
 
-from shardwise.execute import step as step_module
-from shardwise.execute.step import StepResult, derived_moves, run_step
-from shardwise.execute.virtual import VirtualDevices
-from shardwise.layout.derivation import Unit, derive, derive_unit
-from shardwise.layout.derive import Step
-from shardwise.layout.shardings import Family, hidden_spec, optimizer_rest
+from shardwise.derive.derivation import Unit, derive, derive_unit
+from shardwise.derive.shardings import hidden_spec, optimizer_rest
+from shardwise.derive.walk import Step
+from shardwise.engine.numpy import step as step_module
+from shardwise.engine.numpy.step import StepResult, derived_moves, run_step
+from shardwise.engine.numpy.virtual import VirtualDevices
+from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Program

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.train.data.index import Index
-from shardwise.train.data.shards import TokenShards
-from shardwise.train.data.writer import SplitWriter, whole_folder, write_index
+from shardwise.data.index import Index
+from shardwise.data.shards import TokenShards
+from shardwise.data.writer import SplitWriter, whole_folder, write_index
 
 Documents = Sequence[Sequence[int]]
 

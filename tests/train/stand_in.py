@@ -23,6 +23,7 @@ import torch.distributed as dist
 from train.shard_files import write_shards
 
 import shardwise as sw
+from shardwise.data.batches import Batches
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -32,7 +33,6 @@ from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train import world
 from shardwise.train.checkpoint import Checkpointer, Piece, writing
-from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
 from shardwise.train.parts import Parts

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from shardwise.errors import InputError
+from shardwise.files import DamagedError, sealed
 from shardwise.model.architecture import Architecture
 from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, reading, whole
-from shardwise.train.files import DamagedError, sealed
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.model import build, initialise
 

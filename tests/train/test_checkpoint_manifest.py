@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from shardwise.errors import InputError
+from shardwise.files import DamagedError, Sum, sealed, sum_of
 from shardwise.train.checkpoint import Checkpointer, Piece, load, whole
-from shardwise.train.files import DamagedError, Sum, sealed, sum_of
 
 OLDER = (
     Path(__file__).parent / "checkpoint-1" / "step-00000040"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.train.data.batches import IGNORED
+from shardwise.data.batches import IGNORED
 from shardwise.train.model.functions import GATED_ACTIVATIONS, activate
 from shardwise.train.model.gradients import Dispatch, HeadLoss, Reorder, RMSNorm, applied
 

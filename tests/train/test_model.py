@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from shardwise.derive.derivation import derive, derive_unit
+from shardwise.engine.numpy.step import run_step
 from shardwise.errors import InputError
-from shardwise.execute.step import run_step
-from shardwise.layout.derivation import derive, derive_unit
-from shardwise.layout.parameters import parameters
-from shardwise.layout.shardings import Family
+from shardwise.layout.family import Family
+from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.decoder import unit_counts, whole_program

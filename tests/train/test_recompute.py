@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.layout.derivation import derived_unit
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import derived_unit
+from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import policy_names
 from shardwise.train.clock import Clock

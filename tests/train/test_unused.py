@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Realisation
+from shardwise.lowering.realisation import Realisation
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS
 from shardwise.train.engine import Engine, MicroBatch

@@ -15,7 +15,7 @@ import pytest
 import shardwise as sw
 from shardwise import version
 from shardwise.api.costs import KernelName
-from shardwise.cost.roofline import FORMS
+from shardwise.books.roofline import FORMS
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 

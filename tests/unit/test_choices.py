@@ -16,38 +16,40 @@ import pytest
 
 import shardwise as sw
 from shardwise.bench.shapes import KINDS, shapes
+from shardwise.books import rules
+from shardwise.books.roofline import kernel_roofline
+from shardwise.books.roofline.chip import ORIGINS, transfers
+from shardwise.books.rules.bounds import AxisOverlap, Scheme
+from shardwise.books.rules.layer import BubbleSchedule
+from shardwise.calibrate.folds import fold_groups
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import stack_named, stack_names
-from shardwise.cluster.topology import Cut, Pods, Switched, Torus, WrapRule
-from shardwise.cluster.torus import WRAPS
-from shardwise.cost import nccl, overlap, rules
-from shardwise.cost.collectives import collective_report
+from shardwise.cost import overlap
 from shardwise.cost.host import host_of
 from shardwise.cost.mesh_links import place_mesh
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.pod_collectives import pods_costs
 from shardwise.cost.product import Objective, price_product
-from shardwise.cost.roofline import kernel_roofline
-from shardwise.cost.roofline.chip import ORIGINS, transfers
-from shardwise.cost.rules.bounds import AxisOverlap, Scheme
-from shardwise.cost.rules.layer import BubbleSchedule
-from shardwise.cost.switched_collectives import switched_costs
-from shardwise.cost.torus_collectives import idealised_s, torus_cost
 from shardwise.cost.unit import unit_values
+from shardwise.derive.expression import shard_expression
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
 from shardwise.errors import InputError, chosen
 from shardwise.job import OVERLAPS, Job
 from shardwise.layout.context import VARIANTS, variant_of
-from shardwise.layout.expression import shard_expression
+from shardwise.layout.family import Mode, mode_family
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADED, OFFLOADS, CpVariant, Layout, Offload, offloaded_by
-from shardwise.layout.realisation import Realisation
-from shardwise.layout.reductions import REDUCTIONS
-from shardwise.layout.shardings import Mode, mode_family
 from shardwise.loss import LOSSES, loss_named
+from shardwise.lowering.realisation import Realisation
+from shardwise.lowering.reductions import REDUCTIONS
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
 from shardwise.model.recompute import policy_named, policy_names
+from shardwise.network import nccl
+from shardwise.network.collectives import collective_report
+from shardwise.network.pod_collectives import pods_costs
+from shardwise.network.switched_collectives import switched_costs
+from shardwise.network.topology import Cut, Pods, Switched, Torus, WrapRule
+from shardwise.network.torus import WRAPS
+from shardwise.network.torus_collectives import idealised_s, torus_cost
 from shardwise.precision import PRECISIONS, precision_named
-from shardwise.reconcile.calibrate.folds import fold_groups
 from shardwise.schedule import closed_form
 from shardwise.schedule.closed_form import FORMS, NATURAL, SCHEDULES, Passes, Schedule
 from shardwise.search.space import Choices
@@ -167,9 +169,9 @@ CHOICES: Mapping[str, Choice] = {
     ),
     # kernels and products
     "kernel, kernel_roofline": Choice(
-        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.cost.roofline.FORMS[name].letters, 8)
-                                     if name in sw.cost.roofline.FORMS else {}),
-        tuple(sw.cost.roofline.FORMS),
+        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.books.roofline.FORMS[name].letters, 8)
+                                     if name in sw.books.roofline.FORMS else {}),
+        tuple(sw.books.roofline.FORMS),
     ),
     "origin, transfers": Choice(lambda name: transfers(sw.load_chip("tpu-v5e"), name), ORIGINS),
     # structures of models
@@ -259,10 +261,10 @@ NAMED = {
 ABSENT = {"none"}
 SAID = {
     ("planning/explain/schedules.py", "schedule"), ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
-    ("cost/collectives.py", "operation"), ("cli/roofline.py", "origin"),
-    ("reconcile/calibrate/folds.py", "fold"), ("reconcile/calibrate/published.py", "fold"),
+    ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
+    ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
     ("train/recompute.py", "policy"), ("train/admission.py", "recompute"), ("train/model/block.py", "norm"),
-    ("train/model/decoder.py", "positions"), ("train/huggingface/config.py", "mlp"), ("execute/step.py", "loss"),
+    ("train/model/decoder.py", "positions"), ("train/huggingface/config.py", "mlp"), ("engine/numpy/step.py", "loss"),
 }  # fmt: skip
 
 

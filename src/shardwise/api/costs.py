@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shardwise.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
+from shardwise.books.rules import Rule
 from shardwise.cluster.chip import Chip
 from shardwise.cost.estimate import Estimate
-from shardwise.cost.rules import Rule
 from shardwise.errors import InputError, collect, require
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -17,7 +17,7 @@ from shardwise.names import did_you_mean
 from shardwise.units import parse_count
 
 if TYPE_CHECKING:
-    from shardwise.cost.roofline import BlockRoofline, KernelRoofline, Origin
+    from shardwise.books.roofline import BlockRoofline, KernelRoofline, Origin
     from shardwise.planning.memory import LayoutMemory
 
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
@@ -89,7 +89,7 @@ def rules(model: Model, cluster: Where, job: Job | None = None, **job_fields: An
     >>> round(found["tokens_per_chip"].value), found["tokens_per_chip"].unit
     (468, 'tokens/chip')
     """
-    from shardwise.cost.rules import book_rules
+    from shardwise.books.rules import book_rules
 
     return book_rules(*resolved(model, cluster, job, None, job_fields))
 
@@ -130,7 +130,7 @@ def roofline(
     >>> block.num_seqs, block.operations[1].bound
     (1, 'compute')
     """
-    from shardwise.cost.roofline import FORMS, block_roofline, chip_and_links, kernel_roofline
+    from shardwise.books.roofline import FORMS, block_roofline, chip_and_links, kernel_roofline
 
     one = chip if isinstance(chip, Chip) else chip_and_links(chip)[0]
     counts = {letter: parse_count(size, what=f"SIZES: {letter}") for letter, size in sizes.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.reconcile.calibrate.own import OwnFit
+    from shardwise.calibrate.own import OwnFit
 
 DESCRIPTION = """Fit what a chip, its network and a software stack reach to runs and micro-benchmarks on a cluster, from where the
 published runs leave it, and write a cluster file that every verb then predicts with.
@@ -57,7 +57,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def add_text(self, text: str | None) -> None:
         if text is DESCRIPTION:
-            from shardwise.reconcile.calibrate.bench import KINDS, example_lines
+            from shardwise.calibrate.bench import KINDS, example_lines
 
             lines = "\n".join(f"  {json.dumps(line)}" for line in example_lines())
             text = DESCRIPTION.replace("{lines}", lines).replace("{kinds}", ", ".join(KINDS))
@@ -66,12 +66,12 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the file is written first."""
+    from shardwise.calibrate.own import fit_own
+    from shardwise.calibrate.published_runs.rows import read_rows
     from shardwise.cli.calibrate_report import calibrate_payload, calibrate_text
     from shardwise.cluster.load import load_own
     from shardwise.cluster.stacks import stack_named
     from shardwise.errors import InputError, collect
-    from shardwise.reconcile.calibrate.own import fit_own
-    from shardwise.reconcile.published.rows import read_rows
 
     if arguments.runs is None and arguments.bench is None:
         raise InputError("calibrate: found neither --runs nor --bench; one of them, or both, is required")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from shardwise.calibrate.own import OwnFit, Residual
 from shardwise.cluster.calibration import CONSTANTS
-from shardwise.reconcile.calibrate.own import OwnFit, Residual
 from shardwise.units import format_seconds
 
 SCHEMA = "shardwise.calibrate/1"

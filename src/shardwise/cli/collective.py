@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cli.arguments import svg_name
 
 if TYPE_CHECKING:
-    from shardwise.cluster.topology import Cut, Topology
-    from shardwise.cost.collectives import CollectiveReport
-    from shardwise.cost.nccl import Operation
+    from shardwise.network.collectives import CollectiveReport
+    from shardwise.network.nccl import Operation
+    from shardwise.network.topology import Cut, Topology
 
 DESCRIPTION = """How long a collective takes on a chip's network, what bounds it, and how else it could be carried out.
 
@@ -64,7 +64,7 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     from shardwise.cli.collective_report import collective_payload, collective_text
-    from shardwise.cost.collectives import collective_report
+    from shardwise.network.collectives import collective_report
 
     operation = parse_operation(arguments.operation)
     num_bytes = array_bytes(arguments.size, arguments.dtype)
@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> str:
 
 def parse_operation(text: str) -> Operation:
     """The operation that OP names, with "-" or "_"."""
-    from shardwise.cost.nccl import OPERATIONS
     from shardwise.errors import InputError
     from shardwise.names import unknown
+    from shardwise.network.nccl import OPERATIONS
 
     for operation in OPERATIONS:
         if text.lower().replace("-", "_") == operation:
@@ -123,7 +123,7 @@ def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     """The network, and the part of each of its levels that the group spans."""
     from shardwise.cluster.load import is_cluster, load_cluster
     from shardwise.cluster.networks import topology_of_shape
-    from shardwise.cluster.topology import Cut, Switched, Torus
+    from shardwise.network.topology import Cut, Switched, Torus
 
     if is_cluster(on):
         topology = load_cluster(on).reached
@@ -205,9 +205,9 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
     from pathlib import Path
 
-    from shardwise.cluster.frames import MOST_DEVICES, draw_simulation
-    from shardwise.cluster.messages import KINDS, simulate
     from shardwise.errors import InputError
+    from shardwise.network.frames import MOST_DEVICES, draw_simulation
+    from shardwise.network.messages import KINDS, simulate
     from shardwise.sharding.collective import Kind
 
     if report.network == "pods":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.cluster.topology import Pods, Topology, Torus
-from shardwise.cost.collectives import Algorithm, CollectiveReport
+from shardwise.network.collectives import Algorithm, CollectiveReport
+from shardwise.network.topology import Pods, Topology, Torus
 from shardwise.units import format_bytes, format_quantity, format_seconds
 
 SCHEMA = "shardwise.collective/1"

@@ -11,8 +11,8 @@ from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import add_set_argument
 
 if TYPE_CHECKING:
+    from shardwise.books.kv_cache import KvCache
     from shardwise.cluster.cluster import Cluster
-    from shardwise.cost.kv_cache import KvCache
 
 MOST = 10**18  # of tokens and sequences
 SCHEMA = "shardwise.kv-cache/1"
@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     from dataclasses import replace
 
+    from shardwise.books.kv_cache import KvCache
     from shardwise.cluster.load import load_cluster
-    from shardwise.cost.kv_cache import KvCache
     from shardwise.errors import InputError
     from shardwise.model.load import load_model
     from shardwise.units import parse_count
@@ -94,7 +94,7 @@ def cache_payload(
 
 
 def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str, runtime: bool) -> dict[str, Any]:
-    from shardwise.cost.kv_cache import cache_fit
+    from shardwise.books.kv_cache import cache_fit
 
     fit = cache_fit(cache, cluster, context, weights, runtime=runtime)
     return {

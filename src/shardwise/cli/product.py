@@ -15,9 +15,9 @@ from shardwise.units import format_bytes, format_quantity, format_seconds, parse
 
 if TYPE_CHECKING:
     from shardwise.cost.product import ProductReport, ProgramCost, StepCost, TensorFacts
-    from shardwise.execute.xla import XlaReport
-    from shardwise.layout.expression import ShardedExpression
+    from shardwise.derive.expression import ShardedExpression
     from shardwise.sharding.notation import Expression
+    from shardwise.verify.xla import XlaReport
 
 SCHEMA = "shardwise.matmul/1"
 RESHARD_SCHEMA = "shardwise.reshard/1"
@@ -68,7 +68,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     arguments.progress("solving the product")
     report = price_product(made, on, objective=arguments.objective, free=free, with_backward=backward)
     if arguments.emit:
-        from shardwise.execute.emit import emit
+        from shardwise.verify.emit import emit
 
         return emit(made, report.steps, arguments.emit)
     payload = product_payload(report) | ({"schema": RESHARD_SCHEMA} if one_operand else {})
@@ -80,7 +80,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
 
 
 def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression:
-    from shardwise.layout.expression import shard_expression
+    from shardwise.derive.expression import shard_expression
     from shardwise.sharding.mesh import Mesh
     from shardwise.sharding.notation import parse_expression
 
@@ -200,7 +200,7 @@ def _step(step: StepCost, reasons: bool) -> str:
 def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
     if not arguments.framework:
         return {}, ""
-    from shardwise.execute.run import run
+    from shardwise.verify.run import run
 
     arguments.progress(f"running with {arguments.framework}")
     result = run(report.made, report.steps, arguments.framework)
@@ -212,7 +212,7 @@ def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload,
 def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
     if not arguments.verify:
         return {}, ""
-    from shardwise.execute.xla import verify
+    from shardwise.verify.xla import verify
 
     arguments.progress("compiling with XLA")
     found = verify(report.made, backend=_BACKENDS[arguments.verify])

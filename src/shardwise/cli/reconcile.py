@@ -10,7 +10,7 @@ from shardwise.cli.arguments import svg_name
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
-    from shardwise.reconcile.run.compare import Reconciliation
+    from shardwise.reconcile.compare import Reconciliation
 
 DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
 measured, what no term explains, the term to blame; and the collectives that were really issued against the planned ones."""
@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> str:
 
     from shardwise.cli.reconcile_report import reconcile_payload, reconcile_text
     from shardwise.planning.codec import load_plan
-    from shardwise.reconcile.run.compare import reconcile
-    from shardwise.reconcile.run.read import read_run
+    from shardwise.reconcile.compare import reconcile
+    from shardwise.reconcile.read import read_run
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)
     found = reconcile(plan, read_run(plan, folder))
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
-    from shardwise.charts import draw_bar_charts
     from shardwise.cli.reconcile_report import charts
     from shardwise.cli.roofline import write_picture
+    from shardwise.draw.charts import draw_bar_charts
 
     write_picture(draw_bar_charts(charts(plan, found)), target, "--svg")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from shardwise.charts import Bar, BarChart
 from shardwise.cli.interval import INTERVAL, span_text
+from shardwise.draw.charts import Bar, BarChart
 from shardwise.measurement.record import MEASURED_TERMS
 from shardwise.planning.plan import Plan
-from shardwise.reconcile.run.collectives import Collectives
-from shardwise.reconcile.run.compare import REST, Reconciliation
-from shardwise.reconcile.run.memory import CLOSE as MEMORY_CLOSE
-from shardwise.reconcile.run.memory import MemoryTerm, StepMemory
-from shardwise.reconcile.run.time import CLOSE, Guilty, StepTime
+from shardwise.reconcile.collectives import Collectives
+from shardwise.reconcile.compare import REST, Reconciliation
+from shardwise.reconcile.memory import CLOSE as MEMORY_CLOSE
+from shardwise.reconcile.memory import MemoryTerm, StepMemory
+from shardwise.reconcile.time import CLOSE, Guilty, StepTime
 from shardwise.terms import MEMORY_TERMS
 from shardwise.units import counted, format_bytes, format_seconds
 

@@ -10,10 +10,10 @@ from shardwise.cluster.chips import LOCAL, LOCAL_IS
 from shardwise.cost.estimate import Estimate, mfu_format
 from shardwise.cost.rates import exposed_share
 from shardwise.job import Job, precision_named
+from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import AXES
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import Placement, between_pods
-from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import held_layers
 from shardwise.model.counts import num_params
 from shardwise.planning.plan import Plan

@@ -13,14 +13,14 @@ from shardwise.names import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardwise.charts import LineChart
+    from shardwise.books.roofline import KernelRoofline
     from shardwise.cluster.chip import Chip
-    from shardwise.cost.roofline import KernelRoofline
+    from shardwise.draw.charts import LineChart
     from shardwise.model.architecture import Architecture
 
 MOST = 10**18  # of any size: products of six of them stay finite
 EXAMPLE = "B=240,D=8192,F=28672"
-# Letters of the kernels, for the help, which loads nothing; a test compares them with `cost.roofline.FORMS`.
+# Letters of the kernels, for the help, which loads nothing; a test compares them with `books.roofline.FORMS`.
 KERNELS = """kernels and their sizes (in brackets: may be left out)
   dot          [N] · [N]                             N
   elementwise  A arrays [N] -> [N]                   N [A=2]
@@ -79,7 +79,7 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
-    from shardwise.cost.roofline import FORMS, chip_and_links
+    from shardwise.books.roofline import FORMS, chip_and_links
 
     changes = parse_changes(arguments.set, ("chip",))
     chip, links = chip_and_links(arguments.chip)
@@ -89,9 +89,9 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+    from shardwise.books.figures import roofline_chart
+    from shardwise.books.roofline import bandwidths
     from shardwise.cli.roofline_report import kernel_label, kernel_payload, kernel_text, kernels_text
-    from shardwise.cost.figures import roofline_chart
-    from shardwise.cost.roofline import bandwidths
 
     found = _kernels(arguments, chip)
     if arguments.plot:
@@ -105,7 +105,7 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
 
 def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
     """The kernel and those beside it; an option reaches the kernels that have it, or the only one."""
-    from shardwise.cost.roofline import kernel_form, kernel_roofline
+    from shardwise.books.roofline import kernel_form, kernel_roofline
 
     texts = [f"{arguments.kernel} {arguments.sizes}", *arguments.others]
     found = []
@@ -124,9 +124,9 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
 
 
 def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+    from shardwise.books.figures import roofline_chart
+    from shardwise.books.roofline import bandwidths, block_roofline
     from shardwise.cli.roofline_report import block_payload, block_text
-    from shardwise.cost.figures import roofline_chart
-    from shardwise.cost.roofline import bandwidths, block_roofline
 
     model, sizes = _model_and_sizes(arguments)
     found = block_roofline(model, chip, sizes["B"], sizes["T"])
@@ -142,7 +142,7 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
 def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:
     """The model that KERNEL names, B and T. Raises `InputError` with everything that a model's block does not have."""
     from shardwise.api.costs import block_problems
-    from shardwise.cost.roofline import FORMS
+    from shardwise.books.roofline import FORMS
     from shardwise.errors import InputError, require
     from shardwise.model.load import load_model
 
@@ -192,7 +192,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 def write_chart(chart: LineChart, target: str) -> None:
     """Draw a chart of lines to a file."""
-    from shardwise.charts import draw_lines
+    from shardwise.draw.charts import draw_lines
 
     write_picture(draw_lines(chart), target)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shardwise.units import format_bytes, format_quantity, format_seconds
 
 if TYPE_CHECKING:
+    from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.cluster.chip import Chip
-    from shardwise.cost.roofline import BlockRoofline, KernelRoofline
 
 SCHEMA = "shardwise.roofline/2"
 BLOCK_SCHEMA = "shardwise.roofline-block/1"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
 from shardwise.planning.compare import Limits
-from shardwise.units import counted, format_bytes, format_count, format_days, format_energy, format_seconds, format_usd
+from shardwise.units import (
+    SECONDS_PER_DAY,
+    counted,
+    format_bytes,
+    format_count,
+    format_days,
+    format_energy,
+    format_seconds,
+    format_usd,
+)
 
 
 def run_lines(run: Run) -> Iterator[str]:

@@ -11,7 +11,7 @@ from shardwise.cli.table import Row, table
 
 if TYPE_CHECKING:
     from shardwise.cluster.chip import Chip
-    from shardwise.cluster.topology import Topology
+    from shardwise.network.topology import Topology
 
 
 def chip_names() -> tuple[str, ...]:
@@ -131,8 +131,8 @@ def cluster_values(text: str) -> list[Value]:
 
 def _links(topology: Topology) -> dict[str, Any]:
     """The values of a network by what they are of: the torus, the pods, the tiers."""
-    from shardwise.cluster.topology import Pods, Torus
-    from shardwise.cluster.twist import distances
+    from shardwise.network.topology import Pods, Torus
+    from shardwise.network.twist import distances
 
     if isinstance(topology, Pods):
         return {**_links(topology.torus), "pods": {"num_pods": topology.num_pods, "bytes_per_s": topology.bytes_per_s}}
@@ -182,7 +182,7 @@ def clusters_table(names: Sequence[str]) -> str:
 
 def _network(network: Any) -> str:
     """A network in a few words."""
-    from shardwise.cluster.topology import Pods, Torus
+    from shardwise.network.topology import Pods, Torus
 
     if isinstance(network, Pods):
         rate = shown("bytes_per_s", network.bytes_per_s)

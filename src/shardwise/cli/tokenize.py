@@ -7,9 +7,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.train.data.documents import Source
-    from shardwise.train.data.index import Index
-    from shardwise.train.data.tokenizer import Tokenizer
+    from shardwise.data.documents import Source
+    from shardwise.data.index import Index
+    from shardwise.data.tokenizer import Tokenizer
 
 DESCRIPTION = """Write the tokens of text files as shards that a trainer maps into memory, with the tokenizer beside them.
 
@@ -56,8 +56,8 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the shards are written first."""
+    from shardwise.data.corpus import DEFAULT_VOCAB, write_corpus
     from shardwise.errors import collect
-    from shardwise.train.data.corpus import DEFAULT_VOCAB, write_corpus
     from shardwise.units import parse_count, parse_quantity
 
     sources, tokenizer, vocab_size, held_out = collect(
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _sources(arguments: argparse.Namespace) -> tuple[Source, ...]:
+    from shardwise.data.documents import GLOBS, find_sources, python_library
     from shardwise.errors import InputError
-    from shardwise.train.data.documents import GLOBS, find_sources, python_library
     from shardwise.units import parse_quantity
 
     if not arguments.sources and arguments.python_library is None:
@@ -88,8 +88,8 @@ def _sources(arguments: argparse.Namespace) -> tuple[Source, ...]:
 
 
 def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
+    from shardwise.data.tokenizer import load_tokenizer
     from shardwise.errors import InputError
-    from shardwise.train.data.tokenizer import load_tokenizer
 
     if arguments.tokenizer is None:
         if arguments.end_of_document is not None:
@@ -102,7 +102,7 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
 
 def _payload(index: Index) -> dict[str, Any]:
     """The index, and the sums that follow from it."""
-    from shardwise.train.data.index import SPLITS, index_payload
+    from shardwise.data.index import SPLITS, index_payload
 
     payload = index_payload(index)
     for name in SPLITS:
@@ -112,7 +112,7 @@ def _payload(index: Index) -> dict[str, Any]:
 
 
 def _report(index: Index, *, trained: bool) -> str:
-    from shardwise.train.data.index import SPLITS
+    from shardwise.data.index import SPLITS
     from shardwise.units import counted, format_bytes
 
     origin = "trained on this text" if trained else "of a file"

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwise.calibrate.accuracy import ErrorStatistics, Judged
+    from shardwise.calibrate.published_runs.rows import Row
     from shardwise.progress import Progress
-    from shardwise.reconcile.accuracy import ErrorStatistics, Judged
-    from shardwise.reconcile.published.rows import Row
 
 SCHEMA = "shardwise.validate/1"
 FOLDS_SCHEMA = "shardwise.validate.folds/1"
@@ -53,9 +53,9 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
+    from shardwise.calibrate.accuracy import judge
+    from shardwise.calibrate.published_runs.rows import published_rows, read_rows
     from shardwise.cli.roofline import write_chart
-    from shardwise.reconcile.accuracy import judge
-    from shardwise.reconcile.published.rows import published_rows, read_rows
 
     rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
     chosen = _chosen(rows, arguments.chip, arguments.source)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> str:
         return _folds(chosen, arguments.progress, as_json=arguments.json)
     judged = judge(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
-        from shardwise.reconcile.figures import accuracy_chart
+        from shardwise.calibrate.figures import accuracy_chart
 
         write_chart(accuracy_chart(judged), arguments.plot)
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _folds(rows: Sequence[Row], progress: Progress, *, as_json: bool) -> str:
     """Errors of runs that were left out of the fit. Raises `InputError` when too few runs can be fitted."""
-    from shardwise.reconcile.calibrate.published import fit_published, fold_payload, fold_report
+    from shardwise.calibrate.published import fit_published, fold_payload, fold_report
 
     found = fit_published(rows, progress)
     return json.dumps({"schema": FOLDS_SCHEMA, **fold_payload(found)}, indent=2) if as_json else fold_report(found)
@@ -99,8 +99,8 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     from dataclasses import asdict
 
-    from shardwise.reconcile.accuracy import memory_summary, refuted_fits, skipped_kinds, summary
-    from shardwise.reconcile.published.rows import unreadable
+    from shardwise.calibrate.accuracy import memory_summary, refuted_fits, skipped_kinds, summary
+    from shardwise.calibrate.published_runs.rows import unreadable
 
     def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
         return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
@@ -136,7 +136,7 @@ def _row_payload(one: Judged) -> dict[str, Any]:
 
 def validate_text(judged: Sequence[Judged]) -> str:
     """The report for people."""
-    from shardwise.reconcile.accuracy import memory_summary, refuted_fits, summary, worst
+    from shardwise.calibrate.accuracy import memory_summary, refuted_fits, summary, worst
 
     times, memory = summary(judged), memory_summary(judged)
     predicted = sum(one.prediction is not None for one in judged)
@@ -175,7 +175,7 @@ def _table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> I
 
 
 def _worst(one: Judged) -> Iterator[str]:
-    from shardwise.reconcile.guess import guess
+    from shardwise.calibrate.guess import guess
     from shardwise.units import format_seconds
 
     assert one.prediction is not None
@@ -189,7 +189,7 @@ def _worst(one: Judged) -> Iterator[str]:
 
 
 def _unreadable(judged: Sequence[Judged]) -> Iterator[str]:
-    from shardwise.reconcile.published.rows import unreadable
+    from shardwise.calibrate.published_runs.rows import unreadable
 
     found = unreadable(one.row for one in judged)
     if found:
@@ -198,7 +198,7 @@ def _unreadable(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _skipped(judged: Sequence[Judged]) -> Iterator[str]:
-    from shardwise.reconcile.accuracy import skipped_kinds
+    from shardwise.calibrate.accuracy import skipped_kinds
 
     kinds = skipped_kinds(judged)
     if kinds:

@@ -1,1 +1,1 @@
-"""Chips, their networks and the catalogue of both."""
+"""Chips, clusters of them, what was measured of both, and the catalogue."""

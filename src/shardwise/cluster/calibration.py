@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from shardwise.cluster.topology import Pods, Switched, Topology
 from shardwise.errors import require
+from shardwise.network.topology import Pods, Switched, Topology
 from shardwise.symbolic import Value
 
 Owner = Literal["chip", "stack"]

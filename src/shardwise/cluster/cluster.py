@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from shardwise.cluster.calibration import Calibration, scaled
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.topology import Topology
 from shardwise.errors import InputError
+from shardwise.network.topology import Topology
 
 MOST_DEVICES = 10**7
 

@@ -9,8 +9,8 @@ from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.networks import topology_of
 from shardwise.cluster.own import Own, read_cluster
 from shardwise.cluster.stacks import Stack, calibrated, predicted, stack_named
-from shardwise.cluster.topology import Switched, Tier
 from shardwise.errors import InputError
+from shardwise.network.topology import Switched, Tier
 
 
 def is_cluster(text: str) -> bool:

@@ -9,9 +9,9 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, chip_names
 from shardwise.cluster.cluster import Cluster, Shorthand, nearest, spread
 from shardwise.cluster.reader import Entry
-from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
-from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.errors import InputError, MissingValueError
+from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.network.twist import LEGAL, is_twistable
 from shardwise.units import parse_quantity
 
 

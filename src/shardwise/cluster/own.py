@@ -15,10 +15,10 @@ from shardwise.cluster.cluster import MOST_DEVICES, Cluster
 from shardwise.cluster.networks import links_of, pods_of
 from shardwise.cluster.own_calibration import read_calibration
 from shardwise.cluster.reader import Entry, TableReader, shown
-from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
-from shardwise.cluster.torus import WRAPS
-from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.errors import InputError, MissingValueError, require
+from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.network.torus import WRAPS
+from shardwise.network.twist import LEGAL, is_twistable
 
 _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")

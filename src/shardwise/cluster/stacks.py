@@ -38,7 +38,7 @@ LEANEST_LOSS: Mapping[str, str] = {
     "eager_2023": "unfused", "eager": "unfused", "fused": "fused", "compiled": "streamed",
 }  # fmt: skip
 # The stack that a chip is taken to run where none is named: the kind of Megatron and NeMo on GPUs, of which most published runs
-# are (reconcile/published/runs.csv), and MaxText on TPUs, which all of theirs are.
+# are (calibrate/published_runs/runs.csv), and MaxText on TPUs, which all of theirs are.
 TYPICAL: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
 # Of which kind software is that no stack of the table matches: the first line that fits.
 OTHERS = (

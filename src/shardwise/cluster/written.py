@@ -13,7 +13,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import load_chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.own_calibration import calibration_entries
-from shardwise.cluster.topology import Pods, Switched, Topology, Torus
+from shardwise.network.topology import Pods, Switched, Topology, Torus
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 

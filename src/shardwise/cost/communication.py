@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardwise.cluster.topology import Pods, Torus
-from shardwise.cost.pod_collectives import pods_all_to_all_link
-from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
-from shardwise.cost.torus_collectives import all_to_all_link
-from shardwise.layout.placement import Links
+from shardwise.network.placed import Links
+from shardwise.network.pod_collectives import pods_all_to_all_link
+from shardwise.network.switched_collectives import all_to_all_seconds_per_byte
+from shardwise.network.topology import Pods, Torus
+from shardwise.network.torus_collectives import all_to_all_link
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value

@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.topology import Pods, Topology
 from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.overlap import exposed_by_axis
@@ -20,14 +19,16 @@ from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
+from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, require_legal, seqs_per_replica
-from shardwise.layout.placement import Links, cut_levels, default_placement
-from shardwise.layout.shardings import Family, atomic_degrees, family_of
+from shardwise.layout.placement import cut_levels, default_placement
 from shardwise.layout.stages import held_dense_layers, held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import model_flops_per_token, unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.network.placed import Links
+from shardwise.network.topology import Pods, Topology
 from shardwise.symbolic import Value, maximum
 from shardwise.terms import TIME_TERMS
 from shardwise.units import format_bytes, format_seconds

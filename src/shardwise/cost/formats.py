@@ -1,6 +1,6 @@
 """Which number format everything has under a precision recipe: the one place where a role, a kernel or a collective gets one.
 
-Products with a block's weights (layout/products.py) run in the recipe's `matmul`, all else in the format of its role. What
+Products with a block's weights (derive/products.py) run in the recipe's `matmul`, all else in the format of its role. What
 they take is cast: read in its own format and written in theirs, once for each order of dims that a later product of the
 same pass needs. A gather for them alone moves what is cast already, and so does an exchange of tokens where the recipe says
 so. Of a tensor that they alone read in the backward pass the cast copy is kept in place of the original.
@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shardwise.derive.derivation import Unit
+from shardwise.derive.products import Operand, operands, readers_of_saved
 from shardwise.dtypes import bytes_per_element
-from shardwise.layout.derivation import Unit
-from shardwise.layout.kernels import Kernel
-from shardwise.layout.products import Operand, operands, readers_of_saved
-from shardwise.layout.realise import Realised
+from shardwise.lowering.kernels import Kernel
+from shardwise.lowering.realise import Realised
 from shardwise.model.program import Role, density
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Kind

@@ -9,9 +9,9 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import load_chip
 from shardwise.cluster.load import is_cluster, load_cluster
 from shardwise.cluster.networks import topology_of_shape
-from shardwise.cluster.topology import Cut, Pods, Topology, Torus
 from shardwise.errors import InputError
-from shardwise.layout.placement import Links
+from shardwise.network.placed import Links
+from shardwise.network.topology import Cut, Pods, Topology, Torus
 from shardwise.sharding.mesh import Mesh
 
 

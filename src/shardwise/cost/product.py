@@ -9,11 +9,11 @@ from typing import Literal
 
 from shardwise.cost.communication import collective_s
 from shardwise.cost.mesh_links import MeshOnChips
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, expression_program, strategy_program
+from shardwise.derive.solve import solve
+from shardwise.derive.walk import Communicate, Compute, ShardedProgram, shard_program
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError, chosen
-from shardwise.layout.derive import Communicate, Compute, ShardedProgram, shard_program
-from shardwise.layout.expression import ShardedExpression, derive_by_cases, expression_program, strategy_program
-from shardwise.layout.solve import solve
 from shardwise.model.backward import backward
 from shardwise.sharding.collective import Collective, Kind, received
 from shardwise.sharding.paths import Cost, PriceCollective

@@ -40,7 +40,7 @@ ROUTED, SYNCHRONISED = 6.0, 12.0
 
 
 class Work(NamedTuple):
-    """What one kernel does: FLOPs, bytes, and what its rate depends on (`layout.kernels.Shape`)."""
+    """What one kernel does: FLOPs, bytes, and what its rate depends on (`lowering.kernels.Shape`)."""
 
     flops: Value
     num_bytes: Value

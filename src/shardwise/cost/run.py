@@ -18,11 +18,11 @@ from shardwise.cluster.chip import MOST
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.operations import SOURCES, UNITS, Operations
-from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_trained_params
+from shardwise.units import SECONDS_PER_DAY
 
 SECONDS_PER_HOUR = 3600.0
 FORMULAS: Mapping[str, str] = {

@@ -16,17 +16,17 @@ from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
+from shardwise.derive.pipeline import RING
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
 from shardwise.layout.context import variant_of
-from shardwise.layout.kernels import Kernel
-from shardwise.layout.pipeline import RING
-from shardwise.layout.placement import Links
-from shardwise.layout.realise import Realised
-from shardwise.layout.shardings import BATCH, EXPERT, Family
+from shardwise.layout.family import BATCH, EXPERT, Family
 from shardwise.loss import loss_named
+from shardwise.lowering.kernels import Kernel
+from shardwise.lowering.realise import Realised
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
+from shardwise.network.placed import Links
 from shardwise.symbolic import Local, Value, Values, maximum
 
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
 from shardwise.cost.workspace import Held, held_of
-from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.kernels import Kernel, kernels
-from shardwise.layout.realise import Realised, realise
-from shardwise.layout.shardings import Family, optimizer_rest, weight_rest, weight_use
+from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.shardings import optimizer_rest, weight_rest, weight_use
+from shardwise.layout.family import Family
+from shardwise.lowering.kernels import Kernel, kernels
+from shardwise.lowering.realise import Realised, realise
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
 from shardwise.symbolic import Polynomial, total

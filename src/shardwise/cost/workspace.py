@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shardwise.cost.formats import Formats, Keys, Saved
+from shardwise.derive.derivation import Unit
+from shardwise.derive.liveness import Moment, moments
+from shardwise.derive.products import Operand
 from shardwise.dtypes import bytes_per_element
-from shardwise.layout.derivation import Unit
-from shardwise.layout.liveness import Moment, moments
-from shardwise.layout.products import Operand
 from shardwise.symbolic import Polynomial, Value, Values, maximum, total
 
 # While a block runs backward, gradients of about half of its activations are alive beside them.

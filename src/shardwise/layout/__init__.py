@@ -1,1 +1,1 @@
-"""Layouts, and the communication that is derived from them."""
+"""Layouts: their degrees and choices, where they are placed, and which are legal."""

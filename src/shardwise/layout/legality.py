@@ -9,8 +9,8 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.context import Variant, variant_of
+from shardwise.layout.family import Mode
 from shardwise.layout.layout import CP_VARIANTS, Layout
-from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import form_of, natural_schedule
 from shardwise.symbolic import Value, ceil_div, maximum

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from shardwise.cluster.topology import Cut, Link, Pods, Switched, Topology
 from shardwise.errors import InputError
-from shardwise.symbolic import Value, gcd, maximum
+from shardwise.network.topology import Cut, Pods, Switched, Topology
+from shardwise.symbolic import Value, gcd
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
 ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first
@@ -98,46 +98,3 @@ def between_pods(topology: Topology, placement: Placement, degrees: Mapping[str,
     cuts = cut_levels(topology, placement, degrees)
     sizes = {axis: math.prod(cuts[atom][-1].size for atom in ATOMS.get(axis, (axis,))) for axis in placement.axes}
     return {axis: size for axis, size in sizes.items() if size > 1}
-
-
-@dataclass(slots=True)
-class Links:
-    """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for."""
-
-    topology: Topology
-    cuts: Mapping[str, tuple[Cut, ...]]
-    known: dict[tuple[str, ...], Link] = field(default_factory=dict)
-
-    def group(self, axes: tuple[str, ...]) -> Link:
-        """Link of the group of devices that vary along `axes`."""
-        if axes not in self.known:
-            self.known[axes] = self.topology.link(self.joined(axes))
-        return self.known[axes]
-
-    def joined(self, axes: tuple[str, ...]) -> list[Cut]:
-        """What the group of devices along `axes` spans of each level."""
-        return [_join([self.cuts[axis][i] for axis in axes]) for i in range(len(self.topology.levels))]
-
-    def hop(self, axes: tuple[str, ...]) -> Link:
-        """Link between neighbours along `axes`, for a send and a receive."""
-        key = ("hop", *axes)
-        if key not in self.known:
-            self.known[key] = self.topology.hop(self.joined(axes))
-        return self.known[key]
-
-    def permute(self, axes: tuple[str, ...]) -> Link:
-        """Link of a permute within the group along `axes`: each device sends to one, wherever it is."""
-        key = ("permute", *axes)
-        if key not in self.known:
-            self.known[key] = self.topology.permute(self.joined(axes))
-        return self.known[key]
-
-
-def _join(cuts: list[Cut]) -> Cut:
-    """The cut of a group: sizes multiply; gaps left between its parts count as stride."""
-    size: Value = 1
-    span: Value = 1
-    for cut in cuts:
-        size = size * cut.size
-        span = maximum(span, cut.size * cut.stride * (cut.size > 1))
-    return Cut(size, maximum(span // size, 1))

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shardwise.errors import InputError
-from shardwise.layout.realisation import Issued
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collective import Issued, Kind
 
 SCHEMA = "shardwise.measured/1"
 

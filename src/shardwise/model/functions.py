@@ -2,7 +2,7 @@
 
 `Gradient(function, operands)` says that the gradient with respect to one input is `function(dy, *operands)`, summed over
 the dims that this input lacks; `operands` are positions among the inputs. A function without operands in its gradient
-is linear in that input, so a partial sum may pass through it. The arithmetic itself is in `execute/kernels.py`.
+is linear in that input, so a partial sum may pass through it. The arithmetic itself is in `engine/numpy/kernels.py`.
 """
 
 from __future__ import annotations

@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from shardwise.books.rules import Rule
 from shardwise.cluster.calibration import Calibration, unscaled
 from shardwise.cluster.chip import MOST, Chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
-from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
-from shardwise.cluster.twist import LEGAL, is_twistable
 from shardwise.cost.estimate import Estimate
-from shardwise.cost.rules import Rule
 from shardwise.cost.run import Run
 from shardwise.errors import InputError, require
 from shardwise.job import Job, precision_named
+from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
 from shardwise.layout.placement import Placement, cut_levels, default_placement
-from shardwise.layout.shardings import atomic_degrees
 from shardwise.layout.stages import held_layers, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_active_params, num_params
+from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.network.twist import LEGAL, is_twistable
 from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
 Payload = dict[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
 from shardwise.planning.codec import plan_payload
 from shardwise.planning.explain.reasons import MODEL_ERROR
 from shardwise.planning.plan import Plan
+from shardwise.units import SECONDS_PER_DAY
 
 SCHEMA = "shardwise.comparison/1"
 PRICE = "price_usd_per_hour"

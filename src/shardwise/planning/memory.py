@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from shardwise.books.figures import stage_memories
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.figures import stage_memories
 from shardwise.job import USUAL_SEQ_LEN, Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches

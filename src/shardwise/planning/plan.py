@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardwise.books.rules import Rule, book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, rated, typical_stack
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.operations import Operations
 from shardwise.cost.rates import loss_of
-from shardwise.cost.rules import Rule, book_rules
 from shardwise.cost.run import Run, training_run
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

@@ -1,1 +1,1 @@
-"""Predictions held against measurements: how far off the estimate is, where, and on which side."""
+"""A plan against a run of it: every term predicted beside measured. Pure data to data; nothing here needs PyTorch."""

@@ -11,7 +11,6 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.networks import with_chip
 from shardwise.cluster.stacks import calibrated
 from shardwise.cost.operations import Operations
-from shardwise.cost.rules.training import SECONDS_PER_DAY
 from shardwise.cost.run import Run
 from shardwise.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.job import Job
@@ -21,7 +20,7 @@ from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
 from shardwise.search.plan import plan
 from shardwise.search.space import Choices
-from shardwise.units import format_count, format_days, format_usd
+from shardwise.units import SECONDS_PER_DAY, format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
 # device: more devices have less, and counts with large prime factors lay out badly. The next power of two comes last.

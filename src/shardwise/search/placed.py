@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cluster.topology import Cut, Topology
-from shardwise.layout.placement import Links, Placement, cut_levels, placements
-from shardwise.layout.shardings import EXPERT, TP, ZERO
+from shardwise.layout.family import EXPERT, TP, ZERO
+from shardwise.layout.placement import Placement, cut_levels, placements
+from shardwise.network.placed import Links
+from shardwise.network.topology import Cut, Topology
 from shardwise.symbolic import Value
 
 Ints = NDArray[np.int64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from shardwise.books.rules import book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.operations import Operations
-from shardwise.cost.rules import book_rules
 from shardwise.cost.run import training_run
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job

@@ -19,9 +19,9 @@ from shardwise.cost.stage_memory import stage_memory
 from shardwise.cost.step import stage_cost, step_time
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
+from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import num_micro_batches
-from shardwise.layout.shardings import atomic_degrees
 from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.progress import Progress, silent

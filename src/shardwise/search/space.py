@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.context import variant_of
+from shardwise.layout.family import Mode
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, offloaded_by
 from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
-from shardwise.layout.shardings import Mode
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown

@@ -22,8 +22,8 @@ from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job, Overlap, precision_named
+from shardwise.layout.family import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.legality import possible_modes
-from shardwise.layout.shardings import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts

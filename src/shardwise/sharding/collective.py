@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Monomial, Polynomial, product
@@ -67,3 +68,14 @@ def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
         return payload
     own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
     return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
+
+
+class Issued(NamedTuple):
+    """A collective and its payload (`Collective.payload_elements`, in bytes, padding included). `what` it carries: weights,
+    gradients, loss, norm or routing."""
+
+    kind: Kind
+    axes: Axes
+    dtype: str
+    num_bytes: int
+    what: str

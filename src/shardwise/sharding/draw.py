@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwise.drawing import INK, Drawing, colour
+from shardwise.draw.svg import INK, Drawing, colour
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from shardwise.data.batches import Batches
+from shardwise.data.order import BatchRamp
+from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError, collect, require
 from shardwise.layout.layout import Layout
 from shardwise.measurement.folder import RunFolder, RunOf
@@ -15,9 +18,6 @@ from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named
-from shardwise.train.data.batches import Batches
-from shardwise.train.data.order import BatchRamp
-from shardwise.train.data.shards import TokenShards
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe
 

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
 )  # the documented way to see every operation; it has no other name
 
-from shardwise.layout.realisation import Issued
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collective import Issued, Kind
 from shardwise.train.formats import DTYPES
 from shardwise.train.world import World
 

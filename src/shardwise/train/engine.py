@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.parameters import unit_paths
-from shardwise.layout.realisation import Realisation
+from shardwise.lowering.parameters import unit_paths
+from shardwise.lowering.realisation import Realisation
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS

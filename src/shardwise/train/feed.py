@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shardwise.data.ahead import ReadAhead
+from shardwise.data.batches import Batch, Batches
+from shardwise.data.order import Int64s
 from shardwise.layout.layout import Layout
-from shardwise.train.data.ahead import ReadAhead
-from shardwise.train.data.batches import Batch, Batches
-from shardwise.train.data.order import Int64s
 from shardwise.train.engine import MicroBatch
 
 Span = Callable[[str], AbstractContextManager[None]]

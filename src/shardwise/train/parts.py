@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwise.data.batches import Batches
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.checkpointer import Restored
-from shardwise.train.data.batches import Batches
 from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
 from shardwise.train.recipe import Recipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.layout.realisation import Realisation, Statistics
+from shardwise.lowering.realisation import Realisation, Statistics
 from shardwise.planning.plan import Plan
 from shardwise.precision import precision_named
 from shardwise.train.recipe import Recipe

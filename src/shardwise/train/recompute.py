@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.parameters import attribute
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.layout.family import Family
+from shardwise.lowering.parameters import attribute
 from shardwise.model.block import RECEIVED
 from shardwise.train.model.block import Block
 from shardwise.train.model.decoder import Decoder

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shardwise.data.batches import Batches
 from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
@@ -16,7 +17,6 @@ from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
 from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
-from shardwise.train.data.batches import Batches
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
 from shardwise.train.huggingface.initial import require_same, values_of

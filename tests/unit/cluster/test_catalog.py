@@ -11,10 +11,10 @@ import shardwise as sw
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
 from shardwise.cluster.load import load_cluster
-from shardwise.cluster.topology import Switched
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
 from shardwise.model.architecture import Architecture
+from shardwise.network.topology import Switched
 from shardwise.units import parse_quantity
 
 CHIPS = (

@@ -17,10 +17,10 @@ from shardwise.cluster import chips
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.networks import with_chip
-from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.cost.estimate import BOUND
 from shardwise.errors import InputError, MissingValueError
 from shardwise.job import Job
+from shardwise.network.topology import Pods, Switched, Torus
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8").partition("## A software stack")[0]

@@ -12,9 +12,9 @@ from shardwise.cluster.calibration import CONSTANTS, Calibration
 from shardwise.cluster.load import load_cluster, load_own
 from shardwise.cluster.networks import with_chip
 from shardwise.cluster.stacks import calibrated, calibration_of, constants_of, stack_named
-from shardwise.cluster.topology import Pods, Switched
 from shardwise.cluster.written import cluster_toml, toml
 from shardwise.errors import InputError
+from shardwise.network.topology import Pods, Switched
 
 ROOT = Path(__file__).parents[3]
 OWN, SLICE, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)

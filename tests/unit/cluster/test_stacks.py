@@ -21,8 +21,8 @@ from shardwise.cluster.stacks import (
     stack_named,
     stack_names,
 )  # fmt: skip
-from shardwise.cluster.topology import Pods, Switched, Torus
 from shardwise.errors import InputError
+from shardwise.network.topology import Pods, Switched, Torus
 from shardwise.search.clusters import sizes
 
 CLUSTERS = ("h100:512", "gb200:256", "tpu-v5p:4x4x4", "tpu-v5e:4x4*2", "tpu-v4:4x4x8_twisted", "local:4")

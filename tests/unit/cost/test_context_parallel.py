@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from shardwise.cluster.load import load_cluster
-from shardwise.cluster.topology import Switched
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
+from shardwise.network.topology import Switched
 
 MODEL = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
 CLUSTER = load_cluster("h100:8")

@@ -11,14 +11,14 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, estimate, mfu_format
 from shardwise.cost.formats import Formats, Products, products_of
 from shardwise.cost.unit import unit_values
+from shardwise.derive.derivation import Unit, derived_unit
 from shardwise.errors import MissingValueError
 from shardwise.job import PRECISIONS, Job, Precision, precision_named
-from shardwise.layout.derivation import Unit, derived_unit
-from shardwise.layout.kernels import kernels
+from shardwise.layout.family import Family, atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
-from shardwise.layout.realise import realise
-from shardwise.layout.shardings import Family, atomic_degrees
+from shardwise.lowering.kernels import kernels
+from shardwise.lowering.realise import realise
 from shardwise.model.load import load_model
 from shardwise.model.program import Role
 from shardwise.sharding.collective import Kind

@@ -10,14 +10,14 @@ import pytest
 from shardwise.cluster.chips import load_chip
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.cluster.topology import Cut
 from shardwise.cost.estimate import Pricing, estimate
 from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
-from shardwise.cost.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
+from shardwise.network.switched_collectives import all_to_all_seconds_per_byte
+from shardwise.network.topology import Cut
 from shardwise.symbolic import FrozenValues, Values, product
 
 CHIP = load_chip("h100")

@@ -12,10 +12,11 @@ from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.cost.step import stage_cost, step_time
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import OVERLAPS, Job, Overlap, precision_named
+from shardwise.layout.family import Family, atomic_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Links, cut_levels, default_placement
-from shardwise.layout.shardings import Family, atomic_degrees
+from shardwise.layout.placement import cut_levels, default_placement
 from shardwise.model.load import load_model
+from shardwise.network.placed import Links
 from shardwise.schedule.closed_form import SCHEDULES, Schedule
 
 MODEL = load_model("llama-3-8b")

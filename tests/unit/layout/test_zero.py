@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.execute.step import derived_moves
-from shardwise.layout.derivation import Unit, derive
-from shardwise.layout.derive import Communicate
-from shardwise.layout.realise import WEIGHT_ROLES
-from shardwise.layout.shardings import Family
+from shardwise.derive.derivation import Unit, derive
+from shardwise.derive.walk import Communicate
+from shardwise.engine.numpy.step import derived_moves
+from shardwise.layout.family import Family
+from shardwise.lowering.realise import WEIGHT_ROLES
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import weight_elements
 from shardwise.model.load import load_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cost.rules import block_training_flops, params_by_part
+from shardwise.books.rules import block_training_flops, params_by_part
 from shardwise.model import counts
 from shardwise.model.backward import backward
 from shardwise.model.decoder import UNITS, unit_counts

@@ -16,17 +16,16 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.realisation import Issued
 from shardwise.measurement.inspection import Measured, Memory, ProcessMemory, measured_payload, parse_measured
 from shardwise.measurement.record import StepRecord
 from shardwise.model.architecture import Architecture
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.reconcile.run.collectives import collectives, compared
-from shardwise.reconcile.run.compare import Reconciliation, reconcile
-from shardwise.reconcile.run.memory import step_memory
-from shardwise.reconcile.run.read import MeasuredRun
-from shardwise.reconcile.run.time import StepTime, TimeTerm, guilty, hangs_on, step_time
-from shardwise.sharding.collective import Kind
+from shardwise.reconcile.collectives import collectives, compared
+from shardwise.reconcile.compare import Reconciliation, reconcile
+from shardwise.reconcile.memory import step_memory
+from shardwise.reconcile.read import MeasuredRun
+from shardwise.reconcile.time import StepTime, TimeTerm, guilty, hangs_on, step_time
+from shardwise.sharding.collective import Issued, Kind
 from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 

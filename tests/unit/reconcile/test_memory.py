@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.reconcile.accuracy import Judged, judge, memory_summary, refuted_fits
-from shardwise.reconcile.published.case import case_of
-from shardwise.reconcile.published.facts import Facts
-from shardwise.reconcile.published.memory import PROCESS_BYTES, SLACK, instrument_of, read_bytes
-from shardwise.reconcile.published.rows import published_rows
+from shardwise.calibrate.accuracy import Judged, judge, memory_summary, refuted_fits
+from shardwise.calibrate.published_runs.case import case_of
+from shardwise.calibrate.published_runs.facts import Facts
+from shardwise.calibrate.published_runs.memory import PROCESS_BYTES, SLACK, instrument_of, read_bytes
+from shardwise.calibrate.published_runs.rows import published_rows
 
 TERMS = {"parameters": 30e9, "logits": 14e9, "runtime": 1.5e9}
 

@@ -18,9 +18,9 @@ from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.cluster.topology import Switched, Tier
 from shardwise.cost.estimate import estimate
 from shardwise.cost.rates import TILE
+from shardwise.network.topology import Switched, Tier
 
 STACK = "shardwise"
 Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"

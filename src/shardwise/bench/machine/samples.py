@@ -13,8 +13,8 @@ from typing import NamedTuple
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Pricing
 from shardwise.job import Job
-from shardwise.layout.kernels import Kernel
 from shardwise.layout.layout import Layout
+from shardwise.lowering.kernels import Kernel
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import Placement, cut_levels, placements
-from shardwise.layout.shardings import atomic_degrees
 from shardwise.planning.explain.losses import fitting_loss, leaner_losses
 from shardwise.planning.explain.reasons import ADVICE, changed_fields, verdict, why_slower
 from shardwise.planning.plan import Plan

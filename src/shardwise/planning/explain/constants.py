@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated
-from shardwise.cluster.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.cost.estimate import estimate
 from shardwise.job import precision_named
+from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.planning.plan import Plan
 
 SCALE = 0.9

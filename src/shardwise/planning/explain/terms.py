@@ -13,20 +13,13 @@ from shardwise.cost.estimate import Estimate
 from shardwise.cost.formats import Saved
 from shardwise.cost.rates import loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.derive.shardings import optimizer_rest, weight_rest, weight_shard, weight_use
 from shardwise.errors import InputError
 from shardwise.job import precision_named
+from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
-from shardwise.layout.realise import Realised
-from shardwise.layout.shardings import (
-    Family,
-    atomic_degrees,
-    family_of,
-    optimizer_rest,
-    weight_rest,
-    weight_shard,
-    weight_use,
-)
+from shardwise.lowering.realise import Realised
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.names import unknown

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.files import DamagedError
 from shardwise.measurement.folder import named
 from shardwise.train.checkpoint.folders import begin, draft, give_up, latest, newest_first, publish, set_aside
 from shardwise.train.checkpoint.loading import load
@@ -22,7 +23,6 @@ from shardwise.train.checkpoint.manifest import Manifest, write_manifest
 from shardwise.train.checkpoint.piece import Piece, State, split
 from shardwise.train.checkpoint.ranks import TIMEOUT, Ranks
 from shardwise.train.checkpoint.writing import Written, write_pieces
-from shardwise.train.files import DamagedError
 from shardwise.train.waits import LostRankError, waits_for
 
 

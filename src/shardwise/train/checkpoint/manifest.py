@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.files import SEAL, DamagedError, Sum, seal_fault, sealed, write_synced
 from shardwise.planning.codec import parse
 from shardwise.train.box import Box, Shape, tiles
 from shardwise.train.checkpoint.piece import view_of
-from shardwise.train.files import SEAL, DamagedError, Sum, seal_fault, sealed, write_synced
 
 MANIFEST = "checkpoint.json"
 SCHEMA = "shardwise.checkpoint/2"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.files import DamagedError, Sum
 from shardwise.planning.codec import parse
 from shardwise.train.checkpoint.manifest import DTYPES, MANIFEST, WRITTEN, Part, StoredTensor, tensor_fault
-from shardwise.train.files import DamagedError, Sum
 
 SCHEMA = "shardwise.checkpoint/1"
 METADATA = ".metadata"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.errors import InputError
-from shardwise.train.files import DamagedError
+from shardwise.files import DamagedError
 from shardwise.train.waits import waits_for
 
 Found = TypeVar("Found")

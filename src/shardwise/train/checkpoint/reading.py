@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError
+from shardwise.files import SEAL, DamagedError, Sum, seal_fault
 from shardwise.train.box import Shape
 from shardwise.train.checkpoint import older
 from shardwise.train.checkpoint.manifest import (
@@ -24,7 +25,6 @@ from shardwise.train.checkpoint.manifest import (
 )
 from shardwise.train.checkpoint.piece import Piece, boxed, view_of
 from shardwise.train.checkpoint.ranks import Ranks
-from shardwise.train.files import SEAL, DamagedError, Sum, seal_fault
 
 
 class Files(Protocol):

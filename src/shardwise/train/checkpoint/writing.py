@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shardwise.files import BLOCK, Sum, sync
 from shardwise.measurement.folder import named
 from shardwise.train.box import Shape
 from shardwise.train.checkpoint.manifest import ALIGNED, Part, StoredTensor, tensor_fault
 from shardwise.train.checkpoint.piece import Piece
 from shardwise.train.checkpoint.ranks import Ranks
-from shardwise.train.files import BLOCK, Sum, sync
 
 Written = tuple[dict[str, StoredTensor], dict[str, Sum]]  # the tensors, and the sums of the files
 

@@ -1,6 +1,6 @@
 """The model that is trained."""
 
-from shardwise.train.data.batches import IGNORED
+from shardwise.data.batches import IGNORED
 from shardwise.train.model.decoder import Decoder, Output, build
 from shardwise.train.model.initialise import initialise
 from shardwise.train.model.weights import Weight, parameter_weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.parameters import attribute
+from shardwise.lowering.parameters import attribute
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import UNITS
 

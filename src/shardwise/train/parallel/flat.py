@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.groups import Group, Member
-from shardwise.layout.parameters import Sync, attribute
+from shardwise.lowering.groups import Group, Member
+from shardwise.lowering.parameters import Sync, attribute
 from shardwise.train.formats import Formats
 from shardwise.train.world import World
 

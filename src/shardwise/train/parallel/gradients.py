@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shardwise.layout.groups import Member
+from shardwise.lowering.groups import Member
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup
 

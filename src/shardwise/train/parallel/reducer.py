@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from shardwise.layout.groups import Member
+from shardwise.lowering.groups import Member
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients

@@ -1,0 +1,91 @@
+"""Keys and values that a model keeps of what it has read: bytes of a token, of a sequence, of a batch; how many fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwise.books.rules import kv_cache_bytes_per_token
+from shardwise.cluster.cluster import Cluster
+from shardwise.dtypes import bytes_per_element
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import num_params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """The cache of one model in one format: 2·K·H elements for each token and layer; layers with a window keep it alone.
+
+    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads.
+    Source: the book, "Transformers", KV caching; for latents DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+    Differs: the book has neither windows nor latents.
+    """
+
+    architecture: Architecture
+    dtype: str = "bf16"
+
+    @property
+    def layer_bytes_per_token(self) -> float:
+        """What one layer keeps of one token."""
+        a, element = self.architecture, bytes_per_element(self.dtype)
+        if a.kv_lora_rank:
+            return (a.kv_lora_rank + a.rope_head_dim) * element
+        return kv_cache_bytes_per_token(1, a.num_kv_heads * a.head_dim, element)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """What every layer together keeps of one token."""
+        return self.architecture.num_layers * self.layer_bytes_per_token
+
+    def kept_tokens(self, context: int) -> int:
+        """Tokens kept of a sequence, all layers together."""
+        a = self.architecture
+        window = min(context, a.sliding_window or context)
+        return (a.num_layers - a.num_windowed_layers) * context + a.num_windowed_layers * window
+
+    def sequence_bytes(self, context: int) -> float:
+        """Cache of one sequence of `context` tokens."""
+        return self.kept_tokens(context) * self.layer_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFit:
+    """Memory of a cluster shared by weights and caches; both are split evenly over its devices.
+
+    Assumes: nothing else but the runtime takes memory; with `runtime_bytes` 0 nothing at all, as the books count.
+    Even splits need sequences or heads enough: more devices than key-value heads hold different sequences.
+    """
+
+    memory_bytes: float
+    runtime_bytes: float
+    weight_bytes: float
+    sequence_bytes: float
+
+    @property
+    def free_bytes(self) -> float:
+        """What weights and runtime leave; negative where they do not fit."""
+        return self.memory_bytes - self.runtime_bytes - self.weight_bytes
+
+    @property
+    def num_seqs(self) -> int:
+        """Whole sequences that fit beside the weights."""
+        return max(0, math.floor(self.free_bytes / self.sequence_bytes))
+
+
+def cache_fit(
+    cache: KvCache, cluster: Cluster, context: int, weights: str = "bf16", *, runtime: bool = True
+) -> CacheFit:
+    """How many sequences of `context` tokens fit on a cluster beside one copy of the weights.
+
+    `runtime`: what the runtime takes of each device is not for caches; False: all of it is, as the books count.
+    Raises `InputError` for an unknown format, or a context of no token.
+    """
+    if context < 1:
+        raise InputError(f"context: found {context}; at least 1 token is required")
+    return CacheFit(
+        memory_bytes=cluster.num_devices * cluster.chip.memory_bytes,
+        runtime_bytes=cluster.num_devices * cluster.chip.runtime_bytes if runtime else 0.0,
+        weight_bytes=num_params(cache.architecture) * bytes_per_element(weights),
+        sequence_bytes=cache.sequence_bytes(context),
+    )

@@ -1,0 +1,110 @@
+"""Every operation of a model's block on one chip: its compute, its memory traffic, and which of them binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwise.books.rules import critical_intensity
+from shardwise.cluster.chip import Chip
+from shardwise.cost.rates import rates_of
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.job import precision_named
+from shardwise.layout.family import Family, atomic_degrees
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of
+from shardwise.lowering.kernels import Kernel
+from shardwise.model.architecture import Architecture
+
+PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTime:
+    """One kernel of a block. FLOPs are of matrix products and attention: elementwise ones have none and memory binds them."""
+
+    phase: str
+    name: str
+    num_operations: int
+    flops: float
+    moved_bytes: float
+    math_s: float
+    memory_s: float
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.moved_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Compute and traffic overlapped."""
+        return max(self.math_s, self.memory_s)
+
+    @property
+    def bound(self) -> str:
+        return "compute" if self.math_s >= self.memory_s else "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRoofline:
+    """The kernels of one block, forward and backward, in order; nothing is computed again in the backward pass."""
+
+    model: str
+    num_seqs: int
+    seq_len: int
+    dtype: str
+    flops_per_s: float
+    bytes_per_s: float
+    operations: tuple[OperationTime, ...]
+
+    @property
+    def critical_intensity(self) -> float:
+        return critical_intensity(self.flops_per_s, self.bytes_per_s)
+
+    def total_s(self, phase: str, bound: str | None = None) -> float:
+        """Seconds of a phase, kernel after kernel; of those that compute or memory binds."""
+        wanted = (one for one in self.operations if one.phase == phase and bound in (None, one.bound))
+        return sum(one.seconds for one in wanted)
+
+    def total_flops(self, phase: str) -> float:
+        return sum(one.flops for one in self.operations if one.phase == phase)
+
+
+def block_roofline(architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int) -> BlockRoofline:
+    """A block of `num_seqs` sequences on one chip in bf16: the kernels that its derived program runs, nothing sharded.
+
+    Attention is causal and flash; of a model with windows on some layers it is the mean of its layers. Neighbouring
+    elementwise operations are one kernel. Peak and bandwidth are the vendor's.
+    """
+    degrees = atomic_degrees(architecture, degrees_of(Layout(micro_batch_seqs=num_seqs)))
+    pricer = UnitPricer(architecture, rates_of(chip, None), precision_named("bf16"))
+    values = unit_values(architecture, seq_len, degrees)
+    dtype = pricer.precision.activations
+    peak = chip.peak(dtype)
+
+    def timed(kernel: Kernel) -> OperationTime:
+        flops, moved = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
+        return OperationTime(
+            phase=kernel.phase, name=_name(kernel), num_operations=len(kernel.outputs) if kernel.kind == "map" else 1,
+            flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
+        )  # fmt: skip
+
+    family = pricer.of_structure(Family(zero_stage=0, sequence_parallel=False, recompute="none"))
+    parts = pricer.parts(family, "block")
+    found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
+    return BlockRoofline(
+        model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
+        bytes_per_s=chip.memory_bytes_per_s, operations=tuple(found),
+    )  # fmt: skip
+
+
+def _name(kernel: Kernel) -> str:
+    """A product by its operands, attention by its results, anything else by its last result."""
+    if kernel.kind == "contract":
+        return " · ".join(_plain(kernel.inputs))
+    return ", ".join(_plain(kernel.outputs if kernel.kind == "scan" else kernel.outputs[-1:]))
+
+
+def _plain(names: tuple[str, ...]) -> Iterator[str]:
+    """Names without the number that tells apart the gradients from several uses."""
+    return (name.partition("#")[0] for name in names)

@@ -1,0 +1,153 @@
+"""FLOPs and bytes of single kernels, and the size from which compute binds them.
+
+Letters: [B, D] · [D, F] of a product; B sequences of T queries and S keys with N query heads of width H on K key-value
+heads; E experts of which a token takes k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from shardwise.books.rules.polynomial import POINTS, coefficients, first_rise
+from shardwise.books.rules.roofline import Bounds, time_bounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCost:
+    """FLOPs of one kernel, and bytes that it reads and writes."""
+
+    flops: float
+    read_bytes: float
+    written_bytes: float
+
+    @property
+    def moved_bytes(self) -> float:
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.moved_bytes
+
+    @property
+    def backward_flops(self) -> float:
+        """Of a product: two of the same size, the gradients of both operands."""
+        return 2.0 * self.flops
+
+    @property
+    def training_flops(self) -> float:
+        return self.flops + self.backward_flops
+
+    def math_s(self, flops_per_s: float) -> float:
+        return self.flops / flops_per_s
+
+    def bounds(self, flops_per_s: float, bytes_per_s: float) -> Bounds:
+        """The kernel's time with its traffic to memory, overlapped or not."""
+        return time_bounds(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
+
+
+def matmul_cost(
+    batch: float, d_in: float, d_out: float, bytes_per_element: float = 2.0, weight_bytes: float | None = None
+) -> KernelCost:
+    """[B, D] · [D, F]: 2BDF FLOPs; BD and DF elements read and BF written, a weight's of a width of its own if given.
+
+    Source: the book, "All About Rooflines" and its question 2 (int8 weights).
+    """
+    return batched_matmul_cost(1.0, batch, d_in, d_out, bytes_per_element, weight_bytes)
+
+
+def dot_product_cost(length: float, bytes_per_element: float = 2.0) -> KernelCost:
+    """Two vectors: N products and N - 1 sums, 2N elements read and one written; half a FLOP per byte in bf16.
+
+    Source: the book, "All About Rooflines".
+    """
+    return KernelCost(
+        flops=2.0 * length - 1.0, read_bytes=2.0 * length * bytes_per_element, written_bytes=bytes_per_element
+    )
+
+
+def batched_matmul_cost(
+    batch: float, rows: float, d_in: float, d_out: float, bytes_per_element: float = 2.0,
+    weight_bytes: float | None = None,
+) -> KernelCost:  # fmt: skip
+    """[B, T, D] · [B, D, F], a matrix for each of B: FLOPs and bytes of T rows, B times, so that B leaves the intensity.
+
+    Source: the book, "All About Rooflines", question 4 (T = 1: about 2 FLOPs per byte in int8); the note, A.1.3.
+    """
+    weight = bytes_per_element if weight_bytes is None else weight_bytes
+    return KernelCost(
+        flops=2.0 * batch * rows * d_in * d_out,
+        read_bytes=batch * (rows * d_in * bytes_per_element + d_in * d_out * weight),
+        written_bytes=batch * rows * d_out * bytes_per_element,
+    )
+
+
+def experts_cost(
+    batch: float, d_in: float, d_out: float, num_experts: float, experts_per_token: float,
+    bytes_per_element: float = 2.0, weight_bytes: float | None = None,
+) -> KernelCost:  # fmt: skip
+    """One matrix [D, F] of each of E experts, k of them for each of B tokens: 2kBDF FLOPs; kB rows in and out.
+
+    Assumes: every expert has a token, so all E matrices are read; even routing. Source: the book, "Transformers",
+    question 8, which leaves the rows out.
+    """
+    return batched_matmul_cost(
+        num_experts, batch * experts_per_token / num_experts, d_in, d_out, bytes_per_element, weight_bytes
+    )
+
+
+def attended_pairs(queries: float, keys: float, *, causal: bool = False) -> float:
+    """Pairs of a query and a key: T·S, or those that a causal mask leaves to the last T of S positions.
+
+    Formula: T·S - T(T - 1)/2; T(T + 1)/2 where T = S. Source: the note, A.3.
+    """
+    return queries * keys - (queries * (queries - 1.0) / 2.0 if causal else 0.0)
+
+
+def attention_cost(
+    num_seqs: float, queries: float, keys: float, num_heads: float, num_kv_heads: float, head_dim: float,
+    bytes_per_element: float = 2.0, *, causal: bool = False, fused: bool = True,
+) -> KernelCost:  # fmt: skip
+    """softmax(Q·K)·V without its projections: 4·N·H FLOPs for each pair of query and key.
+
+    Bytes: queries and results of N heads, keys and values of K heads. What is not `fused` (flash attention is) also
+    writes and reads the scores and the softmax of them, N·T·S elements each, masked or not. A prompt has T = S, a
+    step of decoding T = 1. Source: the book, "Transformers", question 4; the note, A.3.
+    """
+    pairs = attended_pairs(queries, keys, causal=causal)
+    scores = 0.0 if fused else 2.0 * num_heads * queries * keys
+    own, cache = queries * num_heads * head_dim, 2.0 * keys * num_kv_heads * head_dim
+    return KernelCost(
+        flops=4.0 * num_seqs * num_heads * head_dim * pairs,
+        read_bytes=num_seqs * (own + cache + scores) * bytes_per_element,
+        written_bytes=num_seqs * (own + scores) * bytes_per_element,
+    )
+
+
+def elementwise_cost(length: float, num_arrays: float = 2, bytes_per_element: float = 2.0) -> KernelCost:
+    """One array of N elements out of A arrays of N: A - 1 FLOPs for each element, 1 where A = 1; A reads and a write.
+
+    Source: the book, "TPUs", the elementwise product.
+    """
+    return KernelCost(
+        flops=max(1.0, num_arrays - 1.0) * length,
+        read_bytes=num_arrays * length * bytes_per_element,
+        written_bytes=length * bytes_per_element,
+    )
+
+
+def critical_size(cost: Callable[[float], KernelCost], flops_per_s: float, bytes_per_s: float) -> float:
+    """The least size from which compute takes as long as memory traffic: 0 where it does at every size, infinite at none.
+
+    FLOPs and bytes are polynomials of the size, whose difference is solved for: the batch of a product is linear, the side
+    of a cube has the third power, 2·n³ FLOPs against 3·n² elements, so 3·C/W in bf16. Raises `InputError` where they are not,
+    or of more than the sixth degree. Source: the book, "All About Rooflines".
+
+    >>> round(critical_size(lambda side: matmul_cost(side, side, side), flops_per_s=312e12, bytes_per_s=1.6e12))
+    585
+    """
+    at = [cost(float(size)) for size in range(POINTS)]
+    flops, moved = coefficients([one.flops for one in at]), coefficients([one.moved_bytes for one in at])
+    excess = (f * bytes_per_s - m * flops_per_s for f, m in zip_longest(flops, moved, fillvalue=0.0))
+    return first_rise(list(excess))

@@ -1,0 +1,262 @@
+"""The fit to the published runs, its folds, and the spread of predictions that these show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.calibrate.accuracy import ErrorStatistics, Judged, judge, statistics
+from shardwise.calibrate.fit import Array, Fit, fit, start
+from shardwise.calibrate.folds import Member, cross_validated, fold_groups, group_of
+from shardwise.calibrate.published_runs.rows import Row, published_rows
+from shardwise.calibrate.ranking import Ranking, ranking, timed
+from shardwise.calibrate.response import run_observation
+from shardwise.cluster.calibration import SPREAD_OF
+from shardwise.errors import InputError
+from shardwise.progress import Progress, silent
+
+# What a fold stands for in the spread of a prediction.
+SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
+TAILS = (0.05, 0.95)
+FEWEST = 20  # runs that folds are made of
+
+
+@dataclass(frozen=True)
+class Published:
+    """Judged rows that count, their observations, the fit to all of them, and predictions by kind of fold."""
+
+    judged: Sequence[Judged]
+    members: Sequence[Member]
+    fitted: Fit
+    folds: Mapping[str, Array]
+
+    @cached_property
+    def measured(self) -> Array:
+        return np.array([one.observation.measured_s for one in self.members])
+
+    @cached_property
+    def weights(self) -> Array:
+        return np.array([one.observation.weight for one in self.members])
+
+    @cached_property
+    def in_sample(self) -> Array:
+        """Seconds predicted where everything was fitted."""
+        return np.asarray(np.exp(self.fitted.rows))[None]
+
+    def spread(self, fold: str) -> dict[str, tuple[float, float]]:
+        """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
+        ratios = self.measured / self.folds[fold]
+        groups = self.num_groups(fold)
+        return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in SPREAD_OF}
+
+    def num_groups(self, fold: str) -> int:
+        """How many stacks with a model, sources or labs a fold's predictions are of."""
+        return len(set(map(group_of(fold), self.members)))
+
+    @cached_property
+    def kinds(self) -> Array:
+        return np.array([SPREAD_OF[_is_moe(one)] for one in self.judged])
+
+    def coverage(self, fold: str) -> float:
+        """Share of a fold's runs inside the interval that the rest of the folds gives."""
+        seconds = self.folds[fold]
+        ratios = self.measured / seconds
+        inside = np.zeros(ratios.shape)
+        for draw, own in enumerate(ratios):
+            for group in fold_groups(self.members, fold, draw):
+                rest = self.weights.copy()
+                rest[group] = 0.0
+                for kind in SPREAD_OF:
+                    low, high = widened(between(own, rest * (self.kinds == kind)), self.num_groups(fold))
+                    inside[draw, group] += ((own >= low) & (own <= high) & (self.kinds == kind))[group]
+        there = ~np.isnan(seconds)
+        return float(np.average(inside[there], weights=np.broadcast_to(self.weights, there.shape)[there]))
+
+
+def between(ratios: Array, weights: Array) -> tuple[float, float]:
+    """The weighted 5th and 95th percentiles of some ratios, with 1 between them."""
+    weights = np.broadcast_to(weights, ratios.shape)
+    there = ~np.isnan(ratios) & (weights > 0)
+    weights = weights[there]
+    order = np.argsort(ratios[there])
+    values, shares = ratios[there][order], np.cumsum(weights[order])
+    low, high = (float(values[np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
+    return min(low, 1.0), max(high, 1.0)
+
+
+def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
+    """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
+
+    The 3 was chosen so that intervals from the other labs and sources cover nine of ten runs of one that is left out.
+    """
+    low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in pair)
+    return low, high
+
+
+def fit_published(
+    rows: Sequence[Row] | None = None,
+    progress: Progress = silent,
+    *,
+    held: Collection[str] = (),
+) -> Published:
+    """Fit to all rows that count, and cross-validate; the constants in `held` stay where they are expected.
+
+    Raises `InputError` where there are too few runs for folds.
+    """
+    judged = [
+        one
+        for one in judge(published_rows() if rows is None else rows, progress=progress)
+        if one.scored and one.prediction and one.row.step_time_s
+    ]
+    members = [
+        Member(
+            observation=run_observation(one.prediction.case, one.row.step_time_s, one.weight),
+            family=one.row.family, model=repr(replace(one.prediction.case.architecture, name="")),
+        )
+        for one in judged
+        if one.prediction and one.row.step_time_s
+    ]  # fmt: skip
+    labs = {one.lab for one in members}
+    if len(members) < FEWEST or len(labs) < 2:
+        raise InputError(
+            f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST} runs "
+            "of two labs are required, leave --chip and --source out or give more rows"
+        )
+    progress(f"fitting constants to {len(members)} runs")
+    observations = [one.observation for one in members]
+    fitted = fit(observations, start(observations).holding(held))
+    return Published(judged, members, fitted, cross_validated(members, fitted, progress))
+
+
+def _is_moe(one: Judged) -> bool:
+    return bool(one.prediction and one.prediction.case.architecture.num_experts)
+
+
+def _is_dense(one: Judged, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
+    return not _is_moe(one) and one.row.cell("chip").startswith(chips) and dtypes(one.row.cell("dtype"))
+
+
+# What the errors are reported of.
+STRATA: Mapping[str, Callable[[Judged], bool]] = {
+    "all": lambda one: True,
+    "dense": lambda one: not _is_moe(one),
+    "MoE": _is_moe,
+    "dense A100": lambda one: _is_dense(one, "A100"),
+    "dense H100, 16 bits": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" not in dtype),
+    "dense H100, fp8": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" in dtype),
+    "dense Blackwell": lambda one: not _is_moe(one) and "B200" in one.row.cell("chip"),
+    "TPU": lambda one: one.row.cell("chip").startswith("TPU"),
+    "recompute not stated": lambda one: not one.row.cell("recompute"),
+}
+
+
+def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged], bool]) -> ErrorStatistics | None:
+    """Errors of a fold's predictions in a stratum; None where it has none."""
+    errors = [
+        (float(draw[i] / found.measured[i] - 1.0), float(found.weights[i]))
+        for draw in seconds
+        for i, one in enumerate(found.judged)
+        if stratum(one) and not np.isnan(draw[i])
+    ]
+    return statistics(errors) if errors else None
+
+
+def fold_ranking(found: Published, seconds: Array) -> Ranking | None:
+    """How a fold's predictions order layouts; of several draws the first."""
+    first = seconds[0]
+    return ranking(
+        [
+            timed(one.row, float(found.measured[i]), float(first[i]))
+            for i, one in enumerate(found.judged)
+            if not np.isnan(first[i])
+        ]
+    )
+
+
+def noise(found: Published) -> dict[str, ErrorStatistics]:
+    """By kind of model how far runs of the same configuration lie from their median: what no prediction can do better."""
+    groups: dict[str, list[int]] = {}
+    for i, one in enumerate(found.judged):
+        groups.setdefault(one.row.dup_group, []).append(i)
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for group in (members for members in groups.values() if len(members) > 1):
+        middle = float(np.median(found.measured[group]))
+        errors.setdefault(found.kinds[group[0]], []).extend(
+            (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
+        )
+    return {kind: statistics(found) for kind, found in sorted(errors.items())}
+
+
+def fold_payload(found: Published) -> dict[str, Any]:
+    """The folds as plain data: predictions of each run by fold, statistics by fold and stratum, spread, coverage, ranking."""
+    seconds = {"fitted": found.in_sample, **found.folds}
+    return {
+        "rows": [
+            {
+                "id": one.row.id,
+                "measured_step_time_s": float(found.measured[i]),
+                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
+            }
+            for i, one in enumerate(found.judged)
+        ],
+        "summary": {
+            fold: {
+                name: asdict(one)
+                for name, stratum in STRATA.items()
+                if (one := fold_statistics(found, draws, stratum)) is not None
+            }
+            for fold, draws in seconds.items()
+        },
+        "spread": {fold: found.spread(fold) for fold in found.folds},
+        "coverage": {fold: found.coverage(fold) for fold in found.folds},
+        "ranking": {
+            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
+        },
+        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def fold_report(found: Published) -> str:
+    """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
+    titles = {
+        "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
+        "lab": "lab and stack new",
+        "three": "source and stack new, three of its runs given",
+    }  # fmt: skip
+    lines = []
+    for fold, title in titles.items():
+        seconds = found.in_sample if fold == "fitted" else found.folds[fold]
+        lines.append(
+            f"{title:<46}" + "".join(f"{name:>8}" for name in ("rows", "mean", "median", "p90", "worst", "bias"))
+        )
+        for name, stratum in STRATA.items():
+            one = fold_statistics(found, seconds, stratum)
+            if one:
+                shares = "".join(f"{share:>8.1%}" for share in (one.mean, one.median, one.p90, one.worst))
+                lines.append(f"  {name:<44}{one.num_rows:>8}{shares}{one.bias:>+8.1%}")
+        if fold != "fitted":
+            spread = found.spread(fold)
+            shown = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
+            lines.append(f"  90% intervals: {shown} times the prediction; coverage {found.coverage(fold):.1%}")
+        ranks = fold_ranking(found, seconds)
+        if ranks:
+            lines.append(
+                f"  layouts of one model on one machine that differ by over 10%: {ranks.ordered:.1%} of {ranks.num_pairs} pairs "
+                f"ordered rightly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
+                f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
+            )
+        lines.append("")
+    lines.append("runs of one configuration around their median (different releases, different days)")
+    lines += [
+        f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
+        for kind, one in noise(found).items()
+    ]
+    return "\n".join(lines).rstrip()

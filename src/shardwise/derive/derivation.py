@@ -1,0 +1,151 @@
+"""The three derived programs of each unit of a decoder (embedding, block, head, ...), sharded for one family.
+
+Forward, then backward with the recomputed slice in front of it, then update: each is an ordinary program put through
+`shard_program`. What is read off them: communication, FLOPs, bytes touched, bytes saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+from shardwise.derive.shardings import (
+    exchanged,
+    gradient_rest,
+    hidden_spec,
+    optimizer_rest,
+    resting,
+    staying,
+    using,
+    weight_rest,
+)
+from shardwise.derive.walk import Compute, Final, ShardedProgram, Step, shard_program
+from shardwise.layout.family import Family
+from shardwise.model.architecture import Architecture, Structure
+from shardwise.model.backward import Backward, backward, split_saved
+from shardwise.model.decoder import BORROWED, LAYERS, TURNING, UNITS, unit_counts
+from shardwise.model.operations import Operation, Scan, ScanGradient
+from shardwise.model.program import Program, Tensor
+from shardwise.model.update import STATE, update_program
+from shardwise.sharding.spec import Spec
+
+SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and values when it has been used
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
+    `kept` are the weights that its forward pass gathers and its backward pass still has, as gathered: those of `TURNING` units.
+
+    `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
+    `tensors` are those of all three programs, by name; `nodes` as in `model.backward.Backward`.
+    """
+
+    name: str
+    family: Family
+    forward: ShardedProgram
+    recompute_steps: tuple[Step, ...]
+    backward_steps: tuple[Step, ...]
+    backward: ShardedProgram
+    update: ShardedProgram
+    saved: Mapping[str, Spec]
+    kept: Mapping[str, Spec]
+    gradients: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+    nodes: Mapping[str, int]
+
+    @property
+    def weights(self) -> Mapping[str, tuple[str, ...]]:
+        """Names and dims of the unit's own weights."""
+        program, borrowed = self.forward.program, BORROWED.get(self.name, ())
+        return {name: program.dims(name) for name in program.weights if name not in borrowed}
+
+    @property
+    def trained(self) -> Mapping[str, tuple[str, ...]]:
+        """The same without those that are frozen: what has gradients and optimizer state."""
+        return {name: self.forward.program.dims(name) for name in self.gradients}
+
+    def phases(self) -> Mapping[str, tuple[Step, ...]]:
+        """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
+        return {
+            "forward": self.forward.steps,
+            "recompute": self.recompute_steps,
+            "backward": self.backward_steps,
+            "update": self.update.steps,
+        }
+
+
+def derive_unit(name: str, program: Program, family: Family, *, recompute: str) -> Unit:
+    """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
+    stay = staying(family, program)
+    summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
+    forward = shard_program(program, resting(family, program), use=using(family, program), final=summed, stay=stay)
+    transposed = backward(program, given=program.outputs, wanted=program.wanted)
+    return _shard_backward(name, forward, transposed, family, recompute)
+
+
+def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
+    program = transposed.program
+    again = split_saved(forward.program, program.inputs, policy)
+    lying = {**forward.specs, **exchanged(family, forward.program)}
+    saved = {tensor: lying[tensor] for tensor in again.saved}
+    rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
+    weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
+    gradients = {w: g for w, g in weights.items() if w not in BORROWED.get(name, ())}
+    final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
+    final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
+    operations = (*again.operations, *program.operations)
+    use = using(family, forward.program)
+    weights_used = forward.program.weights if name in TURNING else ()
+    kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
+    sharded = shard_program(
+        program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
+        stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
+    )  # fmt: skip
+    update = _shard_update(forward.program, gradients, sharded, family)
+    border = _end_of(again.operations, sharded.steps)
+    return Unit(
+        name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
+        backward_steps=sharded.steps[border:], update=update, saved=saved, kept=kept,
+        gradients=gradients,
+        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors}, nodes=transposed.nodes,
+    )  # fmt: skip
+
+
+def _end_of(operations: tuple[Operation, ...], steps: tuple[Step, ...]) -> int:
+    """Number of steps up to the last one that computes one of `operations`."""
+    last = [index for index, step in enumerate(steps) if isinstance(step, Compute) and step.operation in operations]
+    return last[-1] + 1 if last else 0
+
+
+def _cotangents(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
+    """The gradient of an output comes in as the output lies."""
+    return {f"d.{name}": forward.specs[name] for name in forward.program.outputs if f"d.{name}" in program.inputs}
+
+
+def _shard_update(
+    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
+) -> ShardedProgram:
+    weights = {name: forward.dims(name) for name in gradients}
+    program = update_program(weights, gradients)
+    rest = {g: backward.specs[g] for g in gradients.values()}
+    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in STATE}
+    final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
+    return shard_program(program, rest, final=final)
+
+
+def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
+    """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
+    return {name: derived_unit(architecture.structure, family, name) for name in (*unit_counts(architecture), "carry")}
+
+
+def derived_unit(structure: Structure, family: Family, name: str) -> Unit:
+    """One of them. Recomputation and context parallelism are about layers; other units do without them."""
+    own = replace(family, experts=structure.experts)
+    return _derived(structure, own if name in LAYERS else replace(own, recompute="none", cp_variant="all_gather"), name)
+
+
+@lru_cache(maxsize=1024)
+def _derived(structure: Structure, family: Family, name: str) -> Unit:
+    return derive_unit(name, UNITS[name](structure.sizeless()), family, recompute=family.recompute)

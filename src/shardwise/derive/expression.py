@@ -1,0 +1,190 @@
+"""A sharded product as people write it, as a problem to solve and as a program of steps.
+
+What the text means is said in `sharding.meaning`. Each operand is first summed over the dims that it alone has and the result
+lacks; products then join two tensors, and sum the dims that nothing outside has (`sharding.einsum.kept_dims`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.derive.walk import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.errors import InputError, ShardingError, require
+from shardwise.model.operations import Contract, Operation, Placed
+from shardwise.model.program import Program, ProgramBuilder, Role, Tensor
+from shardwise.sharding.einsum import kept_dims
+from shardwise.sharding.meaning import result_dims
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import Expression
+from shardwise.sharding.spec import Spec
+from shardwise.sharding.strategy import Move, Problem, Product, Strategy, summed_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedExpression:
+    """A product with its mesh and sizes. `operands` are where they lie at the start, `goal` where the result is wanted."""
+
+    expression: Expression
+    mesh: Mesh
+    sizes: Mapping[str, int]
+    dtype: str
+    names: tuple[str, ...]
+    operands: tuple[Spec, ...]
+    result_name: str
+    result_dims: tuple[str, ...]
+    goal: Spec | None
+
+    def problem(self, free: Sequence[str] = ()) -> Problem:
+        """What the search for the cheapest strategy takes."""
+        unknown = [name for name in free if name not in self.names]
+        if unknown:
+            raise InputError(f"--free: no operand {unknown[0]!r}; the operands are {', '.join(self.names)}")
+        return Problem(
+            names=self.names, operands=self.operands, result=self.result_dims, goal=self.goal, mesh=self.mesh,
+            sizes=self.sizes, free=frozenset(free),
+        )  # fmt: skip
+
+
+def shard_expression(
+    expression: Expression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16"
+) -> ShardedExpression:
+    """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
+    names = _names(expression)
+    known = _sizes(expression, sizes)
+    result = expression.result
+    kept = result_dims(expression)
+    dims = dict.fromkeys(dim for operand in expression.operands for dim in operand.spec.dims)
+    missing = sorted(dim for dim in dims if dim not in known)
+    if missing:
+        raise InputError(f"sizes: none for {', '.join(missing)}; give it inline (I = 8192) or by --size I=8192")
+    dtypes = {t.dtype for t in (*expression.operands, result) if t is not None and t.dtype}
+    if len(dtypes) > 1:
+        raise InputError(f"dtype: found {', '.join(sorted(dtypes))}; one number format for all tensors is required")
+    made = ShardedExpression(
+        expression=expression, mesh=mesh, sizes={dim: known[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
+        names=names, operands=tuple(operand.spec for operand in expression.operands),
+        result_name=_result_name(expression, names), result_dims=kept, goal=result.spec if result is not None else None,
+    )  # fmt: skip
+    require(_violations(made))
+    return made
+
+
+def _names(expression: Expression) -> tuple[str, ...]:
+    names = [operand.name for operand in expression.operands]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(f"{expression}: two operands are called {repeated[0]}; each needs a name of its own")
+    if len(names) > 1 and expression.result is not None and expression.result.name in names:
+        raise InputError(
+            f"{expression}: the result is called {expression.result.name}, as an operand is; each needs a name of its own"
+        )
+    return tuple(names)
+
+
+def _result_name(expression: Expression, names: Sequence[str]) -> str:
+    """The result's own name; of one tensor that is only resharded, its own, and of one that is not, `A'` for `A`."""
+    if len(names) == 1:
+        return _name_of_one(expression)
+    if expression.result is not None:
+        return expression.result.name
+    return next(name for name in ("C", "Z", "Out", "Result") if name not in names)
+
+
+def _name_of_one(expression: Expression) -> str:
+    (operand,), result = expression.operands, expression.result
+    if result is None or result.spec.dims == operand.spec.dims:
+        return operand.name
+    return result.name if result.name != operand.name else f"{operand.name}'"
+
+
+def _sizes(expression: Expression, sizes: Mapping[str, int]) -> dict[str, int]:
+    known = dict(sizes)
+    problems = []
+    tensors = [*expression.operands, *([expression.result] if expression.result is not None else [])]
+    for tensor in tensors:
+        for dim, size in tensor.sizes.items():
+            if known.setdefault(dim, size) != size:
+                problems.append(f"sizes: {dim} is {known[dim]} and {size}; one size for each dim is required")
+    require(problems)
+    return known
+
+
+def _violations(made: ShardedExpression) -> list[str]:
+    specs = [*zip(made.names, made.operands, strict=True), *([(made.result_name, made.goal)] if made.goal else [])]
+    problems = []
+    for name, spec in specs:
+        try:
+            spec.local_shape(made.mesh, made.sizes)
+            made.mesh.size(spec.partial)
+        except ShardingError as error:
+            problems += [f"{name}: {problem}" for problem in error.problems]
+    if made.goal is not None and made.goal.partial:
+        problems.append(f"{made.result_name}: a result that is a partial sum is not finished; leave {{U_...}} out")
+    return problems
+
+
+def expression_program(made: ShardedExpression) -> Program:
+    """The expression as a program of contractions, multiplied from the left."""
+    builder = ProgramBuilder()
+    for name, spec in zip(made.names, made.operands, strict=True):
+        builder.input(name, spec.dims, Role.ACTIVATION)
+    held = [spec.dims for spec in made.operands]
+    (running, dims), *others = list(_summed_alone(made, builder))
+    for index, (name, own) in enumerate(others, start=1):
+        last = index == len(others)
+        dims = kept_dims([dims, own], held[index + 1 :], made.result_dims)
+        target = made.result_name if last else "*".join(made.names[: index + 1])
+        running = builder.add(Contract((running, name), (builder.tensor(target, dims, Role.ACTIVATION),)))
+    return builder.build([running])
+
+
+def _summed_alone(made: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each operand's name and dims once it is summed over the dims that it alone has and the result lacks.
+
+    A single operand is brought to the result's dims, in their order.
+    """
+    held = [spec.dims for spec in made.operands]
+    for index, (name, dims) in enumerate(zip(made.names, held, strict=True)):
+        kept = kept_dims([dims], held[:index] + held[index + 1 :], made.result_dims)
+        if kept != dims:
+            target = made.result_name if len(held) == 1 else summed_name(name)
+            builder.add(Contract((name,), (builder.tensor(target, kept, Role.ACTIVATION),)))
+            name = target
+        yield name, kept
+
+
+def derive_by_cases(made: ShardedExpression) -> ShardedProgram:
+    """The book's way: each product by the four cases, from the left, and the result brought to its sharding."""
+    program = expression_program(made)
+    rest = dict(zip(made.names, made.operands, strict=True))
+    final = {made.result_name: made.goal if made.goal is not None else _whole}
+    return shard_program(program, rest, final=final)
+
+
+def _whole(natural: Spec) -> Spec:
+    return natural.with_partial(())
+
+
+def strategy_program(made: ShardedExpression, strategy: Strategy) -> ShardedProgram:
+    """The steps of a strategy, ready to run on devices."""
+
+    def named(name: str) -> str:
+        return made.result_name if name == strategy.tensor else name
+
+    tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(made.names, made.operands, strict=True)}
+    operations: list[Operation] = []
+    steps: list[Communicate | Compute] = []
+    specs = dict(strategy.starts)
+    for action in strategy.actions:
+        name = named(action.result if isinstance(action, Product) else action.tensor)
+        if isinstance(action, Move):
+            steps.append(Communicate(tensors[name], action.collective))
+            specs[name] = action.collective.after
+            continue
+        tensors[name] = Tensor(name, action.result_spec.dims, Role.ACTIVATION)
+        operations.append(Contract(tuple(map(named, action.operands)), (name,)))
+        steps.append(Compute(operations[-1], Placed(action.specs, (action.result_spec,))))
+        specs[name] = action.result_spec
+    program = Program(tensors, tuple(operations), made.names, (made.result_name,))
+    return ShardedProgram(program, tuple(steps), specs)

@@ -1,0 +1,1 @@
+"""Pictures as SVG: primitives, and charts of them."""

@@ -1,0 +1,153 @@
+"""One operation on one virtual device's arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.derive.walk import Compute
+from shardwise.engine.numpy import kernels
+from shardwise.errors import chosen
+from shardwise.model.operations import (
+    Accumulate,
+    Contract,
+    Join,
+    Lookup,
+    Map,
+    Operation,
+    Part,
+    Route,
+    RouteGradient,
+    Scan,
+    ScanGradient,
+    Scatter,
+)
+from shardwise.sharding.meaning import einsum_subscripts, letters_of
+from shardwise.sharding.spec import Spec
+
+if TYPE_CHECKING:
+    from shardwise.engine.numpy.virtual import VirtualDevices
+
+Array = NDArray[Any]
+
+
+class DeviceKernel:
+    """One operation on one device."""
+
+    def __init__(self, devices: VirtualDevices, step: Compute, coordinate: Mapping[str, int]) -> None:
+        self.devices = devices
+        self.operation: Operation = step.operation
+        self.placed = step.placed
+        self.coordinate = coordinate
+
+    def __call__(self, arrays: list[Array]) -> tuple[Array, ...]:
+        operation = self.operation
+        if isinstance(operation, Contract):
+            return (self.contract(*arrays),)
+        if isinstance(operation, Accumulate):
+            return (np.add.reduce(np.stack(arrays)),)
+        if isinstance(operation, Map):
+            return (self.map(operation, arrays),)
+        if isinstance(operation, Join):
+            return (self.join(operation, arrays),)
+        if isinstance(operation, Part):
+            return (self.part(operation, *arrays),)
+        if isinstance(operation, Lookup):
+            return (self.lookup(operation, *arrays),)
+        if isinstance(operation, Scatter):
+            return (self.scatter(operation, *arrays),)
+        if isinstance(operation, RouteGradient):
+            return (kernels.route_gradient(*arrays),)
+        if isinstance(operation, Route):
+            return (kernels.route(arrays[0], self.devices.sizes[operation.num_chosen]),)
+        if isinstance(operation, Scan):
+            part = kernels.attention(*arrays[:5])
+            return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
+        if isinstance(operation, ScanGradient):
+            return kernels.attention_gradient(*arrays)
+        raise TypeError(f"no kernel for {operation}")
+
+    def contract(self, *arrays: Array) -> Array:
+        operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
+        subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+        return np.array(np.einsum(subscripts, *arrays))
+
+    def map(self, operation: Map, arrays: list[Array]) -> Array:
+        out = self.placed.outputs[0]
+        union = list(dict.fromkeys([*out.dims, *(d for s in self.placed.inputs for d in s.dims)]))
+        union.sort(key="EBTVFMSKGHIRUCQJPrD".index)
+        aligned = []
+        for spec, array in zip(self.placed.inputs, arrays, strict=True):
+            order = [d for d in union if d in spec.dims]
+            moved = np.transpose(array, [spec.dims.index(d) for d in order])
+            aligned.append(moved.reshape([moved.shape[order.index(d)] if d in order else 1 for d in union]))
+        function = operation.function
+        result = (
+            sum(aligned[1:], aligned[0])
+            if function == "add"
+            else kernels.MAPS[function](*aligned, width=math.prod(self.devices.sizes[d] for d in operation.over))
+        )
+        summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
+        if summed:
+            reduce = chosen({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
+            result = reduce(result, axis=summed)
+        kept = [d for d in union if d in out.dims]
+        local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+        result = np.broadcast_to(result, [local[d] for d in kept])
+        return np.array(np.transpose(result, [kept.index(d) for d in out.dims]))
+
+    def join(self, operation: Join, arrays: list[Array]) -> Array:
+        """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
+        out = self.placed.outputs[0]
+        local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+        (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
+        repeated = []
+        for spec, own, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):
+            dims = [own if i == joined else d for i, d in enumerate(out.dims)]
+            shape = [array.shape[spec.dims.index(d)] if d in spec.dims else 1 for d in dims]
+            order = [spec.dims.index(d) for d in dims if d in spec.dims]
+            whole = [shape[i] if i == joined else local[d] for i, d in enumerate(out.dims)]
+            repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), whole))
+        return np.concatenate(repeated, axis=joined)
+
+    def part(self, operation: Part, dy: Array) -> Array:
+        spec, like = self.placed.inputs[0], self.placed.outputs[0]
+        sizes = [self.devices.sizes[dim] for dim in operation.parts]
+        start = sum(sizes[: operation.position])
+        joined = spec.dims.index(operation.joined)
+        own = operation.parts[operation.position]
+        taken = dy[(slice(None),) * joined + (slice(start, start + sizes[operation.position]),)]
+        dims = [own if d == operation.joined else d for d in spec.dims]
+        summed = taken.sum(axis=tuple(i for i, d in enumerate(dims) if d not in like.dims))
+        kept = [d for d in dims if d in like.dims]
+        return np.array(np.transpose(summed, [kept.index(d) for d in like.dims]))
+
+    def rows(self, table: Spec, dim: str, index: Array, size: int) -> tuple[Array, Array]:
+        """Row numbers within this device's part of the table, and which of them it has."""
+        local = index - self.devices.mesh.position(self.coordinate, table.axes_of(dim)) * size
+        mine = (local >= 0) & (local < size)
+        return np.where(mine, local, 0), mine
+
+    def lookup(self, operation: Lookup, table: Array, index: Array) -> Array:
+        spec = self.placed.inputs[0]
+        where = spec.dims.index(operation.dim)
+        rows, mine = self.rows(spec, operation.dim, index, table.shape[where])
+        if where == 0:
+            return np.array(table[rows] * mine[..., None])
+        return np.array(np.take_along_axis(table, rows[..., None], axis=-1)[..., 0] * mine)
+
+    def scatter(self, operation: Scatter, dy: Array, index: Array) -> Array:
+        spec = self.placed.outputs[0]
+        shape = spec.local_shape(self.devices.mesh, self.devices.sizes)
+        where = spec.dims.index(operation.dim)
+        rows, mine = self.rows(spec, operation.dim, index, shape[where])
+        result = np.zeros(shape, dtype=dy.dtype)
+        if where == 0:
+            np.add.at(result, rows.ravel(), (dy * mine[..., None]).reshape(-1, dy.shape[-1]))
+        else:
+            np.put_along_axis(result, rows[..., None], (dy * mine)[..., None], axis=-1)
+        return result

@@ -1,0 +1,137 @@
+"""Virtual devices in NumPy: each device's shards are arrays, each collective moves them, and what moves is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardwise.derive.walk import Communicate, Compute, Step
+from shardwise.engine.numpy.device import DeviceKernel
+from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
+from shardwise.engine.numpy.ring import rings_of, run_ring
+from shardwise.layout.family import Family
+from shardwise.model.program import Program, Role
+from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.exchange import part_ratios, sends
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Axes, Spec
+
+Moved = Counter[tuple[Kind, Axes]]
+
+
+class VirtualDevices:
+    """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
+
+    `moved` counts the elements that all devices together have received, by kind and axes of the collective.
+    """
+
+    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None) -> None:
+        self.family = family
+        self.mesh = mesh
+        self.sizes = sizes
+        self.coordinates = list(mesh.coordinates())
+        self.held: dict[tuple[str, Spec], Shards] = {}
+        self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
+        self.moved: Moved = Counter()
+
+    def put(self, name: str, spec: Spec, whole: Array) -> None:
+        """Distribute an array; along partial axes the first device gets all of it and the others nothing."""
+        shards = []
+        for coordinate in self.coordinates:
+            first = self.mesh.position(coordinate, spec.partial) == 0
+            shards.append(self.cut(whole, spec, coordinate) * (1 if first else 0))
+        self.held[name, spec] = shards
+
+    def get(self, name: str, spec: Spec) -> Array:
+        """Put the array together from all devices' shards."""
+        shards = self.held[name, spec]
+        whole = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
+        copies = spec.replication(self.mesh)
+        for coordinate, shard in zip(self.coordinates, shards, strict=True):
+            whole[self.window(spec, coordinate)] += shard / copies
+        return whole
+
+    def window(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[slice, ...]:
+        """The part of the whole array that a device holds."""
+        window = []
+        for dim, axes, local in zip(spec.dims, spec.axes, spec.local_shape(self.mesh, self.sizes), strict=True):
+            start = self.mesh.position(coordinate, axes) * local
+            assert self.sizes[dim] >= start + local
+            window.append(slice(start, start + local))
+        return tuple(window)
+
+    def cut(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
+        return np.array(whole[self.window(spec, coordinate)])
+
+    def shards(self, program: Program, name: str, spec: Spec) -> Shards:
+        if program.tensors[name].role is Role.CONSTANT:
+            _, whole = self.constants[name]
+            return [self.cut(whole, spec, coordinate) for coordinate in self.coordinates]
+        return self.held[name, spec]
+
+    def run(self, program: Program, steps: tuple[Step, ...]) -> None:
+        """Run derived steps: collectives move shards, operations compute on each device alone.
+
+        Where the family has a ring, attention runs around it in place of the collectives that it is pipelined with.
+        """
+        rings = rings_of(steps, self.family) if self.family else {}
+        in_pieces = {position for around in rings.values() for position in around}
+        for position, step in enumerate(steps):
+            if position in rings:
+                assert isinstance(step, Compute)
+                moved = [steps[one] for one in rings[position]]
+                run_ring(self, program, step, [one for one in moved if isinstance(one, Communicate)])
+            elif isinstance(step, Compute):
+                self.compute(program, step)
+            elif position not in in_pieces:
+                self.communicate(step.tensor.name, step.collective)
+
+    def compute(self, program: Program, step: Compute) -> None:
+        operation, placed = step.operation, step.placed
+        read = list(zip(operation.operands, placed.inputs, strict=False))
+        operands = [self.shards(program, name, spec) for name, spec in read]
+        results: list[Shards] = [[] for _ in operation.outputs]
+        for device, coordinate in enumerate(self.coordinates):
+            kernel = DeviceKernel(self, step, coordinate)
+            for result, array in zip(results, kernel([o[device] for o in operands]), strict=True):
+                result.append(array)
+        for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
+            self.held[name, spec] = result
+
+    def communicate(self, name: str, collective: Collective) -> None:
+        if collective.kind is Kind.SEND_RECV:
+            return
+        before = self.held[name, collective.before]
+        if collective.kind is Kind.PERMUTE:
+            self.held[name, collective.after] = self.permute(collective, before)
+            return
+        after: Shards = list(before)
+        for group in self.groups(collective.axes):
+            moved = COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
+            for device, array in zip(group, moved, strict=True):
+                after[device] = array
+        self.held[name, collective.after] = after
+
+    def permute(self, collective: Collective, shards: Shards) -> Shards:
+        """Each device hands one part of its shard to one device."""
+        ratios = part_ratios(collective, self.mesh)
+        after: Shards = list(shards)
+        for source, send in enumerate(sends(collective, self.mesh)):
+            sizes = [size // ratio for size, ratio in zip(shards[source].shape, ratios, strict=True)]
+            part = tuple(slice(p * n, (p + 1) * n) for p, n in zip(send.part, sizes, strict=True))
+            after[send.destination] = np.array(shards[source][part])
+            self.count(collective, after[send.destination].size if send.destination != source else 0)
+        return after
+
+    def groups(self, axes: Axes) -> list[list[int]]:
+        """Device numbers of each group along `axes`, in the order of the axes."""
+        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for device, coordinate in enumerate(self.coordinates):
+            others = tuple(index for axis, index in coordinate.items() if axis not in axes)
+            found.setdefault(others, []).append((self.mesh.position(coordinate, axes), device))
+        return [[device for _, device in sorted(members)] for members in found.values()]
+
+    def count(self, collective: Collective, elements: int) -> None:
+        self.moved[collective.kind, collective.axes] += elements

@@ -1,0 +1,93 @@
+"""What of a layout the derivation depends on: its structure without its degrees, and the axes that it has.
+
+Atomic axes: `dp`, `fsdp`, `cp`, `tp_kv`, `tp_rep`, `pp`. `tp` is the ordered group (tp_kv, tp_rep): `tp_kv` splits the
+key-value heads, and when `tp` is larger than their number `tp_rep` splits the query heads of each group further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.layout.context import variant_of
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import Value, gcd
+
+BATCH: Axes = ("dp", "fsdp")  # sequences
+ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
+TP: Axes = ("tp_kv", "tp_rep")
+CP: Axes = ("cp",)
+# With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
+# weights are split over both; the experts' weights over `ep` by expert, and whole experts over `tp` as well.
+EXPERT: Axes = ("ep",)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The structure of a layout, without its degrees: what the derivation depends on."""
+
+    zero_stage: int
+    sequence_parallel: bool
+    recompute: str
+    experts: bool = False
+    cp_variant: str = "all_gather"
+    async_tp: bool = False
+    whole_experts: bool = False
+
+    @property
+    def expert_axes(self) -> Axes:
+        """Axes that split experts from each other; `ep` is the minor one: rows go over it while they are split over `tp`."""
+        return TP + EXPERT if self.whole_experts else EXPERT
+
+    @property
+    def ring(self) -> bool:
+        """Keys and values go around instead of being gathered."""
+        return variant_of(self.cp_variant).ring
+
+    @property
+    def batch_axes(self) -> Axes:
+        """Axes that split sequences."""
+        return BATCH + EXPERT if self.experts else BATCH
+
+    @property
+    def zero_axes(self) -> Axes:
+        """Axes that ZeRO shards over."""
+        return ("fsdp", *EXPERT, "cp") if self.experts else ZERO
+
+
+def family_of(layout: Layout) -> Family:
+    """The structure of a layout (whether there are experts is the model's)."""
+    mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
+    return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
+
+
+class Mode(NamedTuple):
+    """Ways to run the same degrees."""
+
+    cp_variant: str
+    async_tp: bool
+    whole_experts: bool
+
+
+def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, mode: Mode) -> Family:
+    """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
+    return Family(
+        zero_stage, sequence_parallel, recompute, cp_variant=variant_of(mode.cp_variant).structure, async_tp=mode.async_tp,
+        whole_experts=mode.whole_experts,
+    )  # fmt: skip
+
+
+def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:
+    """The degrees (numbers or arrays) with each axis that is a pair as its two parts.
+
+    `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Of `fsdp`, expert
+    parallelism borrows `ep` (but for the part of it that is `tp`, with whole experts); what is left of it keeps the name.
+    """
+    tp = degrees["tp"]
+    tp_kv = gcd(tp, architecture.num_kv_heads)
+    ep = degrees["ep"] * degrees.get("etp", tp) // tp
+    parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "ep": ep, "fsdp": degrees["fsdp"] // ep}
+    return {**degrees, **parts}

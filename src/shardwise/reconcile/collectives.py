@@ -1,0 +1,67 @@
+"""The collectives of a step: those that the layout is realised with, against those that were really issued."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from shardwise.planning.plan import Plan
+from shardwise.sharding.collective import Issued
+from shardwise.train.realised import realisation_of
+from shardwise.train.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miscounted:
+    """A collective that was not issued as often as realised."""
+
+    issued: Issued
+    planned: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """How many were planned and issued, the payload in bytes of both by axes, and what differs."""
+
+    planned: int
+    found: int
+    planned_bytes: dict[str, int]
+    found_bytes: dict[str, int]
+    miscounted: tuple[Miscounted, ...]
+
+    @property
+    def equal(self) -> bool:
+        return not self.miscounted
+
+
+def collectives(plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued]) -> Collectives:
+    """Compare kind, axes, format, bytes and count for a step of `num_tokens`. What one carries cannot be seen from below."""
+    layout = plan.layout
+    num_seqs = num_tokens // plan.job.seq_len
+    num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
+    planned: Counter[Issued] = Counter()
+    for one, count in realisation_of(plan, recipe).issued(num_micro_batches).items():
+        planned[one._replace(what="")] += count
+    return compared(planned, seen)
+
+
+def compared(planned: Counter[Issued], seen: Counter[Issued]) -> Collectives:
+    """The two lists, one held against the other."""
+    return Collectives(
+        planned=planned.total(), found=seen.total(), planned_bytes=_bytes(planned), found_bytes=_bytes(seen),
+        miscounted=tuple(
+            Miscounted(issued=one, planned=planned[one], found=seen[one])
+            for one in sorted({*planned, *seen})
+            if planned[one] != seen[one]
+        ),
+    )  # fmt: skip
+
+
+def _bytes(counts: Counter[Issued]) -> dict[str, int]:
+    """Payload by axes, such as "dp" or "dp, fsdp"."""
+    found: dict[str, int] = {}
+    for one, count in sorted(counts.items()):
+        axes = ", ".join(one.axes)
+        found[axes] = found.get(axes, 0) + count * one.num_bytes
+    return found

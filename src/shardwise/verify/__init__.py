@@ -1,0 +1,1 @@
+"""Products judged: emitted source run on JAX and PyTorch, and what XLA makes of the same product."""

@@ -1,0 +1,24 @@
+"""Shards of tokens that are given, without a text or a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from train.shard_files import Documents, write_shards
+
+from shardwise.data.shards import TokenShards
+
+WriteShards = Callable[..., TokenShards]
+
+
+@pytest.fixture(scope="module")
+def shards_of(tmp_path_factory: pytest.TempPathFactory) -> WriteShards:
+    """Writes documents, each into a new folder, and opens the shards: for any number of examples of a property."""
+    place, numbers = tmp_path_factory.mktemp("shards"), count()
+
+    def write(documents: Documents, held_out: Documents = (), **settings: int) -> TokenShards:
+        return write_shards(place / str(next(numbers)), documents, held_out, **settings)
+
+    return write

@@ -1,0 +1,117 @@
+"""Micro-batches that a thread reads ahead: in order, no further than there is room, and gone with who asked for them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.data.ahead import DEPTH, ReadAhead
+from shardwise.data.batches import Batches
+from shardwise.data.shards import TokenShards
+from shardwise.errors import InputError
+from shardwise.layout.layout import Layout
+from shardwise.train.feed import Feed
+
+FOREVER_S = 600.0  # that what is sure to happen may take: nothing is measured by it
+
+
+class Reader:
+    """Two items for each step; says when each was read."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.news = threading.Condition()
+
+    def __call__(self, step: int) -> Iterator[str]:
+        for number in range(2):
+            with self.news:
+                self.read.append(f"{step}.{number}")
+                self.news.notify_all()
+            yield f"{step}.{number}"
+
+    def wait_for(self, item: str) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: item in self.read, FOREVER_S), self.read
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "data"]
+
+
+def test_the_next_steps_are_read_while_one_is_in_use() -> None:
+    reader = Reader()
+    ahead = ReadAhead(reader, stop=10)
+    first = next(ahead.step(0))
+    reader.wait_for("1.0")  # nobody has asked for it
+    assert first == "0.0"
+    assert len(reader.read) <= 1 + DEPTH + 1, "no further than there is room: in hand, waiting, and being handed over"
+
+
+def test_the_last_step_ends_the_reading() -> None:
+    before = set(threads())
+    ahead = ReadAhead(Reader(), stop=3)
+    assert [list(ahead.step(step)) for step in range(3)] == [[f"{step}.0", f"{step}.1"] for step in range(3)]
+    for thread in set(threads()) - before:
+        thread.join(FOREVER_S)
+        assert not thread.is_alive()
+    assert list(ahead.step(3)) == ["3.0", "3.1"], "a step beyond is read when it is asked for"
+
+
+def test_another_step_than_the_next_is_read_anew() -> None:
+    ahead = ReadAhead(Reader(), stop=100)
+    assert list(ahead.step(0)) == ["0.0", "0.1"]
+    assert list(ahead.step(40)) == ["40.0", "40.1"]
+    assert next(ahead.step(41)) == "41.0"
+    assert list(ahead.step(41)) == ["41.0", "41.1"], "a step that was not taken whole"
+
+
+def test_what_reading_fails_with_is_raised_where_the_item_is_asked_for() -> None:
+    def read(step: int) -> Iterator[int]:
+        yield step
+        if step == 1:
+            raise InputError("damaged")
+
+    ahead = ReadAhead(read, stop=5)
+    assert list(ahead.step(0)) == [0]
+    items = ahead.step(1)
+    assert next(items) == 1
+    with pytest.raises(InputError, match="damaged"):
+        next(items)
+
+
+def test_the_thread_ends_with_who_asked() -> None:
+    gc.collect()
+    before = set(threads())
+    ahead = ReadAhead(Reader(), stop=1000)
+    next(ahead.step(0))
+    (mine,) = set(threads()) - before
+    del ahead
+    gc.collect()
+    mine.join(FOREVER_S)
+    assert not mine.is_alive()
+
+
+def test_for_a_gpu_tensors_are_pinned_by_the_thread_that_reads(shards_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[str] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(threading.current_thread().name)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    shards: TokenShards = shards_of([[1, 2, 3, 4, 5, 6, 7, 8, 0]])
+    batches = Batches(shards, seq_len=2, batch=2)
+    for device, wanted in (("cuda", ["data"] * 4), ("cpu", [])):
+        pinned.clear()
+        feed = Feed(Layout(), 0, torch.device(device), documents=False)
+        found = list(feed.ahead(batches, stop=1).step(0))
+        assert [batch.ids_BT.shape for batch in found] == [(1, 2), (1, 2)]
+        assert pinned == wanted
+        assert torch.cat([batch.ids_BT for batch in found]).tolist() == batches.batch(0).inputs_BT.tolist()

@@ -1,0 +1,159 @@
+"""The data of the pictures: knees, crossings, critical batches and memory are the books' and the estimate's."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardwise as sw
+from shardwise.books.figures import (
+    Strategies,
+    attention_share_curves,
+    matmul_curves,
+    memory_chart,
+    roofline_chart,
+    stage_memories,
+    strategy_ratios,
+    strategy_times,
+    utilisation_map,
+)
+from shardwise.books.roofline import chip_and_links
+from shardwise.books.rules import mixed_math_over_comms
+from shardwise.draw.charts import LineChart
+from shardwise.errors import InputError
+
+
+def line(chart: LineChart, start: str) -> dict[float, float]:
+    (found,) = [line for line in chart.lines if line.label.startswith(start)]
+    return dict(found.points)
+
+
+def test_the_knee_is_at_peak_over_bandwidth() -> None:
+    chip, links = chip_and_links("tpu-v5e")
+    chart = roofline_chart(chip, links, [("kernel", 100.0, 81e12)])
+    for start, peak, rate in (
+        ("bf16 from memory", 197e12, 810e9), ("int8 from memory", 394e12, 810e9), ("bf16 from torus", 197e12, 90e9),
+    ):  # fmt: skip
+        low, knee, high = sorted(line(chart, start))
+        assert knee == peak / rate
+        assert line(chart, start)[knee] == pytest.approx(peak, rel=1e-12)
+        assert line(chart, start)[high] == peak
+        assert line(chart, start)[low] == pytest.approx(rate * low)
+    assert chart.markers[0].x == 197e12 / 810e9
+
+
+def test_one_line_for_each_peak() -> None:
+    """Formats with nearly the same peak share a line."""
+    chip, links = chip_and_links("mi300x")
+    assert [line.label for line in roofline_chart(chip, links, []).lines][1] == "fp8, int8 from memory, 5.3 TB/s"
+    chip, links = chip_and_links("h100")
+    labels = [line.label for line in roofline_chart(chip, links, []).lines]
+    assert labels[0] == "bf16, fp16 from memory, 3.35 TB/s"
+    assert len(labels) == 5
+
+
+def test_kernels_in_the_same_place_are_one_point() -> None:
+    chip, links = chip_and_links("tpu-v5e")
+    kernels = [("one", 100.0, 81e12), ("other", 100.1, 81e12), ("third", 200.0, 162e12)]
+    assert [(p.label, p.x) for p in roofline_chart(chip, links, kernels).points] == [
+        ("one, and 1 alike", 100.0),
+        ("third", 200.0),
+    ]
+
+
+def test_curves_reach_the_peak_at_their_markers() -> None:
+    chart = matmul_curves(sw.load_chip("tpu-v5e"), ((1024, 4096), (8192, 28672)), weights="int8")
+    for one, marker in zip(chart.lines, chart.markers, strict=True):
+        points = dict(one.points)
+        assert points[marker.x] == pytest.approx(197e12, rel=1e-12)
+        assert max(points[x] for x in points if x < marker.x) < 197e12 * (1 - 1e-6)
+        assert {points[x] for x in points if x > marker.x * 1.001} == {197e12}
+
+
+def test_attention_beside_the_mlp() -> None:
+    """S0, part 3, question 4: a prompt's attention grows with T, and a step of decoding with the keys that it reads."""
+    model, chip = sw.load_model("llama-3-8b"), sw.load_chip("tpu-v5e")
+    chart = attention_share_curves(model, chip, batches=(16, 256))
+    prompt, few, many = (
+        line(chart, start) for start in ("a prompt", "one token for each of 16", "one token for each of 256")
+    )
+    longest = max(prompt)
+    assert prompt[longest] == pytest.approx(4 * longest * 32 * 128 / (6 * 4096 * 14336))
+    keys, weights = 2 * longest * 8 * 128 + 2 * 32 * 128, 3 * 4096 * 14336
+    assert few[longest] == pytest.approx(16 * keys / (weights + 3 * 16 * (4096 + 14336)), rel=1e-6)
+    assert all(many[s] > few[s] for s in few)
+    assert all(few[s] > prompt[s] for s in few)
+
+
+def test_ratios_on_a_small_slice() -> None:
+    """S0's figure on 4x4x4 with F = 30,000: FSDP crosses 1 at 850, the mix at 4·2550²/(2·30,000), TP nowhere."""
+    chart = strategy_ratios(sw.load_cluster("tpu-v5p:4x4x4"))
+    mixed, fsdp, tp = (line(chart, start) for start in ("FSDP ×", "FSDP,", "TP,"))
+    at_mixed, at_fsdp = (marker.x for marker in chart.markers)
+    assert at_fsdp == pytest.approx(850)
+    assert at_mixed == pytest.approx(433.5)
+    assert fsdp[at_fsdp] == pytest.approx(1)
+    assert mixed[at_mixed] == pytest.approx(1)
+    assert list(tp.values()) == pytest.approx([3 * 30_000 / (64 * 2550)] * len(tp))
+    for tokens, ratio in mixed.items():
+        assert ratio == pytest.approx(mixed_math_over_comms(tokens, 30_000, 2550))
+
+
+def test_the_text_beside_the_figure_has_a_wider_layer() -> None:
+    """Its "roughly 400" is for F = 32,768."""
+    chart = strategy_ratios(sw.load_cluster("tpu-v5p:4x4x4"), d_ff=32_768)
+    assert chart.markers[0].x == pytest.approx(396.9, abs=0.05)
+
+
+def test_times_on_a_large_slice() -> None:
+    """S0's figure on 16x16x16: the mix is compute-bound from 1.6e6 tokens, which the book misprints as 1.6e10."""
+    chart = strategy_times(sw.load_cluster("tpu-v5p:16x16x16"))
+    compute, mixed, fsdp = (dict(chart.lines[i].points) for i in (0, 1, 4))
+    at_mixed, at_fsdp = (marker.x for marker in chart.markers)
+    assert at_mixed == pytest.approx(1.6e6, rel=0.02)
+    assert at_fsdp == pytest.approx(4096 * 850)
+    slope = 4 * 8192 * 32_768 / (4096 * 459e12)
+    assert compute == pytest.approx({batch: slope * batch for batch in compute})
+    assert mixed[at_mixed] == pytest.approx(slope * at_mixed)
+    assert fsdp[at_fsdp] == pytest.approx(slope * at_fsdp)
+
+
+def test_the_best_split_is_the_best() -> None:
+    layer = Strategies(sw.load_cluster("tpu-v5p:16x16x16"), 8192, 32_768)
+    for batch in (5e5, 2e6, 1e7):
+        best = layer.split(batch, layer.best_tp(batch)).comms_s
+        assert all(layer.split(batch, tp).comms_s >= best for tp in (2, 4, 8, 16, 32))
+    assert layer.mixes((1e6, 1e9)) == (1e6,)
+
+
+@pytest.mark.parametrize("cluster", ["h100:8", "tpu-v5p:1x1x4"])
+def test_strategies_want_a_torus_of_some_axes(cluster: str) -> None:
+    with pytest.raises(InputError, match="a torus of two axes or more"):
+        Strategies(sw.load_cluster(cluster), 8192, 32_768)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "afab"])
+def test_the_fullest_stage_is_the_estimates(schedule: str) -> None:
+    model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")
+    job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
+    layout = sw.Layout(fsdp=4, pp=4, zero_stage=1, recompute="full", schedule=schedule)  # type: ignore[arg-type]
+    stages = stage_memories(model, cluster, job, layout)
+    assert len(stages) == 4
+    fullest = max(stages, key=lambda stage: sum(stage.values()))
+    assert fullest == sw.estimate(model, cluster, job, layout).memory
+    chart = memory_chart("title", "subtitle", [("one", fullest)], cluster.chip)
+    assert chart.bars[0].total == pytest.approx(sum(fullest.values()))
+    assert chart.limit == 80e9
+
+
+def test_illegal_layouts_have_no_memory() -> None:
+    model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
+    with pytest.raises(InputError):
+        stage_memories(model, cluster, sw.Job(global_batch_tokens=2**19, seq_len=4096), sw.Layout(dp=4))
+
+
+def test_utilisation() -> None:
+    chart = utilisation_map(
+        ("a", "b"), (1, 4), lambda model, nodes: None if model == "b" and nodes == 1 else 0.5, "job"
+    )
+    assert chart.values == ((0.5, 0.5), (None, 0.5))
+    assert (chart.rows, chart.columns) == (("a", "b"), ("1", "4"))

@@ -1,0 +1,152 @@
+"""Statistics by stratum, weights of duplicates, measured columns, and files that are no such CSV."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from shardwise.calibrate.accuracy import STRATA, judge, skipped_kinds, statistics, summary, worst
+from shardwise.calibrate.guess import guess
+from shardwise.calibrate.published_runs.facts import INPUTS
+from shardwise.calibrate.published_runs.rows import Row, published_rows, read_rows
+from shardwise.errors import InputError
+
+HEADER = (
+    "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"
+    "step_time_s,tokens_per_s_per_device,quality,dup_group"
+)
+RUN = "llama,8,1024,8,4096,51200,yes,H100,8,2048,1,8,1,1,bf16"
+
+
+def rows(tmp_path: Path, *lines: str) -> tuple[Row, ...]:
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
+    return read_rows(str(file))
+
+
+def test_statistics_are_weighted() -> None:
+    found = statistics([(-0.1, 1.0), (0.3, 0.5), (0.3, 0.5), (-0.5, 2.0)])
+    assert (found.num_rows, found.weight, found.worst) == (4, 4.0, 0.5)
+    assert found.mean == pytest.approx((0.1 + 0.3 + 1.0) / 4)
+    assert found.bias == pytest.approx((-0.1 + 0.3 - 1.0) / 4)
+    assert (found.median, found.p90) == (0.3, 0.5)
+
+
+def test_duplicates_share_one_weight_and_quality_decides_what_counts(tmp_path: Path) -> None:
+    found = judge(rows(tmp_path, *(f"r{i},a,{RUN},{seconds},,{quality},{group}" for i, (seconds, quality, group) in enumerate(
+        [(1, "A", "g"), (2, "A-", "g"), (3, "A", "h"), (4, "B", "i"), (5, "C", "j"), ("", "A", "k")]
+    ))))  # fmt: skip
+    assert [one.weight for one in found[:3]] == [0.5, 0.5, 1.0]
+    tables = summary(found)
+    assert tables["overall"]["all"].num_rows == 3
+    assert tables["overall"]["all"].weight == 2.0
+    assert tables["quality"].keys() == {"A", "A-"}
+    assert tables.keys() == STRATA.keys()
+    predicted = found[0].prediction.estimate.step_time_s if found[0].prediction else 0.0
+    errors = [predicted / seconds - 1 for seconds in (1, 2, 3)]
+    assert tables["overall"]["all"].bias == pytest.approx((errors[0] / 2 + errors[1] / 2 + errors[2]) / 2)
+
+
+def test_measured_time_comes_from_the_time_or_the_tokens(tmp_path: Path) -> None:
+    stated, rate, neither, odd = rows(
+        tmp_path, f"a,x,{RUN},2.5,999,A,", f"b,x,{RUN},,1024,A,", f"c,x,{RUN},,,A,", f"d,x,{RUN},-1,soon,A,"
+    )
+    assert stated.step_time_s == 2.5
+    assert rate.step_time_s == 8 * 2048 / (1024 * 8)
+    assert neither.step_time_s is None
+    assert odd.step_time_s is None
+    assert neither.dup_group == repr(neither.inputs)  # rows that say the same are one configuration
+
+
+def test_memory_is_compared_in_decimal_gigabytes() -> None:
+    found = {row.id: row for row in published_rows()}
+    assert found["simumax-b200-001"].peak_memory_gb == pytest.approx(44.7 * 2**30 / 1e9, rel=1e-6)
+    assert found["bigscience-bloom-a100-020"].peak_memory_gb == 69.0
+
+
+def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
+    found = judge(published_rows())
+    assert len(found) == 1059
+    assert all((one.prediction is None) != (one.skipped is None) for one in found)
+    assert len({one.row.id for one in found}) == 1059
+    assert all(one.row.source for one in found)
+    kinds = skipped_kinds(found)
+    assert sum(count for count, _ in kinds.values()) == sum(one.prediction is None for one in found)
+    families = {one.row.family for one in found if one.prediction}
+    assert {
+        "mosaicml-mpt",
+        "bigscience-bloom-a100",
+        "dgxc-h100",
+        "simumax-b200",
+        "maxtext-tpu-v5e",
+        "torchtitan",
+    } <= families
+    ten = list(worst(found, 10))
+    assert len({one.row.dup_group for one in ten}) == 10
+    assert all(guess(one) for one in found if one.prediction and one.error is not None)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "0 of the columns"),
+        (b"name,value\n1,2\n", "0 of the columns"),
+        (b"\xff\xfe\x00\x81", "no text"),
+        (b"model,layers,d_model,chip\n\"" + b"x" * 200_000 + b"\"\n", "no CSV"),
+    ],
+    ids=["empty", "other columns", "binary", "a field without end"],
+)  # fmt: skip
+def test_files_that_are_no_such_csv(tmp_path: Path, content: bytes, found: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=found):
+        read_rows(str(file))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InputError, match=r"cannot read nowhere\.csv"):
+        read_rows("nowhere.csv")
+
+
+def test_rows_may_be_short_long_blank_or_in_another_order(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(
+        "chip,unknown,layers,model,id\nH100,,8\n,,,,\nH100,x,8,llama,last,more,cells\n", encoding="utf-8-sig"
+    )
+    found = judge(read_rows(str(file)))
+    assert [one.row.id for one in found] == ["row 1", "row 2", "last"]
+    assert all(one.skipped is not None for one in found)
+    assert summary(found)["overall"] == {}
+
+
+def test_no_cell_can_break_a_row() -> None:
+    """Cells of published rows swapped for each other's and for nonsense: a prediction or a reason, never another error."""
+    draw = random.Random(0)
+    known = [row for row in published_rows() if row.family != "simumax-b200"]
+    odd = [
+        "0",
+        "1",
+        "-1",
+        "1e9",
+        "1e308",
+        "nan",
+        "inf",
+        "yes",
+        "½",
+        "x" * 300,
+        "3.5",
+        "999999999",
+        "16x16",
+        "between 0 slices",
+    ]
+    changed = []
+    for number in range(400):
+        cells = dict(draw.choice(known).inputs)
+        for column in draw.sample(INPUTS, 3):
+            cells[column] = draw.choice(odd) if draw.random() < 0.6 else draw.choice(known).cell(column)
+        changed.append(Row(id=str(number), family="", source="", quality="", dup_group=str(number),
+                           inputs=tuple(cells.items()), measured=known[0].measured))  # fmt: skip
+    for one in judge(changed):
+        assert (one.prediction is None) != (one.skipped is None)

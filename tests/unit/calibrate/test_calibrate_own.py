@@ -1,0 +1,363 @@
+"""A calibration to one's own measurements finds what they were made with, says how sure it is, and leaves aside what it must."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise.calibrate.bench import BENCH_SIGMA, SHORTEST_S, Machine, read_benches
+from shardwise.calibrate.fit import SIGMA_FEW, evaluated, fit, left_out_residuals, start
+from shardwise.calibrate.own import NARROWEST, OwnFit, _spread, fit_own
+from shardwise.calibrate.own_runs import own_runs
+from shardwise.calibrate.published_runs.rows import Row, published_rows, read_rows
+from shardwise.calibrate.response import Observation
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.cluster.load import load_cluster, load_own
+from shardwise.cluster.own import Own
+from shardwise.cluster.stacks import calibration_of, constants_of, fitted, stack_named
+from shardwise.errors import InputError
+
+GIVEN = Path(__file__).parents[3] / "examples" / "calibrate" / "runs.csv"
+HELD_BACK = Path(__file__).parent / "held_back.csv"  # the other rows of the same source
+TITAN = stack_named("torchtitan")
+PEAK, MEMORY, NVLINK, CARD = 989e12, 3.35e12, 450e9, 50e9  # of an H100, as in the catalogue
+Lines = Sequence[Mapping[str, Any]]
+
+
+def moved(constants: Mapping[str, float], widths: Mapping[str, float]) -> dict[str, float]:
+    """The constants, some of them so many widths of their priors away."""
+    return {
+        name: float(one.value(one.free(constants[name]) + widths.get(name, 0.0) * one.width))
+        for name, one in CONSTANTS.items()
+    }
+
+
+def bench_file(folder: Path, lines: Lines) -> str:
+    file = folder / "machine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+def machine_of(own: Own) -> Machine:
+    return Machine(cluster=own.nominal, stack=TITAN, clock=1.0)
+
+
+def bench_lines(at: Mapping[str, float]) -> Lines:
+    """Micro-benchmarks of 64 H100 with these constants, from closed forms written out here."""
+    found: list[dict[str, Any]] = []
+    for m, k in ((8192, 8192), (8192, 1024), (16384, 512), (4096, 16384)):
+        seconds = 2.0 * m * m * k / (PEAK * at["matmul_fraction"]) * (1 + at["matmul_ramp"] / k)
+        found.append({"bench": "matmul", "dtype": "bf16", "m": m, "n": m, "k": k, "seconds": seconds})
+    for num_bytes in (1e9, 4e9):
+        found.append({"bench": "memory", "bytes": num_bytes, "seconds": num_bytes / (MEMORY * at["memory_fraction"])})
+    inside = 7 / 8 / (NVLINK * at["link_fraction"])
+    for kind, times in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        seconds = times * (1e9 * inside + 7 * 0.8e-6 + 4.5e-6)
+        found.append({"bench": "collective", "kind": kind, "devices": 8, "bytes": 1e9, "seconds": seconds})
+    between = 7 / 8 / (8 * CARD * at["network_fraction"])  # a node of 8 has 8 cards
+    latency = 7 * 0.8e-6 + 4.5e-6 + 7 * 2.7e-6
+    for num_bytes in (4e9, 8e9):
+        seconds = num_bytes * max(inside, between) + latency
+        found.append(
+            {"bench": "collective", "kind": "all_gather", "devices": 64, "bytes": num_bytes, "seconds": seconds}
+        )
+    for backward, products in ((False, 2), (True, 5)):
+        flops = products * 2.0 * 4 * 32 * 8192**2 / 2 * 128  # half of the scores are masked
+        seconds = flops / (PEAK * at["attention_fraction"]) * at["attention"]
+        found.append({
+            "bench": "attention", "dtype": "bf16", "batch": 4, "heads": 32, "seq_len": 8192, "head_dim": 128, "causal": True,
+            "backward": backward, "seconds": seconds,
+        })  # fmt: skip
+    return found
+
+
+def test_micro_benchmarks_are_priced_by_the_closed_forms(tmp_path: Path) -> None:
+    at = moved(constants_of("h100", TITAN), {"network_fraction": -2.0, "link_fraction": 0.5})
+    benches = read_benches(bench_file(tmp_path, bench_lines(at)), machine_of(load_own("h100:64")))
+    assert len(benches) == 13
+    for one in benches:
+        assert float(one.observation.seconds(at)) == pytest.approx(one.observation.measured_s, rel=1e-9), one.id
+
+
+def test_an_all_to_all_takes_a_shard_of_each_device_and_a_send_the_whole(tmp_path: Path) -> None:
+    lines = [{**GATHER, "kind": kind, "bytes": 8e9} for kind in ("all_to_all", "send_recv")]
+    at = constants_of("h100", TITAN)
+    to_all, send = read_benches(bench_file(tmp_path, lines), machine_of(load_own("h100:8")))
+    rate = NVLINK * at["link_fraction"]
+    assert float(to_all.observation.seconds(at)) == pytest.approx(8e9 / 8 * 7 / 8 / rate, rel=0.01)
+    assert float(send.observation.seconds(at)) == pytest.approx(8e9 / rate, rel=0.01)
+
+
+def test_the_constants_that_made_the_micro_benchmarks_are_found(tmp_path: Path) -> None:
+    widths = {
+        "matmul_fraction": 0.8, "matmul_ramp": -0.8, "memory_fraction": 1.0, "link_fraction": -1.0, "network_fraction": -1.2,
+        "attention_fraction": 1.0,
+    }  # fmt: skip
+    at = moved(constants_of("h100", TITAN), widths)
+    found = fit_own(load_own("h100:64"), (), bench_file(tmp_path, bench_lines(at)), TITAN)
+    after = {one.name: one for one in found.constants}
+    for name in ("matmul_fraction", "memory_fraction", "link_fraction", "network_fraction"):
+        assert after[name].after == pytest.approx(at[name], rel=0.02), name
+        assert after[name].identified
+    assert after["matmul_ramp"].after == pytest.approx(at["matmul_ramp"], rel=0.1)
+    # of attention only the product of the chip's rate and the stack's factor shows
+    factor = after["attention_fraction"].after / after["attention"].after
+    assert factor == pytest.approx(at["attention_fraction"] / at["attention"], rel=0.03)
+    untouched = ("fp8_matmul_fraction", "grouped_fraction", "elementwise", "exposed", "launch_s")
+    assert not any(after[name].identified for name in untouched)
+    assert all(after[name].moved == pytest.approx(0.0, abs=1e-6) for name in untouched)
+    before, now = found.errors(False, benches=True), found.errors(True, benches=True)
+    assert before is not None
+    assert now is not None
+    assert now.mean < 0.02 < 0.15 < before.mean
+    assert found.errors(True) is None
+    assert found.spread == calibration_of("h100", TITAN).spread
+
+
+def timed_at(rows: Sequence[Row], at: Mapping[str, float]) -> list[Row]:
+    """The rows with the times that they would have at given constants."""
+    found = []
+    for row in rows:
+        runs = own_runs([row], load_own("h100:8"), TITAN).runs
+        seconds = float(np.max(runs[0].observation.seconds(at))) if runs else math.nan
+        found.append(replace(row, measured={**row.measured, "step_time_s": repr(seconds)}, quality=""))
+    return [row for row in found if row.step_time_s]
+
+
+def titan_rows(most: int) -> list[Row]:
+    rows = [row for row in published_rows() if row.family == "torchtitan" and row.cell("chip").startswith("H100")]
+    return [row for row in rows if row.quality in ("A", "A-")][:most]
+
+
+def test_the_constants_that_made_the_runs_are_found() -> None:
+    at = moved(
+        constants_of("h100", TITAN),
+        {"matmul_fraction": -1.2, "elementwise": 1.2, "exposed": -0.8, "network_fraction": -0.5},
+    )
+    rows = timed_at(titan_rows(20), at)
+    assert len(rows) >= 16
+    found = fit_own(load_own("h100:256"), rows, None)
+    assert found.stack == TITAN
+    before, after = found.errors(False), found.errors(True)
+    assert before is not None
+    assert after is not None
+    assert before.mean > 0.08
+    assert after.mean < 0.3 * before.mean
+    identified = [one for one in found.constants if one.identified]
+    assert "elementwise" in {one.name for one in identified}
+    for one in identified:
+        assert abs(one.after - at[one.name]) < 2.0 * one.after_deviation, one.name
+    low, high = found.spread["dense"]
+    assert 0.9 < low <= 1 - NARROWEST
+    assert 1 + NARROWEST <= high < 1.1
+    assert found.spread["moe"] == calibration_of("h100", TITAN).spread["moe"]
+
+
+def test_three_runs_of_a_lab_make_its_other_runs_right() -> None:
+    own = load_own("h100:32")
+    found = fit_own(own, read_rows(str(GIVEN)), None)
+    others = own_runs(read_rows(str(HELD_BACK)), own, None)
+    assert (len(found.runs), len(others.runs), others.stack) == (3, 9, found.stack)
+    observations = [one.observation for one in others.runs]
+    measured = np.array([one.measured_s for one in observations])
+
+    def median(at: OwnFit, *, after: bool) -> float:
+        seconds = np.exp(evaluated(observations, at.found if after else at.begin).rows)
+        return float(np.median(np.abs(seconds / measured - 1.0)))
+
+    assert median(found, after=True) < 0.7 * median(found, after=False)
+
+
+def test_what_cannot_be_used_is_counted() -> None:
+    run, other, *_ = (dict(row.inputs) for row in read_rows(str(GIVEN)))
+
+    def row(name: str, changes: Mapping[str, str] | None = None, seconds: str = "2.6", quality: str = "") -> Row:
+        inputs = {**run, **(changes or {})}
+        measured = dict.fromkeys(
+            ("step_time_s", "tokens_per_s_per_device", "implied_tokens_per_s_per_device", "peak_memory_gb"), ""
+        )
+        measured |= {"step_time_s": seconds, "memory_unit": "", "memory_kind": ""}
+        return Row(
+            id=name, family="", source="", quality=quality, dup_group=name, inputs=tuple(inputs.items()), measured=measured
+        )  # fmt: skip
+
+    rows = [
+        row("good"), row("better", other), row("another chip", {"chip": "A100-80GB-SXM"}), row("no time", seconds=""),
+        row("no chip", {"chip": ""}), row("unknown chip", {"chip": "V1000"}), row("another stack", {"software": "torchtitan"}),
+        row("no layout", {"tp": "", "pp": ""}), row("poor", quality="C"),
+    ]  # fmt: skip
+    found = own_runs(rows, load_own("h100:32"), None)
+    assert [one.id for one in found.runs] == ["good", "better"]
+    assert found.aside == {
+        "of another chip, a100-80gb": 1, "without a measured step time": 1, "chip not stated": 1,
+        "chip not in the catalogue": 1, "of another stack, torchtitan": 1, "layout not stated": 1,
+        "of quality C: it does not say all that its time depends on": 1,
+    }  # fmt: skip
+    named = own_runs(rows, load_own("h100:32"), TITAN)
+    assert {one.observation.stack for one in named.runs} == {TITAN}
+    assert {"good", "better", "another stack"} == {one.id for one in named.runs}
+    with pytest.raises(InputError, match=r"nothing measured that can be used .*1 without a measured step time"):
+        fit_own(load_own("h100:32"), rows[2:6], None)
+
+
+def test_runs_are_priced_on_the_clusters_own_rates(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        '[chip]\nbase = "h100"\nname = "slow"\npower_w = 350\n'
+        '[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "225 GB/s"\n'
+        '[[tiers]]\nname = "network"\nsize = 2\nbytes_per_s = "5 GB/s"\n',
+        encoding="utf-8",
+    )
+    rows = read_rows(str(GIVEN))
+    usual, slow = (own_runs(rows, load_own(name), None).runs for name in ("h100:32", str(file)))
+    at = constants_of("h100", stack_named("megatron-bridge-26"))
+    assert {one.observation.chip for one in slow} == {"slow"}
+    for fast, own in zip(usual, slow, strict=True):
+        ratio = float(np.max(own.observation.seconds(at))) / float(np.max(fast.observation.seconds(at)))
+        assert ratio > (1.1 if fast.kind == "dense" else 1.01), fast.id  # the host sets the pace of experts
+
+
+def spread_of(count: int) -> Mapping[str, tuple[float, float]]:
+    return fit_own(load_own("h100:256"), titan_rows(count), None).spread
+
+
+def test_the_spread_narrows_with_the_number_of_runs() -> None:
+    shipped = calibration_of("h100", TITAN).spread["dense"]
+    some = tuple(fitted()["spread"]["calibrated"]["dense"])
+    assert spread_of(2)["dense"] == shipped
+    assert spread_of(5)["dense"] == min(shipped, some, key=lambda pair: pair[1] / pair[0])
+
+
+@pytest.mark.parametrize("count", [10, 16, 40])
+def test_the_spread_of_many_runs_covers_nine_of_ten(count: int) -> None:
+    random = np.random.default_rng(count)
+    inside = []
+    for _ in range(400):
+        residuals = random.normal(scale=0.1, size=count)
+        low, high = _spread((0.5, 2.0), "dense", residuals, np.ones(count))
+        new = np.exp(random.normal(scale=0.1, size=200))
+        inside.append(np.mean((new >= low) & (new <= high)))
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.025)
+
+
+def linear(powers: Mapping[str, float], measured_s: float, weight: float) -> Observation:
+    """Seconds whose logarithm is a straight line of the sizes' logarithms."""
+
+    def seconds(constants: Mapping[str, Any]) -> Any:
+        product: Any = 1.0
+        for name, power in powers.items():
+            product = product * constants[name] ** power
+        return product
+
+    return Observation(chip="h100", stack=TITAN, seconds=seconds, measured_s=measured_s, weight=weight)
+
+
+def test_a_residual_that_was_left_out_is_that_of_a_fit_without_it() -> None:
+    random = np.random.default_rng(3)
+    names = ("launch_s", "elementwise", "matmul_ramp")
+    at = constants_of("h100", TITAN)
+    observations = []
+    for _ in range(8):
+        powers = dict(zip(names, random.normal(size=3), strict=True))
+        exact = float(linear(powers, 1.0, 1.0).seconds(at))
+        observations.append(linear(powers, exact * math.exp(random.normal() * 0.03), float(random.uniform(0.3, 1.0))))
+    begin = start(observations)
+    found = left_out_residuals(observations, fit(observations, begin, sigma=SIGMA_FEW, iterations=40), sigma=SIGMA_FEW)
+    for number, one in enumerate(observations):
+        rest = observations[:number] + observations[number + 1 :]
+        without = fit(rest, begin, sigma=SIGMA_FEW, iterations=40)
+        direct = math.log(one.measured_s) - evaluated([one], without).rows[0]
+        assert found[number] == pytest.approx(direct, abs=2e-3)
+
+
+def test_micro_benchmarks_count_more_than_runs_and_short_ones_do_not(tmp_path: Path) -> None:
+    line = {"bench": "memory", "bytes": 3.35e9, "seconds": 1 / 600}
+    short = {"bench": "memory", "bytes": 3.35e6, "seconds": SHORTEST_S / 2}
+    found = fit_own(load_own("h100:8"), (), bench_file(tmp_path, [line, short]), TITAN)
+    assert [one.observation.weight for one in found.benches] == [pytest.approx((SIGMA_FEW / BENCH_SIGMA) ** 2)]
+    assert found.aside.total() == 1
+    assert next(one for one in found.constants if one.name == "memory_fraction").after == pytest.approx(0.6, rel=0.02)
+
+
+def without(line: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != key}
+
+
+MATMUL = {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1.5e-3}
+GATHER = {"bench": "collective", "kind": "all_gather", "devices": 8, "bytes": 1e9, "seconds": 2.9e-3}
+ATTENTION = {
+    "bench": "attention", "dtype": "bf16", "batch": 2, "heads": 32, "seq_len": 8192, "head_dim": 128, "seconds": 2.3e-3
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("nope", "found 'nope'; a JSON object such as"),
+        ("[" * 100_000, "a JSON object such as"),
+        ("[1]", "found '[1]'; a JSON object"),
+        ({"bench": "memry"}, "bench: found 'memry'; one of matmul, memory, collective, attention is required"),
+        ({"bench": []}, "bench: found []; one of matmul"),
+        ({}, "bench: missing; one of matmul"),
+        ({**MATMUL, "hue": 1}, "found 'hue'; the keys are bench, seconds, dtype, m, n, k"),
+        ({**MATMUL, "k": 0}, "k: found 0; a whole number of 1 to 10,000,000 is required"),
+        (without(MATMUL, "n"), "n: missing; a list of whole numbers of 1"),
+        ({**MATMUL, "dtype": "fp3"}, "dtype: found 'fp3'; a format that h100 has a peak of, bf16 or"),
+        ({**MATMUL, "dtype": ["bf16"]}, "dtype: found ['bf16']; a format"),
+        ({**MATMUL, "seconds": -1}, "seconds: found -1; a number above 0"),
+        ({**MATMUL, "seconds": "1 GB"}, "seconds: found '1 GB'; a number above 0"),
+        ({**GATHER, "kind": "gossip"}, "kind: found 'gossip'; one of all_gather"),
+        ({**GATHER, "devices": 12}, "devices: found 12; a number of 2 or more that fills h100:32 (8 x 4) from the inside out"),
+        ({**GATHER, "devices": 64}, "devices: found 64; a number of 2 or more"),
+        ({**GATHER, "devices": 1}, "devices: found 1; a number of 2 or more"),
+        ({**GATHER, "devices": 0}, "devices: found 0; a whole number"),
+        ({**GATHER, "bytes": "3 TB/s"}, "bytes: found '3 TB/s'; a number above 0"),
+        ({**ATTENTION, "dtype": "fp8"}, "dtype: found 'fp8'; a format"),
+        ({**ATTENTION, "causal": 1}, "causal: found 1; true or false is required"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_line(tmp_path: Path, line: Any, problem: str) -> None:
+    file = tmp_path / "machine.jsonl"
+    text = line if isinstance(line, str) else json.dumps(line)
+    file.write_text(f"{json.dumps(MATMUL)}\n\n{text}\n", encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_benches(str(file), machine_of(load_own("h100:32")))
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(f"--bench: {file}: line 3: ")
+    assert problem in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "cannot read"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "is no text"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    file = tmp_path / "machine.jsonl"
+    make(file)
+    with pytest.raises(InputError, match=f"--bench: .*{message}"):
+        read_benches(str(file), machine_of(load_own("h100:8")))
+
+
+def test_no_row_that_was_given_is_among_those_held_back() -> None:
+    given, held_back = ({row.id for row in read_rows(str(path))} for path in (GIVEN, HELD_BACK))
+    assert (len(given), len(held_back), given & held_back) == (3, 9, set())
+
+
+def test_a_product_faster_than_the_chips_peak_is_refused(tmp_path: Path) -> None:
+    """8192^3 at 989 TFLOP/s takes 1.11 ms."""
+    file = tmp_path / "machine.jsonl"
+    line = {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1.5e-4}
+    file.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    machine = Machine(cluster=load_cluster("h100:8"), stack=stack_named("eager"), clock=1.0)
+    with pytest.raises(InputError, match=r"seconds: found 0.00015; 0.00111 or more, what h100 takes at its peak"):
+        read_benches(str(file), machine)

@@ -1,0 +1,478 @@
+"""The rule that maps published rows: hand-picked rows of every family to exactly what they say, and why others are skipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.calibrate.accuracy import judge
+from shardwise.calibrate.published_runs.case import Case, case_of, predict, predict_cells
+from shardwise.calibrate.published_runs.facts import INPUTS, Facts, SkippedRow
+from shardwise.calibrate.published_runs.machine import chip_named, cluster_of, slice_shape
+from shardwise.calibrate.published_runs.rows import MEASURED, Row, published_rows
+from shardwise.calibrate.published_runs.training import typical_virtual_stages
+from shardwise.cluster.chips import load_chip
+from shardwise.cost.estimate import estimate
+from shardwise.network.topology import Pods, Switched, Torus
+
+ROWS = {row.id: row for row in published_rows()}
+
+
+def case(name: str) -> Case:
+    return case_of(Facts(dict(ROWS[name].inputs)))
+
+
+# Layout as printed, schedule, tokens of a batch and of a sequence, precision recipe; read off the sources by hand.
+LAYOUTS = {
+    # MosaicML llm-foundry: FSDP on one node
+    "mosaicml-mpt-017": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=40 recompute=none", "none", 640 * 2048, 2048, "bf16_fp32_reduction",
+    ),
+    # BigScience: DeepSpeed's ZeRO-1 and 1F1B, no sequence parallelism; fp16 and as many layers on each stage, until there were
+    # an optimizer for bf16 with an fp32 copy of the gradients and stages that count the embedding as a layer
+    "bigscience-bloom-a100-020": (
+        "fsdp=4 tp=8 pp=12 zero_stage=1 sequence_parallel=false layers_per_stage=6,6,6,6,6,6,6,6,6,6,6,6 micro_batch_seqs=8 "
+        "recompute=full", "1f1b", 2048 * 2048, 2048, "fp16_fp32_update",
+    ),
+    "bigscience-bloom-a100-005": (
+        "fsdp=8 tp=4 pp=12 zero_stage=1 sequence_parallel=false micro_batch_seqs=4 recompute=full", "1f1b",
+        2048 * 2048, 2048, "bf16_fp32_gradients",
+    ),
+    # NVIDIA NeMo, Llama 3.1 70B: interleaved, context parallel; ZeRO stage and recompute not stated
+    "dgxc-h100-137": (
+        "fsdp=8 tp=4 cp=2 pp=4 num_virtual_stages=5 zero_stage=1 sequence_parallel=true cp_variant=zigzag "
+        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none", "interleaved", 512 * 8192, 8192, "bf16",
+    ),
+    "dgxc-gb200-011": (
+        "fsdp=4 tp=4 cp=2 pp=8 num_virtual_stages=8 zero_stage=1 sequence_parallel=true cp_variant=zigzag micro_batch_seqs=1 "
+        "recompute=none", "interleaved", 128 * 8192, 8192, "bf16",
+    ),
+    # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
+    "korthikanti-2022-004": (
+        "tp=8 pp=64 sequence_parallel=true "
+        f"layers_per_stage={','.join(64 * ['2'])} micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "bf16",
+    ),
+    # MaxText: sharded inside a slice, replicas across slices
+    "maxtext-tpu-v5e-016": (
+        "dp=8 fsdp=256 zero_stage=3 micro_batch_seqs=4 recompute=full", "none", 8192 * 2048, 2048, "bf16",
+    ),
+    "maxtext-tpu-v5p-014": (
+        "dp=2 fsdp=16 tp=4 zero_stage=3 sequence_parallel=true micro_batch_seqs=24 recompute=selective", "none",
+        768 * 2048, 2048, "bf16",
+    ),
+    "tpu-v6e-recipes-020": (
+        "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=full offload=activations", "none", 3072 * 4096, 4096, "bf16",
+    ),
+    # SimuMax: Megatron's distributed optimizer with gradients in fp32
+    "simumax-b200-001": (
+        "fsdp=4 pp=2 ep=4 zero_stage=1 "
+        "layers_per_stage=2,2 micro_batch_seqs=1 recompute=none", "1f1b", 128 * 4096, 4096,
+        "bf16_fp32_main_gradients",
+    ),
+    # Pax: recompute not stated
+    "jax-toolbox-pax-007": ("fsdp=256 zero_stage=3 micro_batch_seqs=8 recompute=none", "none", 2048 * 2048, 2048, "bf16"),
+    "jax-toolbox-maxtext-001": ("fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=selective", "none", 16 * 4096, 4096, "bf16"),
+    # IBM fms-fsdp: hybrid sharding, a node is one group
+    "fms-fsdp-005": ("dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=none", "none", 256 * 4096, 4096, "bf16"),
+    "torchtitan-016": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", "none", 16 * 8192, 8192, "bf16_fp32_reduction",
+    ),
+    # InternEvo: optimizer sharded over a stated group
+    "internevo-7b-a100-005": (
+        "fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=4 recompute=none", "none", 64 * 2048, 2048, "bf16",
+    ),
+    # Snowflake's runs in ml-engineering: DeepSpeed's ZeRO-2
+    "ml-engineering-8b-006": (
+        "fsdp=8 zero_stage=2 micro_batch_seqs=1 recompute=none", "none", 8 * 8192, 8192, "bf16_fp32_gradients",
+    ),
+    # The same with ZeRO-3 and the optimizer on the host
+    "ml-engineering-8b-001": (
+        "fsdp=8 zero_stage=3 micro_batch_seqs=1 recompute=full offload=optimizer", "none", 8 * 131072, 131072,
+        "bf16",
+    ),
+    # MaxText on v5p: FSDP alone is stated
+    "tpu-v5p-recipes-002": ("fsdp=512 zero_stage=3 micro_batch_seqs=4 recompute=none", "none", 2048 * 2048, 2048, "bf16"),
+    # Megatron-LM 2021: micro-batch not stated
+    "megatron-ptdp-2021-003": (
+        "dp=24 tp=8 pp=8 num_virtual_stages=5 sequence_parallel=false "
+        "layers_per_stage=10,10,10,10,10,10,10,10 micro_batch_seqs=1 recompute=full", "interleaved",
+        2304 * 2048, 2048, "bf16",
+    ),
+    # NVIDIA Megatron Bridge: experts over a whole NVLink domain
+    "nvidia-mbridge-25-11-002": (
+        "fsdp=64 pp=4 ep=64 num_virtual_stages=4 zero_stage=1 micro_batch_seqs=1 recompute=none", "interleaved",
+        4096 * 4096, 4096, "bf16",
+    ),
+    # The same, whole experts over both replicas and tp
+    "mbridge-skills-007": (
+        "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 micro_batch_seqs=1 recompute=none", "none",
+        4 * 4096, 4096, "bf16_bf16_moments",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_job_and_layout(name: str) -> None:
+    found = case(name)
+    job = found.job
+    assert (str(found.layout), found.layout.schedule, job.global_batch_tokens, job.seq_len, job.precision) == LAYOUTS[
+        name
+    ]
+    assert found.layout.num_devices == found.cluster.num_devices == int(ROWS[name].cell("n_devices"))
+
+
+def test_a_dense_architecture() -> None:
+    found = case("dgxc-h100-137").architecture
+    assert (found.num_layers, found.d_model, found.d_ff, found.vocab_size) == (80, 8192, 28672, 128256)
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (64, 8, 128)
+    assert (found.mlp, found.norm, found.positions, found.bias, found.tied_embeddings) == (
+        "swiglu",
+        "rms",
+        "rotary",
+        (),
+        False,
+    )
+
+
+def test_a_gpt_has_biases_and_learned_positions_unless_its_family_has_others() -> None:
+    gpt, mpt, bloom = (
+        case(name).architecture for name in ("korthikanti-2022-004", "mosaicml-mpt-017", "bigscience-bloom-a100-020")
+    )
+    assert (gpt.mlp, gpt.norm, gpt.positions, gpt.max_positions, len(gpt.bias)) == ("gelu", "layer", "learned", 2048, 3)
+    assert (mpt.mlp, mpt.norm, mpt.positions, mpt.bias, mpt.tied_embeddings) == ("gelu", "layer", "none", (), True)
+    assert (bloom.positions, bloom.head_dim, bloom.vocab_size) == ("none", 224, 250880)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads"),
+    [
+        ("bigscience-bloom-a100-088", 72, 96),
+        ("bigscience-bloom-a100-114", 77, 96),
+        ("bigscience-bloom-a100-096", 80, 96),
+    ],
+)
+def test_layers_by_the_name_and_heads_of_the_usual_width(name: str, layers: int, heads: int) -> None:
+    """BigScience's chronicle: 183B and 195B of width 14,400; 96 heads where NHIDDEN is 13,824, as in its training script."""
+    found = case(name).architecture
+    assert (found.num_layers, found.num_heads, found.d_model % heads) == (layers, heads, 0)
+
+
+def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
+    found = case("dgxc-h100-127")
+    assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
+    assert str(found.layout) == (
+        "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true "
+        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none"
+    )
+    assert case("dgxc-h100-137").architecture.lora_rank == 0
+
+
+def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
+    assert case("jax-toolbox-pax-001").architecture.vocab_size == case("jax-toolbox-pax-007").architecture.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("cells", "recipe"),
+    [
+        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "bf16"), ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
+        ({"dtype": "mxfp8"}, "mxfp8"), ({"dtype": "fp8"}, "fp8_delayed"),
+        ({"dtype": "fp8", "software": "NeMo container 26.02"}, "fp8_current"),
+        ({"dtype": "fp8", "software": "torch 1963fc8, torchtitan 9dec370"}, "fp8_torchao"),
+        ({"dtype": "fp8-rowwise", "software": "torch 38410cf9 2025-06-14"}, "fp8_torchao_rowwise"),
+        ({"dtype": "int8/fp8-quant", "software": "MaxText tpu-recipes v0.1.x"}, "int8_aqt"),
+        ({"software": "torch 38410cf9 2025-06-14"}, "bf16_fp32_reduction"),
+        ({"notes": "mixed precision"}, "bf16_fp32_reduction"), ({"notes": "pure bf16"}, "bf16"),
+        ({"notes": "fp32 gradients"}, "bf16_fp32_main_gradients"), ({"software": "Megatron-DeepSpeed"}, "bf16_fp32_gradients"),
+    ],
+)  # fmt: skip
+def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
+    assert case_of(Facts({**BASE, **cells})).job.precision == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "offload"),
+    [
+        ("", "none"), ("none", "none"), ("CPU AdamW optimizer offload", "optimizer"), ("activations to host", "activations"),
+        ("optimizer and activations on the host", "both"), ("qkv projections to host", "none"),
+    ],
+)  # fmt: skip
+def test_what_rests_on_the_host(text: str, offload: str) -> None:
+    found = case_of(Facts({**BASE, "offload": text}))
+    assert found.layout.offload == offload
+    assert any("host" in words for words in found.approximations) == (
+        text in ("CPU AdamW optimizer offload", "qkv projections to host")
+    )
+
+
+def test_a_micro_batch_of_one_is_assumed_for_split_models_only() -> None:
+    split = {**BASE, "micro_batch": "", "tp": "2", "global_batch": "16"}
+    assert case_of(Facts(split)).layout.micro_batch_seqs == 1
+    assert case_of(Facts({**split, "grad_accum": "2"})).layout.micro_batch_seqs == 2
+    with pytest.raises(SkippedRow, match="micro-batch not stated"):
+        case_of(Facts({**split, "tp": "1"}))
+
+
+def test_latent_attention_and_experts() -> None:
+    found = case("simumax-b200-001").architecture
+    assert (found.q_lora_rank, found.kv_lora_rank, found.rope_head_dim, found.v_head_dim, found.head_dim) == (
+        1536,
+        512,
+        64,
+        128,
+        192,
+    )
+    assert (found.num_experts, found.experts_per_token, found.d_ff, found.shared_expert_width) == (160, 6, 1536, 3072)
+    assert (found.num_dense_layers, found.dense_d_ff) == (1, 12288)
+
+
+def test_windows_on_all_but_every_nth_layer() -> None:
+    found = case("tpu-v6e-recipes-001").architecture
+    assert (found.sliding_window, found.global_every, found.num_windowed_layers, found.mlp) == (1024, 6, 40, "geglu")
+
+
+@pytest.mark.parametrize(("layers", "windowed", "every"), [(36, 18, 2), (48, 40, 6), (62, 52, 6), (8, 8, 0), (7, 4, 2)])
+def test_which_layers_have_windows(layers: int, windowed: int, every: int) -> None:
+    found = case_of(
+        Facts({**BASE, "layers": str(layers), "window": "128", "window_layers": str(windowed)})
+    ).architecture
+    assert (found.num_windowed_layers, found.global_every) == (windowed, every)
+
+
+def test_multi_token_prediction_is_in_the_name() -> None:
+    name = next(name for name, row in ROWS.items() if "w/ MTP" in row.cell("model"))
+    assert "w/o" not in ROWS[name].cell("model")
+    with_it = Facts({**dict(ROWS["nvidia-mbridge-25-11-002"].inputs), "model": "DeepSeekV3 (w/ MTP)"})
+    assert case_of(with_it).architecture.num_predict_layers == 1
+    assert case("nvidia-mbridge-25-11-002").architecture.num_predict_layers == 0
+
+
+# Chip as the source writes it, the levels of the network and its outermost rate in bytes/s of one device.
+MACHINES = {
+    "bigscience-bloom-a100-020": ("a100-80gb", (8, 48), 4 * 100e9 / 8 / 8),  # four Omni-Path cards a node
+    "mosaicml-mpt-017": ("a100-80gb", (8, 1), 1600e9 / 8 / 8),
+    "internevo-7b-a100-005": ("a100-80gb", (8, 1), 4 * 100e9 / 8 / 8),
+    "fms-fsdp-005": ("a100-80gb", (8, 16), 400e9 / 8 / 8),
+    "dgxc-h100-137": ("h100", (8, 32), 50e9),  # not stated: the DGX reference
+    "torchtitan-016": ("h100", (8, 1), 50e9),  # of each GPU
+    "dgxc-gb200-011": ("gb200", (64, 4), 50e9),  # equal parts of racks of 72
+    "maxtext-tpu-v5e-016": ("tpu-v5e", (16, 16, 8), 25e9 / 8),
+    "maxtext-tpu-v5p-014": ("tpu-v5p", (4, 4, 4, 2), 25e9 / 4),
+    "tpu-v6e-recipes-020": ("tpu-v6e", (16, 16), 90e9),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_machine(name: str) -> None:
+    found = case(name).cluster
+    topology = found.topology
+    rate = topology.tiers[-1].bytes_per_s if isinstance(topology, Switched) else topology.bytes_per_s
+    assert (found.chip.name, topology.levels, rate) == MACHINES[name]
+    assert isinstance(topology, Switched | Torus | Pods)
+
+
+def test_a_power_limit_and_other_memory_are_changes_of_the_chip() -> None:
+    """torchtitan's H100s: 96 GB of HBM2e at 2.4 TB/s, 500 W of 700."""
+    chip = case("torchtitan-016").cluster.chip
+    assert (chip.memory_bytes, chip.memory_bytes_per_s, chip.power_w) == (96e9, 2.4e12, 500)
+    assert chip.matmul_fraction == pytest.approx(case("dgxc-h100-137").cluster.chip.matmul_fraction * 0.894, rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["TPU-v5e", "TPU-v5p", "TPU-v6e", "TPU-v4", "A100-80GB-SXM", "H200-SXM"])
+def test_a_printed_memory_of_the_usual_chip_is_no_change(text: str) -> None:
+    """Sources print "16 GB" for 16 GiB."""
+    chip = load_chip(chip_named(text))
+    printed = {"tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "tpu-v4": 32, "a100-80gb": 80, "h200": 141}[chip.name]
+    row = {"chip": text, "chip_mem_gb": str(printed), "n_devices": "8"}
+    assert cluster_of(Facts(row)).chip.memory_bytes == chip.memory_bytes
+    assert cluster_of(Facts({**row, "chip_mem_gb": str(2 * printed)})).chip.memory_bytes == 2e9 * printed
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("A100-80GB-SXM", "a100-80gb"), ("NVIDIA H100-80GB-SXM", "h100"), ("H100-96GB-HBM2e-500W", "h100"), ("h100", "h100"),
+        ("B200-SXM", "b200"), ("GB300", "gb300"), ("A100-80GB-PCIe", "a100-80gb-pcie"), ("H100-80GB-PCIe", "h100-pcie"),
+        ("TPU-v5e", "tpu-v5e"), ("v5p-256", "tpu-v5p"), ("TPU v4", "tpu-v4"), ("AMD MI300X", "mi300x"), ("V100-32GB", "v100"),
+    ],
+)  # fmt: skip
+def test_chips_by_the_names_that_sources_write(text: str, name: str) -> None:
+    assert chip_named(text) == name
+
+
+def test_a_tpu_name_counts_cores_where_a_chip_has_two() -> None:
+    assert cluster_of(Facts({"chip": "v5p-256"})).num_devices == 128
+    assert cluster_of(Facts({"chip": "v5e-256"})).num_devices == 256
+    assert cluster_of(Facts({"chip": "v5p-256", "n_devices": "64"})).num_devices == 64
+
+
+@pytest.mark.parametrize(
+    ("chips", "axes", "shape"),
+    [(256, 2, (16, 16)), (32, 2, (4, 8)), (8, 2, (2, 4)), (64, 3, (4, 4, 4)), (512, 3, (8, 8, 8)), (1024, 3, (8, 8, 16)),
+     (32, 3, (2, 4, 4)), (6144, 3, (16, 16, 24)), (4, 3, (1, 2, 2))],
+)  # fmt: skip
+def test_slices_have_the_vendors_shapes(chips: int, axes: int, shape: tuple[int, ...]) -> None:
+    assert slice_shape(chips, axes) == shape
+
+
+def test_virtual_stages_that_are_not_stated() -> None:
+    assert typical_virtual_stages(80, 4, 64) == 10  # two layers in each
+    assert typical_virtual_stages(80, 4, 63) == 1  # micro-batches are no multiple of the stages
+    assert typical_virtual_stages(96, 8, 64) == 6
+    assert typical_virtual_stages(8, 8, 64) == 1
+
+
+BASE = {
+    "model": "gpt", "layers": "8", "d_model": "1024", "n_heads": "8", "d_ff": "4096", "vocab": "51200", "gated_mlp": "yes",
+    "chip": "H100", "n_devices": "8", "seq_len": "2048", "micro_batch": "1", "global_batch": "8", "tp": "1", "pp": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"layers": ""}, "architecture not stated"), ({"gated_mlp": ""}, "architecture not stated"),
+        ({"vocab": " "}, "architecture not stated"), ({"layers": "many"}, "no number"), ({"layers": "nan"}, "no number"),
+        ({"layers": "1e300"}, "no number"), ({"layers": "-3"}, "no number"), ({"head_dim": "150.5"}, "no whole number"),
+        ({"layers": "0"}, "no whole number"), ({"layers": "999999999"}, "no number of layers"),
+        ({"gated_mlp": "perhaps"}, "no yes or no"), ({"chip": ""}, "chip not stated"),
+        ({"chip": "Cerebras"}, "chip not in the catalogue"), ({"n_devices": ""}, "number of devices not stated"),
+        ({"n_devices": "12"}, "refused by the cluster"), ({"tp": "", "pp": ""}, "layout not stated"),
+        ({"tp": "3"}, "degrees do not multiply out"), ({"dp": "4"}, "degrees do not multiply out"),
+        ({"seq_len": ""}, "sequence length not stated"), ({"global_batch": ""}, "batch not stated"),
+        ({"micro_batch": ""}, "micro-batch not stated"), ({"micro_batch": "", "grad_accum": "3"}, "micro-batch not stated"),
+        ({"dtype": "int8/fp8-quant"}, "no precision recipe"),
+        ({"n_heads": "", "tp": "3", "n_devices": "24"}, "architecture not stated"),
+        ({"layers": "", "model": "gpt 3B", "n_experts": "8"}, "architecture not stated"),
+        ({"recompute": "some"}, "recompute not known here"),
+        ({"pp": "2", "pp_schedule": "chimera"}, "schedule not known here"), ({"n_kv_heads": "3"}, "refused by the model"),
+        ({"tp": "16", "n_devices": "16"}, "refused by rule layout: heads_by_tp"),
+        ({"micro_batch": "2"}, "refused by rule layout: micro_batch"),
+        ({"notes": "zero group 3"}, "ZeRO group does not divide the replicas"),
+        ({"n_experts": "8", "top_k": "2", "ep": "2", "etp": "3", "tp": "2"}, "refused by the layout"),
+        ({"window": "128", "window_layers": "1"}, "windows on other layers than all but every n-th"),
+        ({"chip": "v5e", "n_devices": "12"}, "no slice of so many chips"),
+        ({"chip": "v5e", "inter_node_link": "DCN between 3 slices"}, "devices do not divide into slices"),
+    ],
+)  # fmt: skip
+def test_rows_that_say_too_little_or_too_much_are_skipped_with_the_reason(change: dict[str, str], kind: str) -> None:
+    predict(Facts(BASE))
+    found = predict_cells(tuple({**BASE, **change}.items()))
+    assert isinstance(found, SkippedRow)
+    assert found.kind == kind
+
+
+def test_blanks_are_read_as_the_stated_priors() -> None:
+    found = predict(Facts({**BASE, "n_devices": "16", "tp": "2"})).case
+    assert str(found.layout) == "fsdp=8 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
+    assert found.job.precision == "bf16"
+    assert predict(Facts({**BASE, "fsdp": "yes"})).case.layout.zero_stage == 3
+    assert predict(Facts({**BASE, "dist_optimizer": "no"})).case.layout.dp == 8
+
+
+@pytest.mark.parametrize(
+    ("cells", "layout"),
+    [
+        ({"notes": "HSDP"}, (2, 8)), ({"recompute_detail": "HSDP; every other block"}, (2, 8)),
+        ({"notes": "FSDP (not HSDP)"}, (1, 16)), ({"notes": "optimizer shard group: 4 GPUs"}, (4, 4)),
+        ({"notes": "zero1 group 2"}, (8, 2)),
+    ],
+)  # fmt: skip
+def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -> None:
+    found = case_of(Facts({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
+    assert (found.dp, found.fsdp) == layout
+
+
+HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16384", "seq_len": "8192", "micro_batch": "2",
+         "global_batch": "16", "fsdp": "yes"}  # fmt: skip
+
+
+def test_an_unstated_recompute_is_the_least_that_fits() -> None:
+    """One layer less would not fit, and neither would the policies before."""
+    found = predict(Facts(HEAVY))
+    case, layout = found.case, found.case.layout
+    assert found.estimate.fits
+    assert layout.recompute == "full"
+    assert layout.recompute_layers is not None
+    less = layout.recompute_layers - 1
+    for policy, number in (("none", None), ("selective", None), ("full", less)):
+        other = replace(layout, recompute=policy, recompute_layers=number)
+        assert not estimate(case.architecture, case.cluster, case.job, other).fits
+
+
+def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
+    cells = {**HEAVY, "recompute": "selective", "recompute_detail": "FSDP; fractional (every n-th block) selective AC"}
+    assert predict(Facts(cells)).case.layout == predict(Facts(HEAVY)).case.layout
+    least = predict(Facts({**cells, "layers": "8"})).case
+    assert (least.layout.recompute, least.layout.recompute_layers, least.approximations) == ("full", 1, ())
+
+
+def test_a_model_that_never_fits_is_priced_with_all_recomputed() -> None:
+    found = predict(Facts({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
+    assert not found.estimate.fits
+    assert (found.case.layout.recompute, found.case.layout.recompute_layers) == ("full", None)
+
+
+def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
+    assert predict(Facts({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
+    refuted = predict(Facts({**HEAVY, "recompute": "selective"})).case
+    assert refuted.layout.recompute == "full"
+    assert "selective recompute would not fit; priced as full" in refuted.approximations
+    assert predict(Facts({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
+
+
+@pytest.mark.parametrize(
+    ("part", "stated", "taken"),
+    [(1.099, "selective", "selective"), (1.101, "selective", "full"), (0.999, "", "selective"), (1.001, "", "full")],
+)
+def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
+    part: float, stated: str, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Selective takes this part of the memory, none twice as much as there is, full half of it. The memory model may be off by a
+    tenth: up to there what a row states is believed. What it does not state has to fit."""
+    parts = {"none": 2.0, "selective": part, "full": 0.5}
+
+    def taking(architecture: Any, cluster: Any, job: Any, layout: Any) -> Any:
+        found = estimate(architecture, cluster, job, layout)
+        capacity = found.memory_capacity_bytes
+        return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
+
+    monkeypatch.setattr("shardwise.calibrate.published_runs.case.estimate", taking)
+    assert predict(Facts({**HEAVY, "recompute": stated})).case.layout.recompute == taken
+
+
+def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
+    found = case_of(Facts({**BASE, "layers": "126", "pp": "8", "vpp": "16", "global_batch": "64"}))
+    assert found.layout.num_virtual_stages == 15
+
+
+def test_what_was_measured_is_never_read() -> None:
+    """Blank, or nonsense, in every measured column: the same predictions."""
+    rows = [ROWS[name] for name in LAYOUTS]
+    blank = [replace(row, measured=dict.fromkeys(row.measured, "")) for row in rows]
+    absurd = [replace(row, measured=dict.fromkeys(row.measured, "1e9")) for row in rows]
+
+    def priced(found: list[Row]) -> list[tuple[float, float]]:
+        predict_cells.cache_clear()
+        return [(one.prediction.estimate.step_time_s, one.prediction.estimate.memory_bytes)
+                for one in judge(found) if one.prediction]  # fmt: skip
+
+    assert priced(rows) == priced(blank) == priced(absurd)
+    assert len(priced(rows)) == len(rows)
+    assert not set(INPUTS) & {*MEASURED, "peak_memory_gb", "mfu_reported", "hfu_reported", "tflops_per_device_reported"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"flash_attn": "no"}, ""), ({"dtype": "fp16"}, "fp16 is priced as bf16"),
+        ({"task": "sft"}, ""), ({"notes": "packed sequences"}, "packed sequences"),
+        ({"notes": "capacity routing"}, "capacity"), ({"model": "DeepSeekV3 (tokendrop)"}, "capacity"),
+        ({"overlap_flags": "EP overlap on (search)"}, "exchanges of experts"),
+        ({"overlap_flags": "EP overlap off"}, ""), ({"overlap_flags": "vanilla TP"}, ""), ({"notes": "balanced routing"}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
+    found = case_of(Facts({**BASE, **cells})).approximations
+    assert (len(found) == 1 and words in found[0]) if words else not found

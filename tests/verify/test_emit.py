@@ -1,0 +1,129 @@
+"""Emitted source: it names every step, stands alone, compiles, and picks names and permutations that are safe."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
+from shardwise.derive.walk import Communicate, Compute, ShardedProgram
+from shardwise.errors import InputError
+from shardwise.model.operations import Map, Placed
+from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import parse_expression, parse_tensor
+from shardwise.verify.emit import RESERVED, Moved, emit, listing
+
+EXPRESSIONS = (
+    ("A[I_X, J_Y] * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2}),
+    ("A[I_YX, J]{U_Z} * B[J_X, K] -> C[I_Y, K_ZX]", {"X": 2, "Y": 2, "Z": 2}),
+    (
+        "In[B_{dp,fsdp}, D] * W1[D_fsdp, F_tp] * W2[F_tp, D'_fsdp] -> Out[B_{dp,fsdp}, D']",
+        {"dp": 2, "fsdp": 2, "tp": 2},
+    ),
+    ("A[I_X] * B[I_X] -> C[]", {"X": 2}),
+    ("A[I, J] * B[J, K]", {}),
+)
+
+
+def solved(text: str, mesh: Mapping[str, int], size: int = 16) -> tuple[ShardedExpression, ShardedProgram]:
+    expression = parse_expression(text)
+    sizes = {dim: size for operand in expression.operands for dim in operand.spec.dims}
+    made = shard_expression(expression, Mesh.of(mesh), sizes)
+    return made, derive_by_cases(made)
+
+
+def permuted(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedExpression, ShardedProgram]:
+    """An elementwise product whose result is handed from `C[before]` to `C[after]` by one permute."""
+    made, program = solved(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
+    goal = parse_tensor(f"C[{after}]").spec
+    permute = Collective(Kind.PERMUTE, tuple(reversed(mesh)), made.operands[0], goal)
+    steps = (*program.steps, Communicate(program.program.tensors["C"], permute))
+    return made, ShardedProgram(program.program, steps, {**program.specs, "C": goal})
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize(("text", "mesh"), EXPRESSIONS)
+def test_the_source_stands_alone(text: str, mesh: dict[str, int], framework: str) -> None:
+    source = emit(*solved(text, mesh), framework)  # type: ignore[arg-type]
+    tree = ast.parse(source)
+    compile(source, "product.py", "exec")
+    imported = {
+        name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
+    imported |= {str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"json", "os", "sys", "numpy", framework} | ({"math"} if framework == "torch" else set())
+    assert not re.search(r"\{[a-z_]+\}|TODO|[ \t]$", source.replace("{dp,fsdp}", ""), re.MULTILINE)
+    assert max(map(len, source.splitlines())) <= 130
+    assert {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} >= {"product", "main"}
+
+
+def test_every_step_is_one_line_under_its_comment() -> None:
+    source = emit(*solved(*EXPRESSIONS[1]), "jax")
+    body = source[source.index("def product") : source.index("    return c\n")].splitlines()[2:]
+    assert body == [
+        "    # B: [J_X, K] -> [J, K], all-gather over X",
+        '    b = lax.all_gather(b, "X", axis=0, tiled=True)',
+        "    # C: [I_YX, K]{U_Z} = A[I_YX, J]{U_Z} * B[J, K]",
+        '    c = jnp.einsum("ij,jk->ik", a, b)',
+        "    # C: [I_YX, K]{U_Z} -> [I_YX, K_Z], reduce-scatter over Z",
+        '    c = lax.psum_scatter(c, "Z", scatter_dimension=1, tiled=True)',
+        "    # C: [I_YX, K_Z] -> [I_Y, K_ZX], all-to-all over X",
+        '    c = lax.all_to_all(c, "X", split_axis=1, concat_axis=0, tiled=True)',
+    ]
+
+
+def test_the_header_gives_the_command() -> None:
+    made, program = solved(*EXPRESSIONS[0])
+    assert "torchrun --standalone --nproc-per-node 8 product.py" in emit(made, program, "torch")
+    assert "--xla_force_host_platform_device_count=8" in emit(made, program, "jax")
+    for framework in ("jax", "torch"):
+        assert emit(made, program, framework).startswith(f'"""{made.expression}\n')  # type: ignore[arg-type]
+
+
+def test_names_are_python_names_and_collide_with_nothing() -> None:
+    made, program = solved("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
+    known = listing(made, program)
+    names = [operand.variable for operand in known.operands] + [known.result]
+    assert names == ["in_", "in__", "max_", "mesh_", "product_"]
+    assert not set(names) & RESERVED
+
+
+def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
+    made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    (product,) = program.steps
+    assert isinstance(product, Compute)
+    gather = Collective(Kind.ALL_GATHER, ("X",), made.operands[0], made.operands[0].without("X"))
+    steps = (Communicate(program.program.tensors["A"], gather), product)
+    known = listing(made, ShardedProgram(program.program, steps, program.specs))
+    assert [step.target for step in known.steps] == ["a_2", "c"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "mesh", "expected"),
+    [
+        # The device at (x, y) holds part 3x + y, and needs part x + 2y.
+        ("I_XY", "I_YX", {"X": 2, "Y": 3}, (0, 3, 1, 4, 2, 5)),
+        # Devices that keep their part send to themselves.
+        ("I_X", "I_Y", {"X": 2, "Y": 2}, (0, 2, 1, 3)),
+    ],
+)
+def test_a_permute_is_a_permutation(before: str, after: str, mesh: dict[str, int], expected: tuple[int, ...]) -> None:
+    made, program = permuted(before, after, mesh)
+    (step,) = [step for step in listing(made, program).steps if isinstance(step, Moved)]
+    assert step.axes == tuple(mesh)
+    assert step.destinations == expected
+
+
+def test_only_products_can_be_emitted() -> None:
+    made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
+    (product,) = program.steps
+    assert isinstance(product, Compute)
+    mapped = Compute(Map(("A", "B"), ("C",), "add"), Placed(product.placed.inputs, product.placed.outputs))
+    with pytest.raises(InputError, match="found the operation 'map'; only products can be written"):
+        emit(made, ShardedProgram(program.program, (mapped,), program.specs), "jax")
+    with pytest.raises(InputError, match="found framework 'mpi'; one of jax, torch is required"):
+        emit(made, program, "mpi")  # type: ignore[arg-type]
