@@ -29,11 +29,12 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.layout.layout import Layout
-from shardwise.lowering.realisation import Realisation
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision, precision_named
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.formats import DTYPES
+from shardwise.train.issued import policy_of
 from shardwise.train.model import build, initialise
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
@@ -63,11 +64,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def engine_step(precision: Precision, num_processes: int, **choices: Any) -> Step:
     """The engine, data parallel; `choices` of its recipe."""
     recipe = replace(RECIPE, **choices)
-    realisation = Realisation(
+    instance = Instance(
         architecture=MODEL, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision,
-        reduction=recipe.reduction, reduce_each_micro_batch=recipe.reduce_each_micro_batch,
+        policy=policy_of(recipe, routed=False),
     )  # fmt: skip
-    engine = Engine(realisation, recipe, World(realisation.mesh))
+    engine = Engine(instance, recipe, World(instance.mesh))
     engine.initialise(0)
     batches, targets = micro_batches(), num_processes * ACCUMULATION * SEQS * SEQ_LEN
 

@@ -19,6 +19,7 @@ The rules by which rows are derived:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ import pytest
 from shardwise.cost.formats import Formats
 from shardwise.cost.unit import unit_values
 from shardwise.cost.unit_parts import parts_of
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.family import atomic_degrees, family_of
 from shardwise.layout.layout import Layout
@@ -334,7 +336,10 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
     degrees = {**atomic_degrees(model, degrees_of(layout)), "micro_batch_seqs": B}
     values = unit_values(model, T, degrees)
     family = replace(family_of(layout), experts=model.structure.experts)
-    parts, formats = parts_of(model.structure, family, unit), Formats(PRECISIONS["bf16"])
+    parts, formats = (
+        parts_of(model.structure, family, unit, IssuePolicy(bucket_bytes=math.inf)),
+        Formats(PRECISIONS["bf16"]),
+    )
     found: dict[tuple[str, str, str], tuple[int, float]] = {}
     joined: set[tuple[Role, tuple[str, str, str]]] = set()
     for one in parts.collectives:
@@ -344,7 +349,8 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
         together = one.carries_weights and (one.role, key) in joined
         joined.add((one.role, key))
         if axes:
-            found[key] = count + (not together), num_bytes + float(formats.moved_bytes(one, parts.products, values))
+            moved = one.elements.evaluate(values) * formats.moved_width(one, parts.products)
+            found[key] = count + (not together), num_bytes + float(moved)
     return found
 
 

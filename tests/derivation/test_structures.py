@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shardwise.derive.derivation import derive
+from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
-from shardwise.lowering.realise import Realised, realise
+from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.model.load import load_model
 from shardwise.symbolic import Local, Values
 
@@ -25,12 +26,16 @@ def moved(model: str, family: Family, **changes: Any) -> list[tuple[str, str, tu
     values = Values({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
     values[Local("B", ("dp", "fsdp"))], values[Local("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
     unit = derive(architecture, family)["block"]
-    return sorted(described(one, values) for one in realise(unit) if not one.carries_weights and one.scope != "step")
+    return sorted(
+        described(one, values)
+        for one in unit_traffic(unit, IssuePolicy())
+        if not one.carries_weights and one.scope != "step"
+    )
 
 
-def described(one: Realised, values: Values) -> tuple[str, str, tuple[str, ...], float]:
+def described(one: Traffic, values: Values) -> tuple[str, str, tuple[str, ...], float]:
     passed = "forward" if one.phase == "forward" else "backward"  # what is run again belongs to the backward pass
-    return passed, str(one.kind), one.axes, one.payload.evaluate(values)
+    return passed, str(one.kind), one.axes, one.elements.evaluate(values)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

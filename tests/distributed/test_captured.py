@@ -40,7 +40,7 @@ def captured(case: Case) -> Counter[Issued]:
 def test_issued_as_realised(name: str) -> None:
     case = ISSUED[name]
     wanted: Counter[Issued] = Counter()
-    for one, count in case.realisation().issued(case.num_micro_batches).items():
+    for one, count in case.instance().issued(case.num_micro_batches).items():
         wanted[replace_what(one)] += count
     for found in run_ranks(captured, case.layout.num_devices, case):
         assert found == wanted
@@ -52,4 +52,4 @@ def replace_what(one: Issued) -> Issued:
 
 
 def test_a_device_alone_issues_nothing() -> None:
-    assert Case(precision=replace(FP64)).realisation().issued(4) == Counter()
+    assert Case(precision=replace(FP64)).instance().issued(4) == Counter()

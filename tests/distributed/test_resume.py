@@ -25,8 +25,8 @@ from shardwise.train.checkpoint import Checkpointer, latest
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
 from shardwise.train.huggingface.initial import require_same
+from shardwise.train.issued import instance_of
 from shardwise.train.model import build, initialise
-from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
 from shardwise.train.world import World
@@ -60,7 +60,7 @@ def planned(layout: Layout, model: str) -> Plan:
 def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
     recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(realisation_of(plan, recipe).mesh))
+    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
 
 
 def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:

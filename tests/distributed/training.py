@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from shardwise.layout.layout import Layout
-from shardwise.lowering.realisation import Realisation
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision
 from shardwise.train import engine as engine_module
 from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.issued import policy_of
 from shardwise.train.model import build, initialise
 from shardwise.train.model.experts import balance
-from shardwise.train.realised import STATISTICS
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
@@ -64,12 +64,11 @@ class Case:
         }
         return Recipe(**{**usual, **self.recipe})
 
-    def realisation(self) -> Realisation:
+    def instance(self) -> Instance:
         recipe = self.recipe_of()
-        return Realisation(
-            architecture=self.architecture, layout=self.layout, precision=self.precision, reduction=recipe.reduction,
-            bucket_bytes=recipe.bucket_bytes, reduce_each_micro_batch=recipe.reduce_each_micro_batch,
-            statistics=STATISTICS[recipe.balance] if self.architecture.num_experts else "never",
+        return Instance(
+            architecture=self.architecture, layout=self.layout, precision=self.precision,
+            policy=policy_of(recipe, routed=self.architecture.num_experts > 0),
         )  # fmt: skip
 
     @property
@@ -145,8 +144,8 @@ def plain(case: Case) -> Found:
 
 def engine_of(case: Case) -> Engine:
     engine_module.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
-    realisation = case.realisation()
-    made = Engine(realisation, case.recipe_of(), World(realisation.mesh))
+    instance = case.instance()
+    made = Engine(instance, case.recipe_of(), World(instance.mesh))
     made.initialise(SEED)
     return made
 

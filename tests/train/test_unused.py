@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwise.layout.layout import Layout
-from shardwise.lowering.realisation import Realisation
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS
 from shardwise.train.engine import Engine, MicroBatch
@@ -22,8 +22,8 @@ BATCH = MicroBatch(TOKENS[:, :-1], TOKENS[:, 1:])
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_fp32_main_gradients", "bf16_fp32_gradients"])
 def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precision: str) -> None:
-    realisation = Realisation(architecture=SMALL, layout=Layout(micro_batch_seqs=2), precision=PRECISIONS[precision])
-    engine = Engine(realisation, Recipe(steps=2, clip_norm=None), World(realisation.mesh))
+    instance = Instance(architecture=SMALL, layout=Layout(micro_batch_seqs=2), precision=PRECISIONS[precision])
+    engine = Engine(instance, Recipe(steps=2, clip_norm=None), World(instance.mesh))
     engine.initialise(0)
     engine.step([BATCH], BATCH.ids_BT.numel(), 1, 0)  # every weight has one, which the next step must not see
     used = gradients(engine)

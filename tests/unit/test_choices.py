@@ -33,13 +33,13 @@ from shardwise.cost.unit import unit_values
 from shardwise.derive.expression import shard_expression
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
 from shardwise.errors import InputError, chosen
+from shardwise.issuing import REDUCTIONS, IssuePolicy
 from shardwise.job import OVERLAPS, Job
 from shardwise.layout.context import VARIANTS, variant_of
 from shardwise.layout.family import Mode, mode_family
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADED, OFFLOADS, CpVariant, Layout, Offload, offloaded_by
 from shardwise.loss import LOSSES, loss_named
-from shardwise.lowering.realisation import Realisation
-from shardwise.lowering.reductions import REDUCTIONS
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
 from shardwise.model.recompute import policy_named, policy_names
 from shardwise.network import nccl
@@ -91,12 +91,9 @@ class Choice:
     names: tuple[str, ...]
 
 
-def realised(**changes: Any) -> Realisation:
-    return Realisation(architecture=SMALL, layout=Layout(), precision=precision_named("bf16"), **changes)
-
-
-def realises(**changes: Any) -> object:
-    return realised(**changes).issued(2)
+def issues(**changes: Any) -> object:
+    policy = IssuePolicy(**changes)
+    return Instance(architecture=SMALL, layout=Layout(), precision=precision_named("bf16"), policy=policy).issued(2)
 
 
 def pinned(name: str) -> Callable[[str], object]:
@@ -184,8 +181,8 @@ CHOICES: Mapping[str, Choice] = {
         lambda name: sw.model.counts.num_params(replace(SMALL, qk_norm=True, qk_norm_over=name)), get_args(NormWidth)
     ),
     # engines, recipes and benchmarks
-    "reduction, Realisation": Choice(lambda name: realises(reduction=name), REDUCTIONS),
-    "statistics, Realisation": Choice(lambda name: realises(statistics=name), ("micro_batch", "step", "never")),
+    "reduction, IssuePolicy": Choice(lambda name: issues(reduction=name), REDUCTIONS),
+    "statistics, IssuePolicy": Choice(lambda name: issues(statistics=name), ("micro_batch", "step", "never")),
     "schedule, Recipe": Choice(lambda name: Recipe(steps=10, schedule=name).learning_rate_at(5), RATES),
     "reduction, Recipe": Choice(lambda name: Recipe(steps=10, reduction=name), REDUCTIONS),
     "balance, Recipe": Choice(lambda name: Recipe(steps=10, balance=name), BALANCES),

@@ -56,7 +56,8 @@ class Machine:
     def rates(self, constants: Constants) -> Rates:
         """The rates of the chip at given constants."""
         return rates_at(
-            self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention, synchronises=True
+            self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention,
+            synchronises=True, policy=self.stack.policy,
         )  # fmt: skip
 
 

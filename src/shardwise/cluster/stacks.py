@@ -20,6 +20,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import chip_names, load_chip, usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
+from shardwise.issuing import BUCKET_BYTES, IssuePolicy
 from shardwise.names import did_you_mean
 
 MEASURED: Traversable = resources.files("shardwise.cluster").joinpath("measured")
@@ -37,6 +38,15 @@ KINDS: Mapping[str, Mapping[str, float]] = {
 LEANEST_LOSS: Mapping[str, str] = {
     "eager_2023": "unfused", "eager": "unfused", "fused": "fused", "compiled": "streamed",
 }  # fmt: skip
+# Bytes of gradients that each kind reduces at once where they rest whole. Sources: PyTorch's DistributedDataParallel,
+# bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million parameters, here in fp32; XLA reduces the
+# stacked gradients of a scan over layers as one array, which is more than any unit has.
+REDUCED_BYTES: Mapping[str, float] = {
+    "eager_2023": BUCKET_BYTES,
+    "eager": BUCKET_BYTES,
+    "fused": 160e6,
+    "compiled": 1e15,
+}
 # The stack that a chip is taken to run where none is named: the kind of Megatron and NeMo on GPUs, of which most published runs
 # are (calibrate/published_runs/runs.csv), and MaxText on TPUs, which all of theirs are.
 TYPICAL: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
@@ -68,6 +78,11 @@ class Stack:
     platforms: tuple[str, ...]
     unfused_attention: bool = False
     known: bool = True
+
+    @property
+    def policy(self) -> IssuePolicy:
+        """Which collectives it issues."""
+        return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind])
 
     def prior(self, constant: str) -> float:
         """Where a constant of the stack is expected before it is measured."""

@@ -19,7 +19,7 @@ from shardwise.derive.derivation import Unit
 from shardwise.derive.products import Operand, operands, readers_of_saved
 from shardwise.dtypes import bytes_per_element
 from shardwise.lowering.kernels import Kernel
-from shardwise.lowering.realise import Realised
+from shardwise.lowering.traffic import Traffic
 from shardwise.model.program import Role, density
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Kind
@@ -165,16 +165,12 @@ class Formats:
                 each = recipe.cast_reads * own[one.role] + copies * recipe.cast_bytes(weight=one.is_weight)
                 yield one, each
 
-    def moved_bytes(self, one: Realised, products: Products, values: Values) -> Value:
-        """The payload of a collective."""
-        width = self._roles(products, one.phase)[one.role]
-        if (
-            one.for_products
-            and self.precision.matmul
-            and (one.kind is Kind.ALL_GATHER or self.precision.casts_dispatch)
-        ):
-            width = self.precision.cast_bytes()
-        return one.payload.evaluate(values) * width
+    def moved_width(self, moved: Traffic, products: Products) -> float:
+        """Bytes of each element that a collective moves."""
+        narrow = moved.for_products and self.precision.matmul
+        if narrow and (moved.kind is Kind.ALL_GATHER or self.precision.casts_dispatch):
+            return self.precision.cast_bytes()
+        return self._roles(products, moved.phase)[moved.role]
 
     def saved_bytes(self, saved: Iterable[Saved], values: Values) -> Value:
         """Bytes kept for the backward pass, or until weight gradients are made, without the logits."""

@@ -10,13 +10,15 @@ optimizer and of the loss as often as was measured, if it was; and the host laun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.stacks import stack_named
 from shardwise.errors import InputError
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.symbolic import Value, maximum, where
 
@@ -75,6 +77,7 @@ class Rates:
     fused_attention: bool = True
     synchronises: bool = False
     is_bound: bool = False
+    policy: IssuePolicy = field(default_factory=IssuePolicy)
 
     @property
     def bytes_per_s(self) -> Value:
@@ -155,7 +158,7 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
         )  # fmt: skip
     return rates_at(
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
-        synchronises=calibration.synchronises,
+        synchronises=calibration.synchronises, policy=stack_named(calibration.stack).policy,
     )  # fmt: skip
 
 
@@ -171,8 +174,16 @@ def loss_of(cluster: Cluster, job: Job) -> str:
 
 
 def rates_at(
-    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, synchronises: bool
+    chip: Chip,
+    constants: Mapping[str, Value],
+    *,
+    clock: float,
+    fused_attention: bool,
+    synchronises: bool,
+    policy: IssuePolicy,
 ) -> Rates:
     """The rates at given constants, by name; each a number or an array. Those of links are the network's."""
     own = {name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")}
-    return Rates(chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, **own)
+    return Rates(
+        chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, policy=policy, **own
+    )

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import replace
 
 from shardwise.cost.communication import collective_s, ring_s
+from shardwise.cost.counts import times_each
 from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ActivationCost, StateCost
@@ -22,8 +23,9 @@ from shardwise.job import Precision
 from shardwise.layout.context import variant_of
 from shardwise.layout.family import BATCH, EXPERT, Family
 from shardwise.loss import loss_named
+from shardwise.lowering.control import ROUTED_LAYERS
 from shardwise.lowering.kernels import Kernel
-from shardwise.lowering.realise import Realised
+from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
@@ -42,7 +44,8 @@ def unit_values(
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    values = Values({**architecture.dims, "T": seq_len, "span": span, **degrees})
+    routed = architecture.num_layers - architecture.num_dense_layers
+    values = Values({**architecture.dims, "T": seq_len, "span": span, ROUTED_LAYERS: routed, **degrees})
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
@@ -69,8 +72,13 @@ class UnitPricer:
     def of_structure(self, family: Family) -> Family:
         return replace(family, experts=self.structure.experts)
 
+    @property
+    def most_elements(self) -> float:
+        """Elements of gradients that a bucket holds at most."""
+        return self.rates.policy.most_bytes / bytes_per_element(self.precision.gradient_reduction)
+
     def parts(self, family: Family, name: str) -> Parts:
-        return parts_of(self.structure, family, name)
+        return parts_of(self.structure, family, name, self.rates.policy)
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
@@ -152,7 +160,7 @@ class UnitPricer:
         With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
         nothing: (n-1)/n of the computation is there to hide behind. Collectives beside the same computations share it.
         """
-        together: dict[tuple[str, tuple[str, ...]], list[Realised]] = {}
+        together: dict[tuple[str, tuple[str, ...]], list[Traffic]] = {}
         for one in parts.collectives:
             if one.beside:
                 together.setdefault((one.phase, one.beside), []).append(one)
@@ -165,11 +173,11 @@ class UnitPricer:
             traffic = sum((self.in_pieces_s(one, parts, values, links) for one in moved), start=0.0)
             yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
 
-    def in_pieces_s(self, one: Realised, parts: Parts, values: Values, links: Links) -> Value:
+    def in_pieces_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
         """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
         if one.axes != RING:
             return self.collective_s(one, parts, values, links)
-        return ring_s(one.axes, self.formats.moved_bytes(one, parts.products, values), values.degree(one.axes), links)
+        return ring_s(one.axes, self.moved_bytes(one, parts, values), values.degree(one.axes), links)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
         """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
@@ -182,7 +190,7 @@ class UnitPricer:
         return self.formats.kernel_bytes(kernel, parts.products, values)
 
     def traffic(
-        self, parts: Parts, collectives: Iterable[Realised], values: Values, links: Links
+        self, parts: Parts, collectives: Iterable[Traffic], values: Values, links: Links
     ) -> dict[tuple[str, str], Value]:
         """Seconds of some of a unit's collectives by phase and axis."""
         total: dict[tuple[str, str], Value] = {}
@@ -191,9 +199,17 @@ class UnitPricer:
             total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
-    def collective_s(self, one: Realised, parts: Parts, values: Values, links: Links) -> Value:
+    def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
+        """Seconds of a collective; of flat arrays one for each."""
         copies = values["k"] if one.role is Role.ROUTED else 1
-        return collective_s(one.kind, one.axes, self.formats.moved_bytes(one, parts.products, values), links, copies)
+        count, elements = one.extent(values, self.most_elements)
+        num_bytes = elements * self.formats.moved_width(one, parts.products)
+        each = collective_s(one.kind, one.axes, num_bytes / maximum(count, 1), links, copies)
+        return times_each(count, each)
+
+    def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
+        """The payload of a collective in bytes."""
+        return one.extent(values, self.most_elements).elements * self.formats.moved_width(one, parts.products)
 
     def saved_bytes(self, parts: Parts, values: Values) -> tuple[Value, Value]:
         """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
@@ -204,7 +220,7 @@ class UnitPricer:
         """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits."""
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            return fullest_bytes(held_in(self.structure, family, name), self.formats, scores, values)
+            return fullest_bytes(held_in(self.structure, family, name, self.rates.policy), self.formats, scores, values)
         plain = self.parts(replace(family, recompute="none"), name)
         kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
@@ -222,7 +238,7 @@ class UnitPricer:
         A device alone has none.
         """
         sizes = [
-            self.formats.moved_bytes(one, parts.products, values)
+            self.moved_bytes(one, parts, values)
             * (values.degree(one.axes) > 1)
             / (values.degree(one.axes) if one.beside else 1)
             for one in parts.collectives

@@ -10,9 +10,11 @@ from shardwise.cost.formats import Products, Saved, products_of, waiting_of
 from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit, derived_unit
 from shardwise.derive.shardings import optimizer_rest, weight_rest, weight_use
+from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.control import CONTROL_UNIT, control_traffic
 from shardwise.lowering.kernels import Kernel, kernels
-from shardwise.lowering.realise import Realised, realise
+from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
 from shardwise.symbolic import Polynomial, total
@@ -45,16 +47,16 @@ class Parts(NamedTuple):
 
     unit: Unit
     kernels: tuple[Kernel, ...]
-    collectives: tuple[Realised, ...]
+    collectives: tuple[Traffic, ...]
     products: Products
     waiting: tuple[Saved, ...]
     routed: bool
     state: State
 
     @property
-    def state_collectives(self) -> tuple[Realised, ...]:
-        """Those that move weights and gradients, and those that run once per step."""
-        return tuple(moved for moved in self.collectives if moved.carries_weights or moved.scope == "step")
+    def state_collectives(self) -> tuple[Traffic, ...]:
+        """Those that move weights and gradients, and control traffic."""
+        return tuple(moved for moved in self.collectives if moved.carries_weights or moved.is_control)
 
     @property
     def state_key(self) -> Hashable:
@@ -64,13 +66,14 @@ class Parts(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def parts_of(structure: Structure, family: Family, name: str) -> Parts:
+def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
     unit = derived_unit(structure, family, name)
     found = kernels(unit)
+    control = control_traffic(structure, family, policy) if name == CONTROL_UNIT else ()
     return Parts(
         unit,
         found,
-        realise(unit),
+        (*unit_traffic(unit, policy), *control),
         products_of(unit),
         waiting_of(unit, found),
         bool(unit.forward.program.named(Role.ROUTED)),
@@ -79,7 +82,7 @@ def parts_of(structure: Structure, family: Family, name: str) -> Parts:
 
 
 @lru_cache(maxsize=1024)
-def held_in(structure: Structure, family: Family, name: str) -> tuple[Held, ...]:
+def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
     """What a unit holds at the moments of its backward pass that may be the fullest."""
-    parts = parts_of(structure, family, name)
+    parts = parts_of(structure, family, name, policy)
     return held_of(parts.unit, parts.products.operands)

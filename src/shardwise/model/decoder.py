@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from shardwise.model.architecture import Architecture
+from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.block import HIDDEN, TOKENS, Block, add_contract, add_map, add_norm
 from shardwise.model.operations import Carry, Join, Lookup
 from shardwise.model.program import Part, Program, ProgramBuilder, Role
@@ -103,6 +103,12 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
         "head": 1,
     }
     return {name: count for name, count in counts.items() if count}
+
+
+def structure_units(structure: Structure) -> tuple[str, ...]:
+    """The units that a model of this structure has."""
+    has = {"dense_block": structure.dense_layers, "predict": structure.predict, "carry": False}
+    return tuple(name for name in UNITS if has.get(name, True))
 
 
 def _builder(architecture: Architecture) -> ProgramBuilder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwise.planning.plan import Plan
 from shardwise.sharding.collective import Issued
-from shardwise.train.realised import realisation_of
+from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 
 
@@ -41,7 +41,7 @@ def collectives(plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issue
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
     planned: Counter[Issued] = Counter()
-    for one, count in realisation_of(plan, recipe).issued(num_micro_batches).items():
+    for one, count in instance_of(plan, recipe).issued(num_micro_batches).items():
         planned[one._replace(what="")] += count
     return compared(planned, seen)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
-from shardwise.lowering.realisation import Realisation
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
@@ -53,15 +53,15 @@ class StepResult:
 class Engine:
     """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
-    def __init__(self, realisation: Realisation, recipe: Recipe, world: World) -> None:
-        self.realisation, self.recipe, self.world = realisation, recipe, world
-        formats = formats_of(realisation.precision)
+    def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
+        self.instance, self.recipe, self.world = instance, recipe, world
+        formats = formats_of(instance.precision)
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
-        self.model = build(realisation.architecture, formats.weights)
+        self.model = build(instance.architecture, formats.weights)
         self._make_buffers()
-        self.groups = [FlatGroup(group, self.model, formats, world) for group in realisation.groups]
-        self.batch_axes = realisation.several(realisation.batch_axes)
+        self.groups = [FlatGroup(group, self.model, formats, world) for group in instance.groups]
+        self.batch_axes = instance.several(instance.batch_axes)
         self._join_groups()
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
@@ -74,7 +74,7 @@ class Engine:
         self._run_blocks_as_planned()
 
     def _run_blocks_as_planned(self) -> None:
-        layout = self.realisation.layout
+        layout = self.instance.layout
         # compiled inside: the hooks that gather weights, and recomputation, stay out of the graph
         for block in self.model.layers.values() if self.recipe.compile else ():
             block.steps = torch.compile(block.steps, backend=COMPILER)  # type: ignore[assignment, arg-type]
@@ -94,12 +94,12 @@ class Engine:
             self.world.group(axes)
 
     def _gatherer(self) -> WeightGatherer:
-        flat = dict(zip(self.realisation.groups, self.groups, strict=True))
-        paths = dict(unit_paths(self.realisation.architecture))
+        flat = dict(zip(self.instance.groups, self.groups, strict=True))
+        paths = dict(unit_paths(self.instance.architecture))
         units: dict[str, nn.Module] = {path: self.model.get_submodule(path) for path in paths}
-        used = {path: [flat[group] for group in self.realisation.used_groups(path)] for path in paths}
-        backward = frozenset(path for path, unit in paths.items() if "backward" in self.realisation.gathers(unit))
-        kept = frozenset(path for path, unit in paths.items() if self.realisation.keeps_gathered(unit))
+        used = {path: [flat[group] for group in self.instance.used_groups(path)] for path in paths}
+        backward = frozenset(path for path, unit in paths.items() if "backward" in self.instance.gathers(unit))
+        kept = frozenset(path for path, unit in paths.items() if self.instance.keeps_gathered(unit))
         return WeightGatherer(units, used, backward, kept, self.exchange)
 
     def initialise(self, seed: int) -> None:

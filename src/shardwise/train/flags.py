@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.errors import InputError, collect
-from shardwise.lowering.reductions import REDUCTIONS
+from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
 from shardwise.train.recipe import SCHEDULES, Recipe
 from shardwise.units import parse_count, parse_quantity

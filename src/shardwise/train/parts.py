@@ -89,13 +89,13 @@ def own_parts() -> Parts:
     """Those of Shardwise's engine."""
     from shardwise.train import trainer, world
     from shardwise.train.checkpoint import Checkpointer
+    from shardwise.train.issued import instance_of
     from shardwise.train.probe import probe
-    from shardwise.train.realised import realisation_of
 
     def join(plan: Plan, recipe: Recipe, device: Device) -> World:
         timeout = timedelta(seconds=recipe.timeout_s)
         place, meeting = world.start(device, timeout)
-        return world.World(realisation_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
+        return world.World(instance_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
 
     def checkpoints(folder: Path, recipe: Recipe) -> Checkpoints:
         return Checkpointer(folder, keep=recipe.keep_checkpoints, timeout=timedelta(seconds=recipe.timeout_s))

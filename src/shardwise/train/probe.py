@@ -12,7 +12,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from shardwise.lowering.reductions import BUCKET_BYTES
+from shardwise.issuing import BUCKET_BYTES
 from shardwise.planning.plan import Plan
 from shardwise.precision import precision_named
 from shardwise.train.formats import formats_of

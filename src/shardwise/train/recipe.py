@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from shardwise.errors import require
-from shardwise.lowering.reductions import BUCKET_BYTES, REDUCTIONS, Reduction
+from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]

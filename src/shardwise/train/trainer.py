@@ -20,8 +20,8 @@ from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
 from shardwise.train.huggingface.initial import require_same, values_of
+from shardwise.train.issued import instance_of
 from shardwise.train.memory import GATHERED, MemoryTracker
-from shardwise.train.realised import realisation_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
 from shardwise.train.world import World
@@ -37,12 +37,12 @@ class Trainer:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
         if recipe.initial is not None:
             require_same(recipe.initial, plan.model)
-        self.engine = Engine(realisation_of(plan, recipe), recipe, world)
+        self.engine = Engine(instance_of(plan, recipe), recipe, world)
         if recipe.initial is None:
             self.engine.initialise(recipe.seed)
         else:
             self.engine.fill(values_of(recipe.initial))
-        replica = world.position(self.engine.realisation.batch_axes)
+        replica = world.position(self.engine.instance.batch_axes)
         self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents)
         self._ahead = self.feed.ahead(batches, recipe.steps)
         self.step = 0

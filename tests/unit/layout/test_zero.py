@@ -8,7 +8,7 @@ from shardwise.derive.derivation import Unit, derive
 from shardwise.derive.walk import Communicate
 from shardwise.engine.numpy.step import derived_moves
 from shardwise.layout.family import Family
-from shardwise.lowering.realise import WEIGHT_ROLES
+from shardwise.lowering.weights import WEIGHT_ROLES
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import weight_elements
 from shardwise.model.load import load_model

@@ -26,7 +26,7 @@ from shardwise.reconcile.memory import step_memory
 from shardwise.reconcile.read import MeasuredRun
 from shardwise.reconcile.time import StepTime, TimeTerm, guilty, hangs_on, step_time
 from shardwise.sharding.collective import Issued, Kind
-from shardwise.train.realised import realisation_of
+from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 
 MODEL = Architecture(
@@ -75,7 +75,7 @@ def held(plan: Plan, **changes: int) -> Memory:
 
 def seen_of(plan: Plan, **changes: Any) -> Measured:
     issued: Counter[Issued] = Counter()
-    for one, count in realisation_of(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
+    for one, count in instance_of(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
         issued[one._replace(what="")] += count
     usual = Measured(
         device="cuda", machine="NVIDIA H100 80GB HBM3", before={"products": 1e-3, "memory": 2e-3},

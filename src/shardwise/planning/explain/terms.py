@@ -19,7 +19,7 @@ from shardwise.job import precision_named
 from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
-from shardwise.lowering.realise import Realised
+from shardwise.lowering.traffic import Traffic
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.names import unknown
@@ -247,7 +247,7 @@ class _Reader:
             for one in self.pricer.parts(self.family, unit).collectives:
                 if _charged(one) == axis and math.prod(self.degrees[a] for a in one.axes) > 1:
                     over = "·".join(a for a in one.axes if self.degrees[a] > 1)
-                    yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.payload)
+                    yield _Read(f"{unit}, {one.phase}: {one.kind} over {over}, elements", one.elements)
 
     def saved(self, *, logits: bool) -> Iterator[_Read]:
         for name, family in self.kept():
@@ -296,7 +296,7 @@ class _Reader:
         return lying.get(own)
 
 
-def _charged(one: Realised) -> str:
+def _charged(one: Traffic) -> str:
     """The time term that a collective counts in: all gathers of weights and scatters of gradients are ZeRO's."""
     if not one.carries_weights or (one.phase == "update" and one.group == "dp"):
         return one.group

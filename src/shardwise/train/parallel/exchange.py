@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwise.lowering.realise import axis_group
+from shardwise.lowering.traffic import axis_group
 from shardwise.sharding.spec import Axes
 from shardwise.train.clock import Clock
 from shardwise.train.waits import waits_for

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.lowering.groups import Group, Member
-from shardwise.lowering.parameters import Sync, attribute
+from shardwise.lowering.parameters import attribute
+from shardwise.lowering.weights import Sync
 from shardwise.train.formats import Formats
 from shardwise.train.world import World
 

@@ -1,0 +1,62 @@
+"""Collectives of a step that carry no tensor of the model: the norm of all gradients, and what routers did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from shardwise.derive.derivation import derived_unit
+from shardwise.derive.shardings import optimizer_rest
+from shardwise.issuing import IssuePolicy
+from shardwise.layout.family import BATCH, EXPERT, TP, Family
+from shardwise.lowering.traffic import Traffic
+from shardwise.model.architecture import Structure
+from shardwise.model.decoder import structure_units
+from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import constant, product
+
+NORM, ROUTING = "norm", "routing"
+ROUTED_LAYERS = "routed_layers"  # the symbol for how many layers have a router
+CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
+ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
+
+
+@lru_cache(maxsize=1024)
+def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -> tuple[Traffic, ...]:
+    """The norm's AllReduce and, as often as the policy says, that of the routers' statistics of all layers at once."""
+    family = replace(family, experts=structure.experts)
+    found = [
+        Traffic(
+            CONTROL_UNIT, "update", Kind.ALL_REDUCE, norm_axes(structure, family), Role.STATISTIC, constant(1.0), (NORM,),
+            reason="each rank has squared its own part of the gradients",
+        )
+    ]  # fmt: skip
+    if structure.experts and policy.statistics_each:
+        each = product([ROUTED_LAYERS, "E"], coefficient=policy.statistics_each)
+        phase = "backward" if policy.statistics == "micro_batch" else "update"
+        found.append(
+            Traffic(
+                CONTROL_UNIT, phase, Kind.ALL_REDUCE, family.batch_axes, Role.STATISTIC, each, (ROUTING,),
+                reason="each rank has counted the rows of its own sequences",
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def norm_axes(structure: Structure, family: Family) -> Axes:
+    """The axes that split any part of the optimizer's state, and the stages, which hold different layers.
+
+    One AllReduce over all of them: what a rank shares with others of that group it counts in part.
+    """
+    split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
+    return tuple(axis for axis in ORDER if axis in split)
+
+
+def _state_axes(structure: Structure, family: Family) -> Iterator[frozenset[str]]:
+    for name in structure_units(structure):
+        unit = derived_unit(structure, family, name)
+        for dims in unit.trained.values():
+            yield optimizer_rest(unit.family, dims).sharded_axes

@@ -1,0 +1,135 @@
+"""Weights as flat arrays: which of them fill one together, and how long it is. Numbers or arrays.
+
+Over the axes that split it each device has one even part of a flat array, padded. Differs from the derivation, which splits every
+weight along a dim: bytes are the same but for the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import Monomial, Polynomial, Value, Values, ceil_div, constant, total, where
+
+# Parameters and parts begin at a multiple of so many elements, 16 bytes in the narrowest format that weights rest in (bf16).
+# Source: CUTLASS, functionality.md: operands of tensor core kernels are aligned to 128 bits.
+ALIGNED = 8
+
+
+def aligned(elements: Value) -> Value:
+    """The next place where a parameter or a part may begin.
+
+    >>> aligned(17)
+    24
+    """
+    return ceil_div(elements, ALIGNED) * ALIGNED
+
+
+def shard_elements(elements: Value, num_shards: Value) -> Value:
+    """Elements of each device's part of a flat array, padding included.
+
+    >>> shard_elements(560, 3)
+    192
+    """
+    return aligned(ceil_div(elements, num_shards))
+
+
+def openings(sizes: Iterable[Value], most_elements: float | None) -> Iterator[Value]:
+    """Whether each weight begins a flat array: the first does, and what does not fit into the one before; one without elements
+    does not. `most_elements` of None: all fit into one.
+
+    Source: Li et al. 2020, PyTorch Distributed, section 3.2.3.
+
+    >>> list(openings([6, 0, 3, 2, 9], most_elements=8))
+    [True, False, True, False, True]
+    """
+    filled: Value = 0
+    for size in sizes:
+        begins = (filled == 0) if most_elements is None else (filled == 0) | (filled + size > most_elements)
+        begins = begins & (size > 0)
+        yield begins
+        filled = where(begins, size, filled + size)
+
+
+class Extent(NamedTuple):
+    """How many flat arrays there are, and their elements together, padding included."""
+
+    count: Value
+    elements: Value
+
+
+class Weight(NamedTuple):
+    """Elements of a weight where it is used. It is among those of its arrays only where the group of devices along `single` is
+    one device, and that along `several` is more."""
+
+    elements: Polynomial
+    single: Axes = ()
+    several: Axes = ()
+
+    def evaluate(self, values: Values) -> Value:
+        size = self.elements.evaluate(values)
+        if self.single:
+            size = where(values.degree(self.single) == 1, size, 0)
+        return where(values.degree(self.several) > 1, size, 0) if self.several else size
+
+
+@dataclass(frozen=True, slots=True)
+class FlatArrays:
+    """Weights that move as flat arrays, in the order in which they fill them. `split`: the axes of the parts.
+
+    `in_parts`: what moves is each device's part.
+    """
+
+    weights: tuple[Weight, ...]
+    split: Axes
+    bucketed: bool
+    in_parts: bool = False
+
+    @property
+    def elements(self) -> Polynomial:
+        """Elements without padding of what moves, where no group of devices is one device."""
+        whole = total(weight.elements for weight in self.weights if not weight.single)
+        return whole * (share_of(self.split) if self.in_parts else constant(1.0))
+
+    def evaluate(self, values: Values, most_elements: float) -> Extent:
+        """The arrays at these sizes and degrees; buckets hold at most so many elements."""
+        sizes = [weight.evaluate(values) for weight in self.weights]
+        shards = values.degree(self.split)
+        count, elements = extent(sizes, shards, most_elements if self.bucketed else None)
+        return Extent(count, elements / shards if self.in_parts else elements)
+
+    def arrays(self, values: Values, most_elements: float) -> list[int]:
+        """The elements of each array, padding included; of numbers only."""
+        sizes = [int(weight.evaluate(values)) for weight in self.weights]
+        shards = int(values.degree(self.split))
+        stops: list[int] = []
+        for size, begins in zip(sizes, openings(sizes, most_elements if self.bucketed else None), strict=True):
+            if begins:
+                stops.append(size)
+            elif size:
+                stops[-1] = aligned(stops[-1]) + size
+        parts = [shard_elements(stop, shards) for stop in stops]
+        return parts if self.in_parts else [part * shards for part in parts]
+
+
+def share_of(axes: Axes) -> Polynomial:
+    """One device's share of what is split evenly over some axes."""
+    return Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
+
+
+def extent(sizes: Sequence[Value], num_shards: Value, most_elements: float | None) -> Extent:
+    """Flat arrays of weights of these sizes, each padded to even parts.
+
+    >>> extent([12, 96], num_shards=2, most_elements=None)
+    Extent(count=1, elements=112)
+    """
+    count: Value = 0
+    elements: Value = 0
+    stop: Value = 0
+    for size, begins in zip(sizes, openings(sizes, most_elements), strict=True):
+        elements = elements + where(begins, shard_elements(stop, num_shards) * num_shards, 0)
+        count = count + where(begins, 1, 0)
+        stop = where(begins, size, aligned(stop) + size)
+    return Extent(count, elements + shard_elements(stop, num_shards) * num_shards)

@@ -1,0 +1,154 @@
+"""A layout in numbers: flat arrays of parameters, and every collective of a step with format, bytes and count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.dtypes import bytes_per_element
+from shardwise.issuing import IssuePolicy
+from shardwise.layout.family import Family, atomic_degrees, family_of
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of
+from shardwise.layout.placement import ATOMS, AXIS_ORDERS
+from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic
+from shardwise.lowering.flat import FlatArrays
+from shardwise.lowering.groups import Group, groups_of
+from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
+from shardwise.lowering.traffic import Traffic, unit_traffic
+from shardwise.lowering.weights import rests_whole, weight_groups
+from shardwise.model.architecture import Architecture
+from shardwise.model.program import Role
+from shardwise.precision import Precision
+from shardwise.sharding.collective import Issued
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe."""
+
+    architecture: Architecture
+    layout: Layout
+    precision: Precision
+    policy: IssuePolicy = field(default_factory=IssuePolicy)
+
+    @cached_property
+    def family(self) -> Family:
+        return family_of(self.layout)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The atomic axes as the ranks are numbered: the innermost of the placement varies fastest."""
+        sizes = atomic_degrees(self.architecture, degrees_of(self.layout))
+        order = self.layout.placement.axes if self.layout.placement else AXIS_ORDERS[0]
+        atoms = [atom for axis in order for atom in ATOMS.get(axis, (axis,))]
+        return Mesh(tuple((atom, int(sizes[atom])) for atom in reversed(atoms)))
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return parameters(self.architecture, self.family)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
+        most = self.most_elements if rests_whole(self.family) else None
+        return groups_of(self.parameters, self.architecture, self.mesh, most)
+
+    @property
+    def most_elements(self) -> float:
+        """Elements of gradients that a bucket holds at most."""
+        return self.policy.most_bytes / bytes_per_element(self.reduced)
+
+    @property
+    def reduced(self) -> str:
+        """The format in which gradients are reduced."""
+        return self.precision.gradient_reduction
+
+    @cached_property
+    def values(self) -> Values:
+        """Sizes of the model's dims, and the degrees."""
+        degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
+        routed = self.architecture.num_layers - self.architecture.num_dense_layers
+        return Values({**self.architecture.dims, ROUTED_LAYERS: routed, **degrees})
+
+    @cached_property
+    def batch_axes(self) -> Axes:
+        """The axes that split sequences, over which the loss is summed."""
+        return next(one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+
+    def unit(self, name: str) -> Unit:
+        """A unit as derived for the layout."""
+        return derived_unit(self.architecture.structure, self.family, name)
+
+    def traffic(self, name: str) -> tuple[Traffic, ...]:
+        """The collectives of a unit."""
+        return unit_traffic(self.unit(name), self.policy)
+
+    def gathers(self, unit: str) -> tuple[str, ...]:
+        """The passes ("forward", "backward") in which a unit needs its weights gathered."""
+        groups = weight_groups(self.unit(unit))
+        return tuple(phase for phase in ("forward", "backward") if any(phase in group.passes for group in groups))
+
+    def keeps_gathered(self, unit: str) -> bool:
+        """Whether a unit's backward pass reads the weights that its forward pass gathered."""
+        return bool(self.unit(unit).kept)
+
+    def used_groups(self, path: str) -> tuple[Group, ...]:
+        """The groups whose weights a unit uses."""
+        lends = self.architecture.tied_embeddings and path == "head"
+        return tuple(group for group in self.groups if group.path == path or (lends and group.is_embedding))
+
+    def issued(self, num_micro_batches: int) -> Counter[Issued]:
+        """Every collective of a step with its count; over axes of one device there is none."""
+        found: Counter[Issued] = Counter()
+        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches)):
+            if one.axes:
+                found[one] += times
+        return found
+
+    def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
+        for _, unit in unit_paths(self.architecture):
+            for one in self.traffic(unit):
+                if one.carries_weights and not self._serves_head(one):
+                    times = num_micro_batches if one.scope == "micro_batch" else 1
+                    yield from ((array, times) for array in self._arrays(one))
+
+    def _serves_head(self, one: Traffic) -> bool:
+        """Whether the embedding's serves: a tied head gathers its weight, but has neither gradient nor state of its own."""
+        gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
+        return self.architecture.tied_embeddings and one.tensors == (TIED,) and not gathers
+
+    def _arrays(self, one: Traffic) -> Iterator[Issued]:
+        """A collective on each of its flat arrays."""
+        assert isinstance(one.payload, FlatArrays)
+        what, dtype = ("weights", self.precision.weights) if one.role is Role.WEIGHT else ("gradients", self.reduced)
+        for elements in one.payload.arrays(self.values, self.most_elements):
+            yield Issued(one.kind, self.several(one.axes), dtype, _bytes(elements, dtype), what)
+
+    def several(self, axes: Axes) -> Axes:
+        """Of some axes those with more than one device."""
+        return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
+
+    def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
+        dtype = self.control_dtype
+        loss = (one for one in self.traffic(CONTROL_UNIT) if one.is_control)
+        others = control_traffic(self.architecture.structure, self.family, self.policy)
+        for one in (*loss, *others):
+            num_bytes = _bytes(one.elements.evaluate(self.values), dtype)
+            times = num_micro_batches if one.scope == "micro_batch" else 1
+            yield Issued(one.kind, self.several(one.axes), dtype, num_bytes, one.tensors[0]), times
+
+    @property
+    def control_dtype(self) -> str:
+        """The format of the loss, the norm and the routers' statistics: fp32, or fp64 where the model is in it."""
+        return "fp64" if self.precision.activations == "fp64" else "fp32"
+
+
+def _bytes(elements: float, dtype: str) -> int:
+    return round(elements * bytes_per_element(dtype))

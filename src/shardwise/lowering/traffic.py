@@ -1,0 +1,156 @@
+"""The collectives of a unit as an engine issues them: what was derived, with weights and gradients as flat arrays.
+
+Bytes per kind, axes, pass and scope are conserved, but for flat arrays' padding, and for what of a group only one pass reads.
+A scalar (the loss) is reduced once per step, not per micro-batch. A collective that runs beside computations is issued in as
+many pieces as its group has devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from shardwise.derive.derivation import Unit
+from shardwise.derive.pipeline import pipelined
+from shardwise.derive.products import taken_by_products
+from shardwise.derive.walk import Communicate, Compute, Step
+from shardwise.issuing import IssuePolicy
+from shardwise.lowering.flat import Extent, FlatArrays
+from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, weight_groups
+from shardwise.model.program import Role, density
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import Polynomial, Values
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A collective of one unit, or one for each of its flat arrays.
+
+    `payload` are elements (see `Collective.payload_elements`; of routed tokens those that are there), `tensors` what it carries,
+    `beside` the results of the computations that it runs beside, in pieces. `for_products`: nothing but products with a block's
+    weights take what it brings. `reason` is the derivation's.
+    """
+
+    unit: str
+    phase: str
+    kind: Kind
+    axes: Axes
+    role: Role
+    payload: Polynomial | FlatArrays
+    tensors: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    for_products: bool = False
+    reason: str = ""
+
+    @property
+    def scope(self) -> str:
+        """How often it runs: once per optimizer step, or per micro-batch."""
+        return "step" if self.phase == "update" else "micro_batch"
+
+    @property
+    def carries_weights(self) -> bool:
+        return self.role in WEIGHT_ROLES
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it carries the loss, the norm, or what routers did."""
+        return self.role is Role.STATISTIC and (self.scope == "step" or self.tensors == ("routing",))
+
+    @property
+    def group(self) -> str:
+        """The parallel axis that it is charged to; what runs once per step is control traffic, unless it carries weights."""
+        return axis_group(self.axes) if self.carries_weights or self.scope != "step" else "control"
+
+    @property
+    def elements(self) -> Polynomial:
+        """The payload's elements without padding."""
+        return self.payload.elements if isinstance(self.payload, FlatArrays) else self.payload
+
+    def extent(self, values: Values, most_elements: float) -> Extent:
+        """How many collectives there are and their elements together, where buckets hold at most so many."""
+        if isinstance(self.payload, FlatArrays):
+            return self.payload.evaluate(values, most_elements)
+        return Extent(1, self.payload.evaluate(values))
+
+
+def axis_group(axes: Axes) -> str:
+    """The parallel axis that traffic over these atomic axes belongs to."""
+    for name in ("dp", "fsdp", "cp", "pp", "ep"):
+        if name in axes:
+            return name
+    return "tp"
+
+
+def unit_traffic(unit: Unit, policy: IssuePolicy) -> tuple[Traffic, ...]:
+    """All collectives of one unit; slices are none."""
+    weights = (traffic for group in weight_groups(unit) for traffic in _of_group(unit.name, group, policy))
+    return (*_joined(_of_activations(unit)), *weights)
+
+
+def _of_activations(unit: Unit) -> Iterator[Traffic]:
+    """What moves activations, and scalars."""
+    phases, tensors = unit.phases(), unit.tensors
+    for phase, steps in phases.items():
+        beside = {piece.step: _results(steps, piece.beside) for piece in pipelined(steps, unit.family)}
+        for position, step in enumerate(steps):
+            if (
+                not isinstance(step, Communicate)
+                or step.collective.kind is Kind.SLICE
+                or step.tensor.role in WEIGHT_ROLES
+            ):
+                continue
+            collective, role = step.collective, step.tensor.role
+            yield Traffic(
+                unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
+                collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
+                beside.get(position, ()), taken_by_products(phases, tensors, phase, position), step.reason,
+            )  # fmt: skip
+
+
+def _results(steps: tuple[Step, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
+    """The first result of each of some computations: their names among the kernels."""
+    return tuple(step.operation.outputs[0] for p in positions if isinstance(step := steps[p], Compute))
+
+
+def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
+    """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once."""
+    waiting: Traffic | None = None
+    for one in collectives:
+        if waiting and waiting.kind is one.kind is Kind.ALL_TO_ALL and waiting.tensors == one.tensors:
+            waiting = replace(one, axes=(*waiting.axes, *one.axes))
+            continue
+        if waiting:
+            yield waiting
+        waiting = one
+    if waiting:
+        yield waiting
+
+
+def _of_group(unit: str, group: WeightGroup, policy: IssuePolicy) -> Iterator[Traffic]:
+    """The collectives on a group's flat arrays. What was scattered is reduced, over the axes that replicate it, in parts."""
+    for move in group.moves:
+        role = Role.WEIGHT if move.kind is Kind.ALL_GATHER else Role.WEIGHT_GRADIENT
+        in_parts = move.kind is Kind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
+        yield Traffic(
+            unit, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
+            group.weights, reason=_reason(move),
+        )  # fmt: skip
+
+
+def _phase(move: Move, group: WeightGroup, policy: IssuePolicy) -> str:
+    """The pass that a collective runs in: gradients that rest whole may be reduced in every micro-batch."""
+    early = policy.reduce_each_micro_batch and move.kind is not Kind.ALL_GATHER and not group.sync.scatter
+    return "backward" if early else move.phase
+
+
+def _reason(move: Move) -> str:
+    match move.kind:
+        case Kind.ALL_GATHER if move.phase == "update":
+            return "weights that the update changed in parts are used whole"
+        case Kind.ALL_GATHER:
+            return "weights rest in parts and are used whole"
+        case Kind.REDUCE_SCATTER:
+            return "gradients are partial sums, and rest in parts"
+        case _:
+            return "gradients are partial sums, and are updated whole"

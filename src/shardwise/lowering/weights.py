@@ -1,0 +1,138 @@
+"""Weights of a unit that move alike: which fill flat arrays together, and every collective on them, off the derived steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.derive.derivation import Unit
+from shardwise.derive.shardings import weight_use
+from shardwise.derive.walk import Communicate
+from shardwise.layout.family import Family
+from shardwise.lowering.flat import FlatArrays, Weight
+from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+
+WEIGHT_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+# Matrices over the vocabulary fill arrays of their own: where a model ties them, one array serves both ends.
+VOCABULARY = ("embedding", "head")
+
+
+class Move(NamedTuple):
+    """A collective on a weight or its gradient, and the pass that it belongs to; what the recomputed slice needs comes with the
+    backward pass."""
+
+    phase: str
+    kind: Kind
+    axes: Axes
+
+
+class Sync(NamedTuple):
+    """What keeps a weight and its gradient in step, by the axes that it goes over.
+
+    `gather`: an AllGather from where the weight rests to where it is used, at each use (ZeRO-3). `scatter`: a ReduceScatter of
+    its gradient in each micro-batch (ZeRO-2, -3); `step_scatter`: in each step (ZeRO-1). `reduce`: an AllReduce in each step.
+    `step_gather`: an AllGather of the updated weight in each step (ZeRO-1, -2). A frozen weight has no more than a `gather`.
+    """
+
+    gather: Axes = ()
+    scatter: Axes = ()
+    step_scatter: Axes = ()
+    reduce: Axes = ()
+    step_gather: Axes = ()
+
+    @property
+    def shard(self) -> Axes:
+        """The axes over which the optimizer's state, or a frozen weight, is split."""
+        return self.scatter or self.step_scatter or self.gather
+
+
+def sync_of(moves: Iterable[Move]) -> Sync:
+    """The same collectives by what they are for."""
+    over = {(move.phase == "update", move.kind): move.axes for move in moves}
+    return Sync(
+        gather=over.get((False, Kind.ALL_GATHER), ()), scatter=over.get((False, Kind.REDUCE_SCATTER), ()),
+        step_scatter=over.get((True, Kind.REDUCE_SCATTER), ()), reduce=over.get((True, Kind.ALL_REDUCE), ()),
+        step_gather=over.get((True, Kind.ALL_GATHER), ()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights of a unit that are gathered and reduced alike, in the order in which their gradients are ready."""
+
+    weights: tuple[str, ...]
+    moves: tuple[Move, ...]
+    sync: Sync
+    arrays: FlatArrays
+    trained: bool
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes ("forward", "backward") for which the weights are gathered: of all of them, where one needs it."""
+        return tuple(move.phase for move in self.moves if move.kind is Kind.ALL_GATHER and move.phase != "update")
+
+
+def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
+    """Every collective on each weight of a unit, borrowed ones too, and on its gradient."""
+    owners = {name: name for name in unit.forward.program.weights} | {f"{name}'": name for name in unit.gradients}
+    owners |= {gradient: name for name, gradient in unit.gradients.items()}
+    found: dict[str, dict[Move, None]] = {name: {} for name in unit.forward.program.weights}
+    for phase, steps in unit.phases().items():
+        for step in steps:
+            if (
+                isinstance(step, Communicate)
+                and step.tensor.role in WEIGHT_ROLES
+                and step.collective.kind is not Kind.SLICE
+            ):
+                during = "backward" if phase == "recompute" else phase
+                found[owners[step.tensor.name]][Move(during, step.collective.kind, step.collective.axes)] = None
+    return {name: tuple(moves) for name, moves in found.items()}
+
+
+def weight_groups(unit: Unit) -> tuple[WeightGroup, ...]:
+    """The groups of a unit. Those that differ in axes of one device alone travel as one (`joins`)."""
+    moves = moves_of(unit)
+    together: dict[tuple[bool, bool], list[str]] = {}
+    for name in reversed(unit.forward.program.weights):
+        together.setdefault((name in unit.gradients, name in VOCABULARY), []).append(name)
+    return tuple(group for names in together.values() for group in _groups_of(unit, names, moves))
+
+
+def _groups_of(unit: Unit, names: Sequence[str], moves: Mapping[str, tuple[Move, ...]]) -> Iterator[WeightGroup]:
+    """Of weights in the order in which gradients are ready: the first one's group, which others may join, and the others."""
+    program, family = unit.forward.program, unit.family
+    syncs = {name: sync_of(moves[name]) for name in names}
+    base = syncs[names[0]]
+    for sync in dict.fromkeys(syncs.values()):
+        weights = tuple(
+            Weight(
+                weight_use(family, program.dims(name)).local_elements(),
+                single=differing(syncs[name], base) if sync == base else (), several=differing(sync, base),
+            )
+            for name in names
+            if sync in (base, syncs[name]) and (sync == base or syncs[name] == sync)
+        )  # fmt: skip
+        own = tuple(name for name in names if syncs[name] == sync)
+        yield WeightGroup(
+            own, tuple(dict.fromkeys(move for name in own for move in moves[name])), sync,
+            FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients,
+        )  # fmt: skip
+
+
+def differing(sync: Sync, other: Sync) -> Axes:
+    """The axes by which two ways of keeping weights in step differ: none matters where it has one device."""
+    axes = {axis for one, two in zip(sync, other, strict=True) for axis in {*one} ^ {*two}}
+    return tuple(sorted(axes))
+
+
+def joins(sync: Sync, base: Sync, degree: Callable[[Axes], int]) -> bool:
+    """Whether weights travel with those of `base`, in groups of so many devices."""
+    return degree(differing(sync, base)) == 1
+
+
+def rests_whole(family: Family) -> bool:
+    """Whether gradients rest whole between the micro-batches of a step."""
+    return family.zero_stage < 2
