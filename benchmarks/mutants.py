@@ -1,11 +1,12 @@
 """Which of many single mutations of the planner and the engine their tests notice.
 
-    python benchmarks/mutants.py [--count 100] [--seed 0] [--processes 2] [--again] [--out FILE]
+    python benchmarks/mutants.py [--count 100] [--seed 0] [--processes 2] [--limit 1800] [--again] [--out FILE]
 
 Draws `count` mutations of the sources of the rooms below, makes each in a copy of the tree, and runs the tests of its room there
-until one fails. Each outcome is a line of `--out`: a run that was interrupted goes on where it stopped, and what lies in a line
-that has changed since is run anew (`--again`: survivors are, too). Prints what lived, with its reason where `mutants.toml` has
-one for the file and the mutated line. The exit status is 1 where less than 90% died.
+until one fails; that one is run again without the mutant, where it has to pass. Each outcome is a line of `--out`: a run that was
+interrupted goes on where it stopped, and what lies in a line that has changed since is run anew (`--again`: survivors are, too).
+Prints what lived, with its reason where `mutants.toml` has one for the file and the mutated line. The exit status is 1 where less
+than 90% died.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PACKAGE = "src/shardwise"
 COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "LICENSE", "Makefile")
 REASONS = Path(__file__).with_name("mutants.toml")
 REQUIRED_SHARE = 0.9
+LIMIT_S = 1800.0  # several times as long as the tests of any room take on two cores
 # A room of the package and the tests that have to notice what changes there, quick ones first; the first prefix that fits.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "sharding": ("unit/sharding", "derivation", "verify", "property/test_reshard.py", "property/test_expressions.py", "golden"),
@@ -75,7 +77,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the tests made of a mutant: `died`, `lived`, or `hung` (it took far longer than its room's tests take: it died)."""
+    """What the tests made of a mutant: `died`, `lived`, or `hung` (they took longer than a room's tests may: it died)."""
 
     file: str
     line: int
@@ -139,19 +141,9 @@ class Tree:
 
     def run(self, tests: Sequence[str], limit_s: float | None = None) -> tuple[str, str]:
         """What becomes of some tests, and the first that failed."""
-        paths = [f"tests/{one}" for one in tests if (self.folder / "tests" / one).exists()]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            str(self.processes),
-            *paths,
-        ]
+        paths = [f"tests/{one}" for one in tests if (self.folder / "tests" / one.partition("::")[0]).exists()]
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-n", str(self.processes)]
+        command = [sys.executable, "-m", "pytest", *options, *paths]
         environment = {**os.environ, "PYTHONPATH": str(self.folder / "src")}
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -166,10 +158,12 @@ class Tree:
                 return "hung", ""
             raise
         failed = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+        if process.returncode not in (0, 1) and not failed:
+            sys.exit(f"error: pytest did not run the tests (exit status {process.returncode}):\n{output[-2000:]}")
         return ("lived" if process.returncode == 0 else "died"), failed.partition(" - ")[0]
 
     def judge(self, mutant: Mutant, limit_s: float) -> Outcome:
-        """Make a mutant, run its room's tests, and undo it."""
+        """Make a mutant, run its room's tests, undo it, and see that the test which failed passes without it."""
         path = self.folder / PACKAGE / mutant.file
         source = path.read_text(encoding="utf-8")
         started = time.monotonic()
@@ -178,19 +172,19 @@ class Tree:
             outcome, test = self.run(ROOMS[room_of(mutant.file) or ""], limit_s)
         finally:
             _write(path, source)
+        if outcome == "died":
+            self.check(test.partition("tests/")[2], limit_s)
         own = mutant.mutation
         return Outcome(
             file=mutant.file, line=own.line, before=own.before, after=own.after, mutated_line=mutant.mutated_line,
             outcome=outcome, seconds=round(time.monotonic() - started, 1), test=test, nth=mutant.nth,
         )  # fmt: skip
 
-    def limit_s(self, room: str) -> float:
-        """How long a mutant of a room may take: three times what its tests take without one, which have to pass."""
-        started = time.monotonic()
-        outcome, test = self.run(ROOMS[room])
+    def check(self, test: str, limit_s: float) -> None:
+        """Run a test without a mutant. Exits where it fails: no mutant is to die of that."""
+        outcome, failed = self.run([test], limit_s)
         if outcome != "lived":
-            sys.exit(f"error: the tests of {room} fail without a mutant ({test}); mend them first")
-        return 3 * (time.monotonic() - started) + 30
+            sys.exit(f"error: {failed or test} fails without a mutant; mend it first")
 
 
 def _write(path: Path, source: str) -> None:
@@ -199,46 +193,35 @@ def _write(path: Path, source: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def read_outcomes(out: Path) -> tuple[dict[tuple[object, ...], Outcome], dict[str, float]]:
-    """Outcomes by mutant, and limits by room, of earlier runs; a line that was cut short counts for nothing."""
+def read_outcomes(out: Path) -> dict[tuple[object, ...], Outcome]:
+    """Outcomes of earlier runs by mutant; a line that was cut short counts for nothing."""
     outcomes: dict[tuple[object, ...], Outcome] = {}
-    limits: dict[str, float] = {}
     for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
         try:
-            fields = json.loads(line)
-        except json.JSONDecodeError:
+            one = Outcome(**json.loads(line))
+        except (json.JSONDecodeError, TypeError):
             continue
-        if "room" in fields:
-            limits[fields["room"]] = fields["limit_s"]
-        else:
-            one = Outcome(**fields)
-            outcomes[one.key] = one
-    return outcomes, limits
+        outcomes[one.key] = one
+    return outcomes
 
 
-def judged(mutants: Sequence[Mutant], tree: Tree, out: Path, *, again: bool) -> Iterator[Outcome]:
+def judged(
+    mutants: Sequence[Mutant], tree: Tree, out: Path, *, again: bool, limit_s: float = LIMIT_S
+) -> Iterator[Outcome]:
     """The outcome of each mutant, from the file or from running its tests; what is run is added to the file."""
-    known, limits = read_outcomes(out)
+    known = read_outcomes(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
-        file.write(
-            "\n" if file.tell() and not out.read_text(encoding="utf-8").endswith("\n") else ""
-        )  # one was cut short
+        cut_short = file.tell() and not out.read_text(encoding="utf-8").endswith("\n")
+        file.write("\n" if cut_short else "")
         for number, mutant in enumerate(mutants, start=1):
             found = known.get(mutant.key)
             if found is None or (again and found.outcome == "lived"):
-                room = room_of(mutant.file) or ""
-                if room not in limits:
-                    print(f"the tests of {room} without a mutant ...", file=sys.stderr, flush=True)
-                    limits[room] = tree.limit_s(room)
-                    print(json.dumps({"room": room, "limit_s": round(limits[room], 1)}), file=file, flush=True)
-                found = tree.judge(mutant, limits[room])
+                found = tree.judge(mutant, limit_s)
                 print(json.dumps(asdict(found)), file=file, flush=True)
             where = f"{PACKAGE}/{mutant.file}:{mutant.mutation.line}"
-            print(
-                f"{number}/{len(mutants)} {found.outcome:<5} {found.seconds:6.1f} s  {where}  {mutant.change}",
-                file=sys.stderr,
-            )
+            progress = f"{number}/{len(mutants)} {found.outcome:<5} {found.seconds:6.1f} s"
+            print(f"{progress}  {where}  {mutant.change}", file=sys.stderr)
             yield found
 
 
@@ -265,6 +248,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a mutant counts as hung")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "mutants.jsonl")
     arguments = parser.parse_args()
@@ -273,7 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(REPOSITORY, Path(folder), arguments.processes)
         try:
-            found.extend(judged(mutants, tree, arguments.out, again=arguments.again))
+            found.extend(judged(mutants, tree, arguments.out, again=arguments.again, limit_s=arguments.limit))
         except KeyboardInterrupt:
             print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
             return 130

@@ -106,7 +106,7 @@ def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tmp_path: P
     chosen = {one.mutated_line: one for one in drawn(repository / mutants.PACKAGE, 100, seed=1)}
     assert set(chosen) == {"if (count <= 0):", "if count < 1:", "if False:", "return 1", "return (count / each)"}
     tree = tree_of(repository, tmp_path / "tree")
-    lived = tree.judge(chosen["if False:"], limit_s=tree.limit_s("schedule"))
+    lived = tree.judge(chosen["if False:"], limit_s=600.0)
     assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "schedule/price.py", 2, "")
     died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
     assert (died.outcome, died.test) == ("died", "FAILED tests/unit/schedule/test_price.py::test_it")
@@ -121,7 +121,7 @@ def test_a_run_goes_on_where_it_stopped(
     ran: list[Mutant] = []
 
     def judge(tree: Tree, mutant: Mutant, limit_s: float) -> Outcome:
-        assert limit_s == 90.0
+        assert limit_s == mutants.LIMIT_S
         ran.append(mutant)
         own = mutant.mutation
         outcome = "lived" if own.line == 2 else "died"
@@ -131,7 +131,6 @@ def test_a_run_goes_on_where_it_stopped(
         )  # fmt: skip
 
     monkeypatch.setattr(Tree, "judge", judge)
-    monkeypatch.setattr(Tree, "limit_s", lambda tree, room: 90.0)
     chosen = drawn(repository / mutants.PACKAGE, 100, seed=1)
     assert (
         drawn(repository / mutants.PACKAGE, 3, seed=1) == chosen[:3] != drawn(repository / mutants.PACKAGE, 3, seed=2)
@@ -148,7 +147,6 @@ def test_a_run_goes_on_where_it_stopped(
     assert ran == chosen
     assert list(judged(chosen, tree, out, again=True)) == found
     assert ran == chosen + [one for one in chosen if one.mutation.line == 2]
-    assert out.read_text().count('{"room": "schedule", "limit_s": 90.0}') == 1
     assert "5/5 " in capsys.readouterr().err
     # a line that has changed since is another mutant
     (repository / mutants.PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
@@ -166,8 +164,15 @@ def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:
 
 def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tmp_path: Path) -> None:
     (repository / "tests/unit/schedule/test_price.py").write_text("def test_it():\n    assert False\n")
-    with pytest.raises(SystemExit, match=r"the tests of schedule fail without a mutant \(.*test_it\)"):
-        tree_of(repository, tmp_path / "tree").limit_s("schedule")
+    chosen = next(iter(drawn(repository / mutants.PACKAGE, 1, seed=1)))
+    with pytest.raises(SystemExit, match=r"test_price\.py::test_it fails without a mutant; mend it first"):
+        tree_of(repository, tmp_path / "tree").judge(chosen, limit_s=600.0)
+
+
+def test_tests_that_do_not_run_are_no_judges(repository: Path, tmp_path: Path) -> None:
+    (repository / "tests/unit/schedule/test_price.py").write_text("")
+    with pytest.raises(SystemExit, match=r"pytest did not run the tests \(exit status 5\)"):
+        tree_of(repository, tmp_path / "tree").run(mutants.ROOMS["schedule"])
 
 
 def test_a_mutant_that_hangs_has_died(repository: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The constants of a calibration from the seconds of operations, and the cluster that they make. Nothing here imports torch.
 
-Each constant has operations of its own. Whole models are measured too, and none is fitted: what the constants miss of them is how
+Each constant has operations of its own. Whole steps are measured too, and none is fitted: what the constants miss of them is how
 far a prediction is trusted.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -161,8 +161,7 @@ class Fit:
         """The share of an AllReduce by which products beside it take longer."""
         if self.machine.num_processes == 1:
             return 1.0
-        alone, products, both = (self.seconds[f"beside/{one}"] for one in ("all_reduce", "products", "both"))
-        return (both - products) / alone
+        return self.seconds["beside/longer"] / self.seconds["beside/all_reduce"]
 
     def constants(self) -> dict[str, float]:
         """All of them, within their bounds."""
@@ -197,14 +196,13 @@ class Fit:
         return Cluster(name=own.name, chip=chip, topology=Switched(tiers=(tier,)))
 
     def misses(self) -> dict[str, float]:
-        """Of each sample's whole model the measured seconds, forward and backward, over those that the constants give."""
-        whole, found = self.cluster(), {}
-        alone = replace(whole, topology=Switched(tiers=(replace(whole.topology.tiers[0], size=1),)))  # type: ignore[union-attr]
-        cluster = calibrated(alone, self.calibration((1.0, 1.0)))
-        for sample in self.samples:
-            time_s = estimate(sample.model, cluster, sample.job, sample.layout).time
-            found[sample.name] = self.seconds[f"{sample.name}/model"] / (time_s["forward"] + time_s["backward"])
-        return found
+        """Of each sample's whole step the measured seconds over those that the constants give."""
+        cluster, num = calibrated(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes
+        predicted = {
+            sample.name: estimate(sample.model, cluster, sample.job_of(num), sample.shared(num)).step_time_s
+            for sample in self.samples
+        }
+        return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}
 
     def calibration(self, spread: tuple[float, float]) -> Calibration:
         usual = calibration_of("", stack_named(STACK))
@@ -221,7 +219,7 @@ def spread_of(
     """The factors between which nine of ten steps are expected around a prediction; 10% at least.
 
     Two deviations that are taken to be independent: that of repeats of a layer's operations around their median, and that of
-    whole models, measured over predicted, around 1.
+    whole steps, measured over predicted, around 1.
     """
     names = [f"{sample.name}/" for sample in samples]
     totals = [sum(s for name, s in one.items() if name.startswith(tuple(names))) for one in rounds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwise.bench.machine.operations import Operation, copy, layer, operations, products, whole_model
+from shardwise.bench.machine.operations import Operation, copy, layer, operations, products, whole_step
 from shardwise.bench.machine.samples import (
     BESIDE_BYTES,
     COLLECTIVE_BYTES,
@@ -23,6 +24,7 @@ from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import keep_host_memory
 
 ROUNDS = 5  # after one that is not counted
+PAIRS = 5  # of products alone and beside a collective, in each round
 
 Round = Mapping[str, float]  # seconds of each operation, once, by "SAMPLE/OPERATION"
 
@@ -62,7 +64,7 @@ def _operations(asked: Asked, size: int, place: torch.device) -> Iterator[tuple[
         for name, one in operations(sample, place):
             yield f"{sample.name}/{name}", one
     for sample in asked.samples:
-        yield f"{sample.name}/model", whole_model(sample, place)
+        yield f"{sample.name}/step", whole_step(sample, size, place)
     yield "tiny/layer", Operation(layer(asked.tiny, place).run, 1)
     yield "copy", Operation(copy(place, COPY_BYTES), 1)
     for dtype in asked.others:
@@ -86,10 +88,13 @@ def _collective(kind: str, num_bytes: int, size: int, place: torch.device) -> Ca
 
 
 def _beside(wanted: Mapping[str, Operation], place: torch.device) -> dict[str, float]:
-    """An AllReduce alone, products alone that take longer, and both at once."""
+    """An AllReduce alone, products alone that take longer, and by how much they take longer with the AllReduce beside them.
+
+    That is a small difference of two long times, so each pair is taken at once, several times, and the middle one counts.
+    """
     values = torch.zeros(BESIDE_BYTES // 4, device=place)
     product = next(one for name, one in wanted.items() if name.endswith("up forward"))
-    alone = _seconds(Operation(lambda: dist.all_reduce(values), 1))
+    alone = statistics.median(_seconds(Operation(lambda: dist.all_reduce(values), 1)) for _ in range(PAIRS))
     times = max(1, round(2 * alone / max(_seconds(product) * product.times, 1e-6)))
 
     def products() -> None:
@@ -101,8 +106,9 @@ def _beside(wanted: Mapping[str, Operation], place: torch.device) -> dict[str, f
         products()
         work.wait()
 
-    each = {"beside/all_reduce": alone}
-    return each | {f"beside/{run.__name__}": _seconds(Operation(run, 1)) for run in (products, both)}
+    pairs = [(_seconds(Operation(products, 1)), _seconds(Operation(both, 1))) for _ in range(PAIRS)]
+    longer = statistics.median(together - apart for apart, together in pairs)
+    return {"beside/all_reduce": alone, "beside/longer": longer}
 
 
 def _seconds(one: Operation) -> float:

@@ -1,4 +1,4 @@
-"""The operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone; whole models of them.
+"""The operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone; whole steps of them.
 
 A run makes its results several times, and keeps those of a forward pass until the last, as a training step does: it writes to
 memory that no cache holds. Values are of the sizes that a training step has: weights of a larger scale make probabilities and
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from shardwise.bench.kernels import DTYPES
 from shardwise.bench.machine.samples import FORMS, Product, Sample
+from shardwise.layout.realisation import Realisation
 from shardwise.model.numerics import DEFAULT
-from shardwise.train.model import build, initialise
+from shardwise.precision import precision_named
+from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.model.attention import attend
 from shardwise.train.model.block import Block
 from shardwise.train.model.functions import activate, rms_norm
@@ -25,6 +27,8 @@ from shardwise.train.model.gradients import HeadLoss, applied
 from shardwise.train.model.initialise import STD
 from shardwise.train.model.places import rotate, rotation
 from shardwise.train.parallel.update import SMALLEST_NORM, sum_of_squares
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
 
 KEPT_BYTES, MOST_KEPT = 2**24, 4  # results that a run keeps
 
@@ -106,13 +110,15 @@ def layer(sample: Sample, place: torch.device) -> Operation:
     return Operation(lambda: torch.autograd.grad(block(x, angles, None)[0], inputs, given), 1)
 
 
-def whole_model(sample: Sample, place: torch.device) -> Operation:
-    """The forward and backward pass of a model with this layer a few times."""
-    model = build(sample.model, DTYPES[sample.dtype])
-    initialise(model, 0, place)
+def whole_step(sample: Sample, num_processes: int, place: torch.device) -> Operation:
+    """An optimizer step of a model with this layer a few times, as the engine trains it on so many processes."""
+    realisation = Realisation(
+        architecture=sample.model, layout=sample.shared(num_processes), precision=precision_named(sample.dtype)
+    )
+    engine = Engine(realisation, Recipe(steps=1), World(realisation.mesh, place))
+    engine.initialise(0)
     ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=place)
-    weights = tuple(model.parameters())
-    return Operation(lambda: torch.autograd.grad(model(ids, ids, ids.numel()).loss, weights), 1)
+    return Operation(lambda: engine.step([MicroBatch(ids, ids)], num_processes * sample.tokens, 1, 0), 1)
 
 
 def loss_operands(sample: Sample, place: torch.device) -> tuple[Tensor, Tensor, Tensor]:

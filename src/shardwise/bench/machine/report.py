@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
     cluster: Cluster
     calibration: Calibration
-    misses: Mapping[str, float]  # of whole models, measured seconds over those that the constants give
+    misses: Mapping[str, float]  # of whole steps, measured seconds over those that the constants give
 
     def payload(self) -> dict[str, Any]:
         """The chip, its links and the constants as JSON has them."""
@@ -80,6 +80,6 @@ def report(found: Found) -> Iterator[str]:
     for name, value in calibration.constants.items():
         yield f"  {name:<22}{value:>10.4g}  {({**CONSTANTS, **APART})[name].meaning}"
     checked = ", ".join(f"{miss:.2f} (d_model {name})" for name, miss in found.misses.items())
-    yield f"whole models, measured over predicted, which nothing is fitted to: {checked}"
+    yield f"whole steps, measured over predicted, which nothing is fitted to: {checked}"
     low, high = calibration.spread["dense"]
     yield f"nine of ten steps are expected at {low:.2f} to {high:.2f} of a prediction"

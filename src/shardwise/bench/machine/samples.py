@@ -23,7 +23,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
 BESIDE_BYTES = 2**24  # of an AllReduce beside products
 EXPERT_ROWS = 128
-MODEL_LAYERS = 4  # of the whole model that the constants are checked against
+MODEL_LAYERS = 4  # of the model whose step the constants are checked against
 FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
 
 
@@ -70,9 +70,15 @@ class Sample:
         """The layer `MODEL_LAYERS` times, with an embedding and a head."""
         return replace(self.architecture, num_layers=MODEL_LAYERS)
 
-    @property
-    def job(self) -> Job:
-        return Job(global_batch_tokens=self.tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
+    def job_of(self, num_processes: int) -> Job:
+        """A batch of as many tokens for each process."""
+        tokens = num_processes * self.tokens
+        return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
+
+    def shared(self, num_processes: int) -> Layout:
+        """What most runs of a few processes are: gradients and the optimizer's state split over them."""
+        zero_stage = 2 if num_processes > 1 else 0
+        return Layout(fsdp=num_processes, zero_stage=zero_stage, micro_batch_seqs=self.num_seqs)
 
     @property
     def layout(self) -> Layout:
@@ -80,7 +86,7 @@ class Sample:
 
     @cached_property
     def pricing(self) -> Pricing:
-        return Pricing(self.architecture, load_cluster("local:1"), self.job, self.layout)
+        return Pricing(self.architecture, load_cluster("local:1"), self.job_of(1), self.layout)
 
     @property
     def products(self) -> tuple[Product, ...]:
