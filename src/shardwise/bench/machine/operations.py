@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwise.bench.kernels import DTYPES
 from shardwise.bench.machine.samples import FORMS, Product, Sample
-from shardwise.layout.realisation import Realisation
+from shardwise.lowering.instance import Instance
 from shardwise.model.numerics import DEFAULT
 from shardwise.precision import precision_named
 from shardwise.train.engine import Engine, MicroBatch
@@ -112,10 +112,10 @@ def layer(sample: Sample, place: torch.device) -> Operation:
 
 def whole_step(sample: Sample, num_processes: int, place: torch.device) -> Operation:
     """An optimizer step of a model with this layer a few times, as the engine trains it on so many processes."""
-    realisation = Realisation(
+    instance = Instance(
         architecture=sample.model, layout=sample.shared(num_processes), precision=precision_named(sample.dtype)
     )
-    engine = Engine(realisation, Recipe(steps=1), World(realisation.mesh, place))
+    engine = Engine(instance, Recipe(steps=1), World(instance.mesh, place))
     engine.initialise(0)
     ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=place)
     return Operation(lambda: engine.step([MicroBatch(ids, ids)], num_processes * sample.tokens, 1, 0), 1)
