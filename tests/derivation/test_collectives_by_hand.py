@@ -120,7 +120,8 @@ CASES: dict[str, Case] = {
             ("forward", "all_gather", "fsdp cp", 1, 2 * (V * D + D)),
             ("backward", "reduce_scatter", "fsdp cp", 1, 2 * (V * D + D)),
             ("update", "all_reduce", "dp", 1, 2 * (V * D + D) / 12),
-            ("update", "all_reduce", "dp fsdp cp", 1, 4),
+            ("update", "all_reduce", "dp fsdp cp", 1, 4),  # the loss
+            ("update", "all_reduce", "fsdp cp", 1, 4),  # the norm
         ),
     }),
     # f and f*: every rank sees the same tokens, so no gradient of a weight is partial. Of the head three numbers for each token:
@@ -134,6 +135,7 @@ CASES: dict[str, Case] = {
         "head": (
             ("forward", "all_reduce", "tp_kv", 3, 3 * STATISTIC),
             ("backward", "all_reduce", "tp_kv", 1, HIDDEN),
+            ("update", "all_reduce", "tp_kv", 1, 4),  # the norm
         ),
     }),
     # Both results are added before they are reduced, and so are the gradients of the norm that both read: one AllReduce in each
@@ -174,7 +176,7 @@ CASES: dict[str, Case] = {
             ("forward", "all_reduce", "tp_kv tp_rep", 3, 3 * STATISTIC),
             ("backward", "all_gather", "tp_kv tp_rep", 1, HIDDEN),
             ("backward", "reduce_scatter", "tp_kv tp_rep", 1, HIDDEN),
-            ("update", "all_reduce", "tp_kv tp_rep", 1, 2 * D),
+            ("update", "all_reduce", "tp_kv tp_rep", 2, 2 * D + 4),  # of the norm's weight, and the norm
         ),
     }),
     # Attention's input and the MLP's are gathered once for what runs again and the backward pass both, beside two gradients;
@@ -331,7 +333,7 @@ CASES: dict[str, Case] = {
 def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, str, str], tuple[int, float]]:
     """What the derivation says: count and bytes by pass, kind and axes of several devices.
 
-    Of weights, and of gradients, what differs in axes of one device alone counts as one, as in `lowering/groups.py`.
+    Of weights, and of gradients, what moves over the same axes counts as one, in however many flat arrays it travels.
     """
     degrees = {**atomic_degrees(model, degrees_of(layout)), "micro_batch_seqs": B}
     values = unit_values(model, T, degrees)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.lowering.flat import aligned, openings, shard_elements
 from shardwise.lowering.parameters import Parameter
-from shardwise.lowering.weights import VOCABULARY, Sync, joins
+from shardwise.lowering.weights import Sync, joins, kind_of
 from shardwise.model.architecture import Architecture
 from shardwise.sharding.mesh import Mesh
 
@@ -71,7 +71,7 @@ def groups_of(
     alike: dict[Hashable, list[Parameter]] = {}
     base: dict[Hashable, Sync] = {}
     for one in reversed(parameters):
-        key = one.path, one.trained, one.weight in VOCABULARY
+        key = one.path, one.trained, kind_of(one.weight)
         first = base.setdefault(key, one.sync)
         sync = first if joins(one.sync, first, mesh.size) else one.sync
         alike.setdefault((key, sync), []).append(one)

@@ -95,9 +95,9 @@ def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
 def weight_groups(unit: Unit) -> tuple[WeightGroup, ...]:
     """The groups of a unit. Those that differ in axes of one device alone travel as one (`joins`)."""
     moves = moves_of(unit)
-    together: dict[tuple[bool, bool], list[str]] = {}
+    together: dict[tuple[bool, str], list[str]] = {}
     for name in reversed(unit.forward.program.weights):
-        together.setdefault((name in unit.gradients, name in VOCABULARY), []).append(name)
+        together.setdefault((name in unit.gradients, kind_of(name)), []).append(name)
     return tuple(group for names in together.values() for group in _groups_of(unit, names, moves))
 
 
@@ -120,6 +120,11 @@ def _groups_of(unit: Unit, names: Sequence[str], moves: Mapping[str, tuple[Move,
             own, tuple(dict.fromkeys(move for name in own for move in moves[name])), sync,
             FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients,
         )  # fmt: skip
+
+
+def kind_of(weight: str) -> str:
+    """What weights must share to fill an array together."""
+    return weight if weight in VOCABULARY else ""
 
 
 def differing(sync: Sync, other: Sync) -> Axes:

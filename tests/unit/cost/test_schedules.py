@@ -9,6 +9,7 @@ import pytest
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, Pricing, estimate
 from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.cost.rates import rates_of
 from shardwise.cost.step import stage_cost, step_time
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import OVERLAPS, Job, Overlap, precision_named
@@ -39,7 +40,7 @@ def priced(schedule: Schedule, overlap: Overlap = "per_axis", **changes: object)
 def test_the_weights_part_of_the_backward_pass_is_a_product_for_each_weight(name: str, recompute: str) -> None:
     """As many FLOPs as the forward products, which are what is left of the forward pass without attention."""
     model = load_model(name)
-    pricer = UnitPricer(model, CLUSTER.chip, precision_named("bf16"))
+    pricer = UnitPricer(model, rates_of(CLUSTER.chip, None), precision_named("bf16"))
     values = unit_values(model, 4096, atomic_degrees(model, {**dict.fromkeys(("dp", "fsdp", "tp", "cp", "pp", "ep"), 1),
                                                             "micro_batch_seqs": 2}))  # fmt: skip
     parts = pricer.parts(pricer.of_structure(Family(0, False, recompute)), "block")
