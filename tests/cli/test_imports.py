@@ -51,7 +51,7 @@ def test_help_loads_no_numpy(arguments: list[str]) -> None:
 
 
 def test_reconciling_loads_no_framework() -> None:
-    code = "from shardwise.reconcile.run import compare, read\nfrom shardwise.cli import reconcile_report"
+    code = "from shardwise.reconcile import compare, read\nfrom shardwise.cli import reconcile_report"
     assert not loaded_modules(code) & {"torch", "jax", "jaxlib", "tokenizers"}
 
 

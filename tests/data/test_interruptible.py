@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from shardwise.data.interruptible import fed
+
+
+@pytest.fixture(autouse=True)
+def hears_ctrl_c() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, whose processes ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_all_items_are_handed_over() -> None:
@@ -54,11 +63,8 @@ def test_ctrl_c_while_the_work_is_being_started_ends_it_too(monkeypatch: pytest.
 def test_after_ctrl_c_the_work_gets_no_further_item() -> None:
     taken: list[int] = []
 
-    def endless() -> Iterator[int]:
-        number = 0
-        while True:  # ends only because nothing more is asked for
-            yield number
-            number += 1
+    def long() -> Iterator[int]:
+        yield from range(10**7)  # not endless: without Ctrl-C the test would take all memory
 
     def work(items: Iterator[int]) -> None:
         for item in items:
@@ -67,5 +73,6 @@ def test_after_ctrl_c_the_work_gets_no_further_item() -> None:
                 _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        fed(work, endless())
+        fed(work, long())
     assert taken[:4] == [0, 1, 2, 3]
+    assert len(taken) < 10**7

@@ -224,7 +224,7 @@ def test_a_long_change_is_shown_where_it_is() -> None:
 
 def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
     repository = Path(__file__).parents[2]
-    assert room_of("derive/walk.py") == "layout"
+    assert room_of("derive/walk.py") == "derive"
     assert room_of("train/parallel/flat.py") == "train"
     assert room_of("symbolic.py") == "symbolic.py"
     assert room_of("cli/plan.py") is None

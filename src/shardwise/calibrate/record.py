@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwise.calibrate.published import SPREADS, Published
 
-HERE = Path(__file__).parents[2] / "cluster" / "measured" / "constants.toml"
+HERE = Path(__file__).parents[1] / "cluster" / "measured" / "constants.toml"
 
 
 def constants_toml(found: Published) -> str:

@@ -1,4 +1,4 @@
-"""Everything of a unit that costs something, read off its derivation once: kernels, collectives, what is kept, what is held."""
+"""Everything of a unit that costs something, read off its instructions and its derivation once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
 from shardwise.cost.workspace import Held, held_of
-from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.derivation import Unit
 from shardwise.derive.shardings import optimizer_rest, weight_rest, weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
-from shardwise.lowering.control import CONTROL_UNIT, control_traffic
-from shardwise.lowering.kernels import Kernel, kernels
-from shardwise.lowering.traffic import Traffic, unit_traffic
+from shardwise.lowering.kernels import Kernel
+from shardwise.lowering.template import unit_template
+from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
 from shardwise.symbolic import Polynomial, total
@@ -67,15 +67,14 @@ class Parts(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
-    unit = derived_unit(structure, family, name)
-    found = kernels(unit)
-    control = control_traffic(structure, family, policy) if name == CONTROL_UNIT else ()
+    template = unit_template(structure, family, name, policy)
+    unit, launched = template.unit, template.kernels
     return Parts(
         unit,
-        found,
-        (*unit_traffic(unit, policy), *control),
+        launched,
+        template.traffic,
         products_of(unit),
-        waiting_of(unit, found),
+        waiting_of(unit, launched),
         bool(unit.forward.program.named(Role.ROUTED)),
         _state_of(unit, family),
     )

@@ -82,13 +82,18 @@ class Instance:
         """The axes that split sequences, over which the loss is summed."""
         return next(one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
 
+    @cached_property
+    def single(self) -> frozenset[str]:
+        """The axes of one device."""
+        return frozenset(axis for axis, size in self.mesh.axes if size == 1)
+
     def unit(self, name: str) -> Unit:
         """A unit as derived for the layout."""
         return derived_unit(self.architecture.structure, self.family, name)
 
     def traffic(self, name: str) -> tuple[Traffic, ...]:
         """The collectives of a unit."""
-        return unit_traffic(self.unit(name), self.policy)
+        return unit_traffic(self.unit(name), self.policy, self.single)
 
     def gathers(self, unit: str) -> tuple[str, ...]:
         """The passes ("forward", "backward") in which a unit needs its weights gathered."""

@@ -39,7 +39,8 @@ class Shape:
 class Kernel:
     """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
 
-    `inputs` are those of its first operation, `outputs` what all of its operations define, by name. Of a product with a
+    `inputs` are those of its first operation, `reads` the operands of all that none of them defines, `outputs` what all of them
+    define, by name. Of a product with a
     block's weights (derive/products.py) `taken` are the elements of its operands, by role; nothing of other kernels.
     `makes_gradients`: a product that gives a weight's gradient, for which only the optimizer waits (W in the papers on zero
     bubbles).
@@ -48,6 +49,7 @@ class Kernel:
     phase: str
     kind: str
     inputs: tuple[str, ...]
+    reads: tuple[str, ...]
     outputs: tuple[str, ...]
     flops: Polynomial
     elements: Mapping[Role, Polynomial]
@@ -58,11 +60,19 @@ class Kernel:
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
     """All kernels of one unit, in order."""
+    return tuple(kernel for placed in placed_kernels(unit).values() for _, kernel in placed)
+
+
+def placed_kernels(unit: Unit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
+    """All kernels of one unit by phase, in order, each with the place of its last computation among the steps."""
     readers = _readers(unit)
     leaving = {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
-    return tuple(
-        _kernel(unit, phase, run, readers, leaving) for phase, steps in unit.phases().items() for run in _runs(steps)
-    )
+    return {
+        phase: tuple(
+            (run[-1][0], _kernel(unit, phase, [step for _, step in run], readers, leaving)) for run in _runs(steps)
+        )
+        for phase, steps in unit.phases().items()
+    }
 
 
 def _readers(unit: Unit) -> dict[str, set[int]]:
@@ -76,20 +86,20 @@ def _readers(unit: Unit) -> dict[str, set[int]]:
     return readers
 
 
-def _runs(steps: Iterable[Step]) -> list[list[Compute]]:
-    """Computations in order, neighbouring elementwise ones together; a collective on activations ends a run."""
-    runs: list[list[Compute]] = []
+def _runs(steps: Iterable[Step]) -> list[list[tuple[int, Compute]]]:
+    """Computations in order with their places, neighbouring elementwise ones together; a collective on activations ends a run."""
+    runs: list[list[tuple[int, Compute]]] = []
     joined = False
-    for step in steps:
+    for place, step in enumerate(steps):
         if not isinstance(step, Compute):
             # weights are prefetched and gradients leave in the background: neither is in the way
             joined = joined and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
             continue
         fusible = step.operation.kind == "map"
         if joined and fusible:
-            runs[-1].append(step)
+            runs[-1].append((place, step))
         else:
-            runs.append([step])
+            runs.append([(place, step)])
         joined = fusible
     return runs
 
@@ -109,9 +119,10 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
     outputs = tuple(name for step in run for name in step.operation.outputs)
     first = run[0].operation
     taken = {name: touched[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
+    reads = tuple(dict.fromkeys(name for step in run for name in step.operation.operands if name not in inside))
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
-        phase, first.kind, first.inputs, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
+        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
         _by_role(unit, taken), makes_gradients, _shape(unit, run[0]),
     )  # fmt: skip
 

@@ -7,8 +7,8 @@ many pieces as its group has devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field, replace
 
 from shardwise.derive.derivation import Unit
 from shardwise.derive.pipeline import pipelined
@@ -42,6 +42,7 @@ class Traffic:
     beside: tuple[str, ...] = ()
     for_products: bool = False
     reason: str = ""
+    place: int = field(default=-1, compare=False)  # among the derived steps of its pass; of flat arrays none
 
     @property
     def scope(self) -> str:
@@ -82,9 +83,9 @@ def axis_group(axes: Axes) -> str:
     return "tp"
 
 
-def unit_traffic(unit: Unit, policy: IssuePolicy) -> tuple[Traffic, ...]:
-    """All collectives of one unit; slices are none."""
-    weights = (traffic for group in weight_groups(unit) for traffic in _of_group(unit.name, group, policy))
+def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()) -> tuple[Traffic, ...]:
+    """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
+    weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit.name, group, policy))
     return (*_joined(_of_activations(unit)), *weights)
 
 
@@ -105,6 +106,7 @@ def _of_activations(unit: Unit) -> Iterator[Traffic]:
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
                 beside.get(position, ()), taken_by_products(phases, tensors, phase, position), step.reason,
+                position if step.tensor.dims else -1,
             )  # fmt: skip
 
 

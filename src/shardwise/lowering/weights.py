@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,34 +92,42 @@ def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
     return {name: tuple(moves) for name, moves in found.items()}
 
 
-def weight_groups(unit: Unit) -> tuple[WeightGroup, ...]:
-    """The groups of a unit. Those that differ in axes of one device alone travel as one (`joins`)."""
+def weight_groups(unit: Unit, single: Set[str] = frozenset()) -> tuple[WeightGroup, ...]:
+    """The groups of a unit. Those that differ in axes of one device alone travel as one (`joins`): at once where these are among
+    `single`, otherwise as the degrees turn out."""
     moves = moves_of(unit)
     together: dict[tuple[bool, str], list[str]] = {}
     for name in reversed(unit.forward.program.weights):
         together.setdefault((name in unit.gradients, kind_of(name)), []).append(name)
-    return tuple(group for names in together.values() for group in _groups_of(unit, names, moves))
+    return tuple(group for names in together.values() for group in _groups_of(unit, names, moves, single))
 
 
-def _groups_of(unit: Unit, names: Sequence[str], moves: Mapping[str, tuple[Move, ...]]) -> Iterator[WeightGroup]:
+def _groups_of(
+    unit: Unit, names: Sequence[str], moves: Mapping[str, tuple[Move, ...]], single: Set[str]
+) -> Iterator[WeightGroup]:
     """Of weights in the order in which gradients are ready: the first one's group, which others may join, and the others."""
     program, family = unit.forward.program, unit.family
-    syncs = {name: sync_of(moves[name]) for name in names}
-    base = syncs[names[0]]
+    base = sync_of(moves[names[0]])
+    apart = {name: tuple(a for a in differing(sync_of(moves[name]), base) if a not in single) for name in names}
+    syncs = {name: sync_of(moves[name]) if apart[name] else base for name in names}
     for sync in dict.fromkeys(syncs.values()):
+        own = tuple(name for name in names if syncs[name] == sync)
         weights = tuple(
             Weight(
-                weight_use(family, program.dims(name)).local_elements(),
-                single=differing(syncs[name], base) if sync == base else (), several=differing(sync, base),
+                weight_use(family, program.dims(name)).local_elements(), single=apart[name] if sync == base else (),
+                several=apart[name] if sync != base else (),
             )
-            for name in names
-            if sync in (base, syncs[name]) and (sync == base or syncs[name] == sync)
+            for name in (names if sync == base else own)
         )  # fmt: skip
-        own = tuple(name for name in names if syncs[name] == sync)
         yield WeightGroup(
-            own, tuple(dict.fromkeys(move for name in own for move in moves[name])), sync,
+            own, tuple(dict.fromkeys(move for name in own for move in moves[name] if _is_of(move, sync))), sync,
             FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients,
         )  # fmt: skip
+
+
+def _is_of(move: Move, sync: Sync) -> bool:
+    """Whether a collective is one of those of a group, whose axes of more than one device are its own."""
+    return move.axes in sync
 
 
 def kind_of(weight: str) -> str:

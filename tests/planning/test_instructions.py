@@ -1,0 +1,111 @@
+"""The list of a plan's step: what it adds up to, what it is asked for, and how it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.cli import main
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.lowering.template import PASSES
+from shardwise.model.load import load_model
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.instructions import instructions
+from shardwise.planning.plan import Plan
+
+JOB = Job(global_batch_tokens=2**19, seq_len=8192, overlap="sum")
+
+
+def plan_of(layout: str, model: str = "llama-3-8b", cluster: str = "h100:16") -> Plan:
+    own, found = load_model(model), load_cluster(cluster)
+    chosen = Layout.parse(layout)
+    return Plan(model=own, cluster=found, job=JOB, layout=chosen, estimate=estimate(own, found, JOB, chosen))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp=16 zero_stage=3",
+        "dp=2 fsdp=4 tp=2 zero_stage=1 sequence_parallel=true",
+        "fsdp=8 cp=2 zero_stage=2 recompute=full",
+    ],
+)
+def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
+    """Where nothing overlaps, everything is fused and the host is infinitely fast: kernels by pass, and traffic by axis."""
+    plan = plan_of(layout)
+    seconds: dict[tuple[str, str], float] = {}
+    for segment in instructions(plan):
+        for stream, each in segment.seconds.items():
+            seconds[segment.name, stream] = seconds.get((segment.name, stream), 0.0) + each
+    time, hidden = plan.estimate.time, plan.estimate.hidden
+    assert seconds["forward", "compute"] == pytest.approx(time["forward"])
+    assert seconds["backward", "compute"] == pytest.approx(time["backward"] + time["recompute"])
+    assert seconds["update", "compute"] == pytest.approx(time["optimizer"])
+    moved = sum(s for (_, stream), s in seconds.items() if stream != "compute")
+    priced = sum(
+        s for name, s in (*time.items(), *hidden.items()) if name in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control")
+    )
+    assert moved == pytest.approx(priced)
+
+
+def test_a_step_by_hand() -> None:
+    """ZeRO-3 over 16: a block gathers its 9 weights for either pass and scatters their gradients, in each micro-batch."""
+    found = {(one.unit, one.name): one for one in instructions(plan_of("fsdp=16 zero_stage=3"))}
+    forward, backward = found["block", "forward"], found["block", "backward"]
+    assert (forward.layers, forward.micro_batches) == (32, 4)
+    (gather,) = (one for one in forward.instructions if one.kind == "start")
+    layer = 4096 * (4096 * 2 + 1024 * 2 + 3 * 14336 + 2)
+    assert (gather.operation, gather.over, gather.count, gather.num_bytes) == ("all_gather", ("fsdp",), 1, 2 * layer)
+    moved = [one.operation for one in backward.instructions if one.kind == "start"]
+    assert moved == ["all_gather", "reduce_scatter"]
+    assert [name for unit, name in found if unit == "head"] == ["forward", "backward", "update"]
+    assert list(found)[:3] == [("embedding", "forward"), ("block", "forward"), ("head", "forward")]
+    assert list(found)[3:6] == [("head", "backward"), ("block", "backward"), ("embedding", "backward")]
+
+
+def test_a_stage_has_its_own() -> None:
+    plan = plan_of("fsdp=8 pp=2 zero_stage=1 recompute=full recompute_layers=4")
+    first, last = (instructions(plan, stage=stage, passes=["forward"]) for stage in (0, 1))
+    assert [one.unit for one in first] == ["embedding", "block", "kept_block", "carry"]
+    assert [one.unit for one in last] == ["block", "kept_block", "carry", "head"]
+    assert [(one.layers, one.recompute) for one in first[1:3]] == [(4, "full"), (12, "none")]
+    (sent,) = (one for one in first[3].instructions if one.kind == "start")
+    assert (sent.operation, sent.over, sent.why) == ("send_recv", ("pp",), "the next stage reads it")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"stage": 1}, "--stage: found 1; a stage of 0 to 0 is required"),
+        ({"unit": "blok"}, "unit: found 'blok' \\(did you mean 'block'\\?\\)"),
+        ({"passes": ["sideways"]}, "pass: found 'sideways'"),
+    ],
+)
+def test_what_the_plan_has_not_is_said(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        instructions(plan_of("fsdp=16 zero_stage=3"), **wrong)  # type: ignore[arg-type]
+
+
+def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    dump_plan(plan_of("fsdp=16 zero_stage=3"), path)
+    assert main(["instructions", str(path), "--pass", "forward", "--unit", "block"]) == 0
+    text = capsys.readouterr().out
+    assert "forward of block, 32 layers, 4 micro-batches" in text
+    assert "start all_gather of w_down, w_gate, w_up, mlp_norm.weight and 5 more over fsdp" in text
+    assert "contract attention_norm.out, wq -> q_flat" in text
+    assert "over cp" not in text  # one device
+    assert "free" not in text
+    assert main(["instructions", str(path), "--pass", "forward", "--unit", "block", "--all"]) == 0
+    assert "free q_flat" in capsys.readouterr().out
+    assert main(["instructions", str(path), "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["schema"] == "shardwise.instructions/1"
+    assert {one["name"] for one in payload["segments"]} == set(PASSES)
+    assert main(["instructions", str(path), "--unit", "nothing"]) == 2

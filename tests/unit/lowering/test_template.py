@@ -1,0 +1,129 @@
+"""Instructions of a unit: in an order that a device may follow, with everything that was derived and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from shardwise.issuing import IssuePolicy
+from shardwise.layout.family import Family
+from shardwise.lowering.control import CONTROL_UNIT, control_traffic
+from shardwise.lowering.instruction import Free, Instruction, Launch, Start, Wait
+from shardwise.lowering.kernels import kernels
+from shardwise.lowering.template import Template, carried, unit_template
+from shardwise.lowering.traffic import unit_traffic
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import structure_units
+from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+
+SMALL = Architecture(
+    name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
+)
+MODELS = {
+    "dense": SMALL,
+    "experts": replace(SMALL, num_experts=4, experts_per_token=2, num_dense_layers=1, dense_d_ff=32),
+    "adapters": replace(SMALL, lora_rank=4, lora_targets=("qkv",)),
+    "biased": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu", parallel=True),
+    "predicting": replace(SMALL, num_predict_layers=1),
+}
+FAMILIES = [
+    Family(zero, sp, recompute, cp_variant=variant, async_tp=zero == 1)
+    for zero, sp, recompute, variant in itertools.product(
+        (0, 1, 2, 3), (False, True), ("none", "full"), ("all_gather", "ring", "ulysses")
+    )
+]
+POLICIES = [IssuePolicy(), IssuePolicy(reduce_each_micro_batch=True, statistics="micro_batch")]
+
+
+CASES = [pytest.param(model, family, id=f"{model} {family}") for model in MODELS for family in FAMILIES]
+
+
+def templates(model: str, family: Family, policy: IssuePolicy) -> list[Template]:
+    structure = MODELS[model].structure
+    return [unit_template(structure, family, name, policy) for name in structure_units(structure)]
+
+
+@pytest.mark.parametrize(("model", "family"), CASES)
+def test_an_order_that_a_device_may_follow(model: str, family: Family) -> None:
+    """Whoever reads a tensor, or moves it on, has waited for what brings it; a gradient leaves when it is made; and what is freed
+    is there, is read no more, and is all that no later pass reads."""
+    for policy in POLICIES:
+        for template in templates(model, family, policy):
+            for name, instructions in template.passes.items():
+                follow(template, name, instructions)
+
+
+@pytest.mark.parametrize(("model", "family"), CASES)
+def test_everything_is_there_and_nothing_else(model: str, family: Family) -> None:
+    for policy in POLICIES:
+        for template in templates(model, family, policy):
+            unit = template.unit
+            issued = unit_traffic(unit, policy)
+            if unit.name == CONTROL_UNIT:
+                issued += control_traffic(MODELS[model].structure, family, policy)
+            assert Counter(template.traffic) == Counter(issued)
+            assert template.kernels == kernels(unit)
+
+
+def follow(template: Template, name: str, instructions: tuple[Instruction, ...]) -> None:
+    unit = template.unit
+    made_here = {out for one in instructions if isinstance(one, Launch) for out in one.kernel.outputs}
+    made: set[str] = set()
+    freed: set[str] = set()
+    moving: list[Start] = []
+    for one in instructions:
+        match one:
+            case Launch():
+                on_the_way = {each for start in moving for each in carried(unit, start.traffic)}
+                assert on_the_way.isdisjoint(one.kernel.reads), (unit.name, name, one)
+                assert {each for each in one.kernel.reads if each in made_here} <= made
+                assert freed.isdisjoint(one.kernel.reads)
+                made |= set(one.kernel.outputs)
+            case Start():
+                wanted = set(carried(unit, one.traffic))
+                assert all(wanted.isdisjoint(carried(unit, start.traffic)) for start in moving)
+                assert wanted & made_here <= made
+                assert freed.isdisjoint(wanted)
+                moving.append(one)
+            case Wait():
+                moving.remove(Start(one.traffic))
+            case Free():
+                assert freed.isdisjoint(one.tensors)
+                freed |= set(one.tensors)
+    assert not moving
+    left = {
+        each
+        for each in made_here - freed - {*unit.forward.program.outputs, *unit.backward.program.outputs}
+        if unit.tensors[each].role not in (Role.WEIGHT_GRADIENT, Role.STATE, Role.WEIGHT, Role.CONSTANT)
+    }
+    assert left <= (set(unit.saved) if name == "forward" else set()), (unit.name, name)
+
+
+def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made() -> None:
+    """ZeRO-3: the block's gather leads each pass, waited for before the first kernel that reads a weight; the head's weights stay
+    for its backward pass."""
+    block, head = (
+        unit_template(SMALL.structure, Family(3, False, "none"), name, IssuePolicy()) for name in ("block", "head")
+    )
+    for name in ("forward", "backward"):
+        first = block.passes[name][0]
+        assert isinstance(first, Start)
+        assert first.traffic.kind is Kind.ALL_GATHER
+    backward = block.passes["backward"]
+    scatters = [
+        place
+        for place, one in enumerate(backward)
+        if isinstance(one, Start) and one.traffic.kind is Kind.REDUCE_SCATTER
+    ]
+    made = [place for place, one in enumerate(backward) if isinstance(one, Launch) and one.kernel.makes_gradients]
+    assert min(scatters) > min(made)
+    assert not any(isinstance(one, Launch) and one.kernel.makes_gradients for one in backward[max(scatters) :])
+    assert not [
+        one for one in head.passes["backward"] if isinstance(one, Start) and one.traffic.kind is Kind.ALL_GATHER
+    ]
+    assert "head" not in {name for one in head.passes["forward"] if isinstance(one, Free) for name in one.tensors}
+    assert "head" in {name for one in head.passes["backward"] if isinstance(one, Free) for name in one.tensors}
