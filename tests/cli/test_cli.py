@@ -25,6 +25,7 @@ ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
     "explain": ["--against", "--help", "--json", "--term"],
+    "instructions": ["--all", "--help", "--json", "--pass", "--stage", "--unit"],
     "memory": [
         "--batch-tokens",
         "--help",

@@ -98,7 +98,7 @@ def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys
     assert main(["instructions", str(path), "--pass", "forward", "--unit", "block"]) == 0
     text = capsys.readouterr().out
     assert "forward of block, 32 layers, 4 micro-batches" in text
-    assert "start all_gather of w_down, w_gate, w_up, mlp_norm.weight and 5 more over fsdp" in text
+    assert "start all_gather of w_down, w_gate, w_up and 6 more over fsdp" in text
     assert "contract attention_norm.out, wq -> q_flat" in text
     assert "over cp" not in text  # one device
     assert "free" not in text

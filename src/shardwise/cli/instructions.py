@@ -85,7 +85,7 @@ def _words(one: Priced) -> Iterator[str]:
                 yield f"in {one.count} pieces"
 
 
-def _names(tensors: Sequence[str], most: int = 4) -> str:
+def _names(tensors: Sequence[str], most: int = 3) -> str:
     """Names of tensors, and how many more there are."""
     more = len(tensors) - most
     return ", ".join(tensors[:most]) + (f" and {more} more" if more > 0 else "")

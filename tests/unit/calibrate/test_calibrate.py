@@ -273,5 +273,13 @@ def test_the_readme_says_what_is_reached(published: Published) -> None:
     assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
 
 
+def test_the_documents_print_what_is_reached(published: Published) -> None:
+    """As `shardwise validate --folds` prints it."""
+    text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    session = re.search(r"```\n\$ shardwise validate --folds\n\n(.*?)\n```", text, re.DOTALL)
+    assert session
+    assert session.group(1) == fold_report(published)
+
+
 def published_judged() -> tuple[Judged, ...]:
     return judge(published_rows())
