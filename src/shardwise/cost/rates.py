@@ -162,6 +162,11 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
     )  # fmt: skip
 
 
+def policy_of(cluster: Cluster) -> IssuePolicy:
+    """Which collectives a cluster's stack issues; without a calibration those of Shardwise's own engine."""
+    return stack_named(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
+
+
 def exposed_share(cluster: Cluster) -> float | None:
     """The measured share of communication that shows; None where a convention says it (`cost.overlap`)."""
     return None if cluster.calibration is None else cluster.calibration["exposed"]

@@ -17,8 +17,10 @@ from shardwise.cluster.calibration import Calibration, unscaled
 from shardwise.cluster.chip import MOST, Chip
 from shardwise.cluster.cluster import MOST_DEVICES, Cluster
 from shardwise.cost.estimate import Estimate
+from shardwise.cost.rates import policy_of
 from shardwise.cost.run import Run
 from shardwise.errors import InputError, require
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job, precision_named
 from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
@@ -57,6 +59,7 @@ def plan_payload(plan: Plan) -> Payload:
         "versions": dict(plan.versions),
         "run": asdict(plan.run) if plan.run else None,
         "bound_s": plan.bound_s,
+        "issue_policy": asdict(plan.policy),
     }
 
 
@@ -145,9 +148,10 @@ def parse_plan(payload: Any) -> Plan:
         raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
     model = parse(Architecture, _only(Architecture, payload["model"]), "model")
     job = parse(Job, _only(Job, payload["job"]), "job")
+    cluster = _parse_cluster(payload["cluster"], scaled=found == FIRST_SCHEMA)
     return Plan(
         model=model,
-        cluster=_parse_cluster(payload["cluster"], scaled=found == FIRST_SCHEMA),
+        cluster=cluster,
         job=job,
         layout=parse_layout(payload["layout"], model, job),
         estimate=parse(Estimate, payload["estimate"], "estimate"),
@@ -157,6 +161,7 @@ def parse_plan(payload: Any) -> Plan:
         versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
         run=parse(Run, payload["run"], "run") if payload.get("run") else None,
         bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
+        policy=_parse_policy(payload, cluster),
     )  # fmt: skip
 
 
@@ -201,6 +206,13 @@ def _topology_problems(topology: Topology) -> list[str]:
                 "1 byte/s, a fraction of at most 1 and latencies of 0 to 1 s are required"
             )
     return problems
+
+
+def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
+    """The issue policy of a plan; a file of an earlier version has none, and gets that of its stack."""
+    return (
+        parse(IssuePolicy, payload["issue_policy"], "issue_policy") if "issue_policy" in payload else policy_of(cluster)
+    )
 
 
 def _list(payload: Payload, key: str) -> list[Any]:

@@ -12,8 +12,9 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, rated, typical_stack
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.operations import Operations
-from shardwise.cost.rates import loss_of
+from shardwise.cost.rates import loss_of, policy_of
 from shardwise.cost.run import Run, training_run
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
@@ -48,7 +49,7 @@ class Plan:
 
     `bound_s` are the seconds of the step with kernels and links at the best that micro-benchmarks reach, where the estimate is a
     prediction; None where it is that bound itself. `run` is what the whole run takes; None for a job without a length in
-    tokens, and in a file of an earlier version.
+    tokens, and in a file of an earlier version. `policy` says which collectives the plan's stack issues for its layout.
     """
 
     model: Architecture
@@ -62,6 +63,7 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
     run: Run | None = None
     bound_s: float | None = None
+    policy: IssuePolicy = field(default_factory=IssuePolicy)
 
     def __repr__(self) -> str:
         job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))
@@ -101,7 +103,7 @@ def plan_layout(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=versions(),
         run=training_run(architecture, cluster, job, priced, operations),
-        bound_s=bound_seconds(architecture, cluster, job, layout),
+        bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
 
 

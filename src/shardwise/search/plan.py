@@ -9,6 +9,7 @@ from shardwise.books.rules import book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.operations import Operations
+from shardwise.cost.rates import policy_of
 from shardwise.cost.run import training_run
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
@@ -65,7 +66,7 @@ def plan(
         alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
         rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
         run=training_run(architecture, cluster, job, chosen, operations),
-        bound_s=bound_seconds(architecture, cluster, job, layout),
+        bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
 
 

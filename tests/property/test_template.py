@@ -1,0 +1,96 @@
+"""A template evaluated at the degrees of a layout is the list of that layout: collectives in count, bytes and seconds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import stack_named
+from shardwise.cost.estimate import Pricing
+from shardwise.cost.unit_parts import Parts
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
+from shardwise.layout.placement import cut_levels, default_placement
+from shardwise.lowering.template import unit_template
+from shardwise.lowering.traffic import Traffic
+from shardwise.model.decoder import structure_units
+from shardwise.model.load import load_model
+from shardwise.network.placed import Links
+
+MODELS = (
+    "llama-3-8b", "gpt-3-6.7b", "gpt-neox-20b", "falcon-40b", "gemma-2-2b", "qwen2.5-7b", "olmo-2-7b", "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b",
+)  # fmt: skip
+SEQ_LEN = 4096
+LAYOUTS = st.builds(
+    dict, dp=st.sampled_from([1, 2]), fsdp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]),
+    pp=st.sampled_from([1, 2]), ep=st.sampled_from([1, 2, 4]), zero_stage=st.integers(0, 3), sequence_parallel=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]), cp_variant=st.sampled_from(["all_gather", "zigzag", "ulysses"]),
+)  # fmt: skip
+Key = tuple[str, str, tuple[str, ...]]
+
+
+def legal(model: str, choices: dict[str, object]) -> tuple[Pricing, Links] | None:
+    """The pricing of a layout under a stack with buckets, if it is legal."""
+    architecture = load_model(model)
+    layout = Layout(**choices, micro_batch_seqs=1)  # type: ignore[arg-type]
+    devices = layout.num_devices
+    cluster = load_cluster(f"h100:{devices}", stack="torchtitan")
+    job = Job(global_batch_tokens=SEQ_LEN * layout.num_replicas * 2 * layout.pp, seq_len=SEQ_LEN)
+    if violations(architecture, job, devices, layout):
+        return None
+    pricing = Pricing(architecture, cluster, job, layout)
+    placed = cut_levels(pricing.topology, default_placement(pricing.topology), pricing.degrees)
+    return pricing, Links(pricing.topology, placed)
+
+
+def totals(
+    pricing: Pricing, links: Links, parts: Parts, traffic: tuple[Traffic, ...]
+) -> dict[Key, tuple[float, float, float]]:
+    """Count, bytes and seconds by pass, kind and axes of more than one device."""
+    found: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for one in traffic:
+        axes = tuple(axis for axis in one.axes if pricing.degrees[axis] > 1)
+        count, elements = one.extent(pricing.values, pricing.pricer.most_elements)
+        if axes and count:
+            num_bytes = elements * pricing.pricer.formats.moved_width(one, parts.products)
+            seconds = pricing.pricer.collective_s(one, parts, pricing.values, links)
+            row = found[one.phase, str(one.kind), axes]
+            found[one.phase, str(one.kind), axes] = [
+                a + b for a, b in zip(row, (count, num_bytes, seconds), strict=True)
+            ]
+    return {key: (row[0], row[1], row[2]) for key, row in found.items()}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(choices=LAYOUTS)
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
+def test_a_template_at_some_degrees_is_the_list_of_the_layout(model: str, choices: dict[str, object]) -> None:
+    has_experts = bool(load_model(model).num_experts)
+    found = legal(model, choices | {"ep": choices["ep"] if has_experts else 1})
+    assume(found is not None)
+    assert found
+    pricing, links = found
+    structure, family = (
+        pricing.architecture.structure,
+        replace(pricing.family, experts=pricing.architecture.structure.experts),
+    )
+    single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
+    policy = stack_named("torchtitan").policy
+    for name in (*structure_units(structure), "carry"):
+        general, own = (unit_template(structure, family, name, policy, each) for each in (frozenset[str](), single))
+        parts = pricing.pricer.parts(family, name)
+        priced = totals(pricing, links, parts, general.traffic)
+        issued = totals(pricing, links, parts, own.traffic)
+        assert priced.keys() == issued.keys(), name
+        for key, row in issued.items():
+            assert priced[key][:2] == row[:2], (name, key)
+            assert priced[key][2] == pytest.approx(row[2], rel=1e-9), (name, key)
+        assert general.kernels == own.kernels
+        assert all(not single.issuperset(one.axes) for one in own.traffic)
