@@ -30,7 +30,7 @@ def configure(verbs: Any) -> None:
     )
     parser.add_argument("--unit", metavar="NAME", help="this unit only: embedding, block, head, ...")
     parser.add_argument("--stage", type=int, default=0, metavar="N", help="of this pipeline stage (default: 0)")
-    parser.add_argument("--all", action="store_true", help="what is freed too")
+    parser.add_argument("--all", action="store_true", help="what is sliced and freed too")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
@@ -58,7 +58,7 @@ def _segment(found: Segment, *, whole: bool) -> str:
     ]
     head = f"{found.name} of {found.unit}" + "".join(f", {text}" for text in times if text)
     by_stream = ", ".join(f"{stream} {format_seconds(seconds)}" for stream, seconds in found.seconds.items())
-    listed = [one for one in found.instructions if whole or one.kind != "free"]
+    listed = [one for one in found.instructions if whole or one.kind not in ("free", "slice")]
     rows = [("stream", "what", "bytes", "alone", "why"), *(_row(one) for one in listed)]
     return f"{head}\n  in a step, each stream alone: {by_stream or 'nothing'}\n\n{table(rows, right=(2, 3))}"
 
@@ -78,6 +78,8 @@ def _words(one: Priced) -> Iterator[str]:
             yield f"{one.operation} {_names(one.tensors)} -> {_names(one.results)}"
         case "free":
             yield f"free {_names(one.tensors)}"
+        case "slice":
+            yield f"slice {_names(one.tensors)} over {', '.join(one.over)}"
         case kind:
             yield f"{kind} {one.operation} of {_names(one.tensors)}"
             yield f"over {', '.join(one.over)}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from shardwise.derive.walk import Communicate
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
+from shardwise.sharding.spec import Spec
 
 COMPUTE = "compute"  # the stream of kernels
 
@@ -44,14 +47,37 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """Nothing reads these tensors any more."""
+class Slice:
+    """Each device keeps its part of a tensor: nothing moves."""
 
-    tensors: tuple[str, ...]
+    step: Communicate
 
     @property
     def stream(self) -> str:
         return COMPUTE
 
 
-Instruction = Launch | Start | Wait | Free
+class Held(NamedTuple):
+    """A tensor in one of the shardings that a device holds it in."""
+
+    name: str
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nothing reads these any more."""
+
+    held: tuple[Held, ...]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(dict.fromkeys(one.name for one in self.held))
+
+    @property
+    def stream(self) -> str:
+        return COMPUTE
+
+
+Instruction = Launch | Start | Wait | Slice | Free

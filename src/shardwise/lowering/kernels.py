@@ -7,7 +7,7 @@ and writes what is read elsewhere. Products, attention and lookups are kernels o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwise.derive.derivation import Unit
 from shardwise.derive.products import is_block_product
@@ -43,7 +43,7 @@ class Kernel:
     define, by name. Of a product with a
     block's weights (derive/products.py) `taken` are the elements of its operands, by role; nothing of other kernels.
     `makes_gradients`: a product that gives a weight's gradient, for which only the optimizer waits (W in the papers on zero
-    bubbles).
+    bubbles). `steps` are its operations as derived.
     """
 
     phase: str
@@ -56,6 +56,7 @@ class Kernel:
     taken: Mapping[Role, Polynomial]
     makes_gradients: bool
     shape: Shape
+    steps: tuple[Compute, ...] = field(compare=False, repr=False)
 
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
@@ -123,7 +124,7 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
-        _by_role(unit, taken), makes_gradients, _shape(unit, run[0]),
+        _by_role(unit, taken), makes_gradients, _shape(unit, run[0]), tuple(run),
     )  # fmt: skip
 
 

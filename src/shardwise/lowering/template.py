@@ -7,27 +7,29 @@ last of their group is made, and are waited for before anything reads them. A te
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.walk import Communicate, Step
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.control import CONTROL_UNIT, control_traffic
-from shardwise.lowering.instruction import Free, Instruction, Launch, Start, Wait
+from shardwise.lowering.instruction import Free, Held, Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.kernels import Kernel, placed_kernels
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Spec
 
 # The phases of a derivation by the pass that they run in.
 PASSES: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",), "backward": ("recompute", "backward"), "update": ("update",),
 }  # fmt: skip
-LASTING = (Role.WEIGHT_GRADIENT, Role.STATE, Role.CONSTANT)  # what no pass frees
-
-Ordered = Kernel | Traffic  # what the derivation puts in order
+Ordered = Kernel | Traffic | Slice  # what the derivation puts in order
 
 
 @dataclass(frozen=True)
@@ -56,23 +58,36 @@ def unit_template(
 
     `single`: axes that are known to have one device; over them alone there is no collective.
     """
-    unit = derived_unit(structure, family, name)
     control = control_traffic(structure, family, policy) if name == CONTROL_UNIT else ()
+    return template_of(derived_unit(structure, family, name), policy, single, control)
+
+
+def template_of(
+    unit: Unit, policy: IssuePolicy, single: frozenset[str] = frozenset(), control: Iterable[Traffic] = ()
+) -> Template:
+    """The template of any derived unit, with the control traffic that it has."""
     issued = (*unit_traffic(unit, policy, single), *control)
     traffic, launched = [one for one in issued if not single.issuperset(one.axes)], placed_kernels(unit)
     passes = {}
-    for name_of_pass, phases in PASSES.items():
-        ordered = [step for phase in phases for step in _in_order(phase, launched[phase], traffic)]
+    for name, phases in PASSES.items():
+        ordered = [step for phase in phases for step in _in_order(unit, phase, launched[phase], traffic)]
         unplaced = [one for one in traffic if one.phase in phases and one.place < 0]
-        passes[name_of_pass] = tuple(_freed(unit, name_of_pass, [*_Pass(unit, ordered).instructions(unplaced)]))
+        passes[name] = tuple(_freed(unit, name, [*_Pass(unit, ordered).instructions(unplaced)]))
     return Template(unit, passes)
 
 
-def _in_order(phase: str, launched: Iterable[tuple[int, Kernel]], traffic: Iterable[Traffic]) -> list[Ordered]:
-    """A phase's kernels and its collectives on activations by their places among the derived steps."""
+def _in_order(
+    unit: Unit, phase: str, launched: Iterable[tuple[int, Kernel]], traffic: Iterable[Traffic]
+) -> list[Ordered]:
+    """A phase's kernels, slices and collectives on activations by their places among the derived steps."""
     placed: list[tuple[int, Ordered]] = [*launched]
     placed += [(one.place, one) for one in traffic if one.phase == phase and one.place >= 0]
+    placed += [(place, Slice(step)) for place, step in enumerate(unit.phases()[phase]) if _is_slice(step)]
     return [step for _, step in sorted(placed, key=lambda pair: pair[0])]
+
+
+def _is_slice(step: Step) -> TypeGuard[Communicate]:
+    return isinstance(step, Communicate) and step.collective.kind is Kind.SLICE
 
 
 class _Pass:
@@ -92,6 +107,10 @@ class _Pass:
         for step in self.steps:
             if isinstance(step, Traffic):
                 yield from self.start(step)
+                continue
+            if isinstance(step, Slice):
+                yield from self.wait([step.step.tensor.name])
+                yield step
                 continue
             yield from self.wait(step.reads)
             yield Launch(step)
@@ -131,31 +150,38 @@ def carried(unit: Unit, one: Traffic) -> tuple[str, ...]:
 
 def _freed(unit: Unit, name_of_pass: str, instructions: Sequence[Instruction]) -> Iterator[Instruction]:
     """The instructions, each followed by what it was the last to touch; the update frees nothing."""
-    last: dict[str, int] = {}
+    last: dict[Held, int] = {}
     for place, one in enumerate(instructions):
-        last |= dict.fromkeys(_touched(unit, one), place)
-    kept = {**unit.saved, **unit.kept} if name_of_pass == "forward" else {}
-    stays = {*kept, *unit.forward.program.outputs, *unit.backward.program.outputs}
-    gathered = {name for one in instructions if isinstance(one, Start) for name in one.traffic.tensors}
+        last |= dict.fromkeys(_touched(one), place)
+    stays = _stays(unit, name_of_pass)
     for place, one in enumerate(instructions):
         yield one
-        freed = tuple(name for name, end in last.items() if end == place and name not in stays)
-        freed = tuple(name for name in freed if _passes(unit, name, gathered))
+        freed = tuple(held for held, end in last.items() if end == place and held not in stays)
+        freed = tuple(held for held in freed if unit.tensors[held.name].role is not Role.CONSTANT)
         if freed and name_of_pass != "update":
             yield Free(freed)
 
 
-def _passes(unit: Unit, name: str, gathered: Collection[str]) -> bool:
-    """Whether a tensor is there for a pass only: no weight that rests whole, no weight's gradient, nothing of the optimizer's."""
-    role = unit.tensors[name].role if name in unit.tensors else Role.CONSTANT
-    return role not in LASTING and (role is not Role.WEIGHT or name in gathered)
+def _stays(unit: Unit, name_of_pass: str) -> set[Held]:
+    """What a later pass reads: weights and their gradients as they rest, what is saved, and what the pass gives."""
+    forward, backward = unit.forward, unit.backward
+    stays = {Held(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
+    if name_of_pass == "forward":
+        return stays | {Held(*one) for one in (*unit.saved.items(), *unit.kept.items())}
+    return stays | {Held(name, backward.specs[name]) for name in backward.program.outputs}
 
 
-def _touched(unit: Unit, one: Instruction) -> tuple[str, ...]:
+def _touched(one: Instruction) -> Iterator[Held]:
     match one:
         case Launch():
-            return (*one.kernel.reads, *one.kernel.outputs)
+            for step in one.kernel.steps:
+                yield from map(Held, step.operation.operands, step.placed.inputs)
+                yield from map(Held, step.operation.outputs, step.placed.outputs)
         case Start() | Wait():
-            return carried(unit, one.traffic)
-        case Free():
-            return ()
+            yield from (Held(each.tensor.name, spec) for each in one.traffic.derived for spec in _around(each))
+        case Slice():
+            yield from (Held(one.step.tensor.name, spec) for spec in _around(one.step))
+
+
+def _around(step: Communicate) -> tuple[Spec, Spec]:
+    return step.collective.before, step.collective.after

@@ -29,7 +29,7 @@ class Traffic:
 
     `payload` are elements (see `Collective.payload_elements`; of routed tokens those that are there), `tensors` what it carries,
     `beside` the results of the computations that it runs beside, in pieces. `for_products`: nothing but products with a block's
-    weights take what it brings. `reason` is the derivation's.
+    weights take what it brings. `reason` is the derivation's, `derived` its collectives that this one stands for.
     """
 
     unit: str
@@ -43,6 +43,7 @@ class Traffic:
     for_products: bool = False
     reason: str = ""
     place: int = field(default=-1, compare=False)  # among the derived steps of its pass; of flat arrays none
+    derived: tuple[Communicate, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def scope(self) -> str:
@@ -106,7 +107,7 @@ def _of_activations(unit: Unit) -> Iterator[Traffic]:
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
                 beside.get(position, ()), taken_by_products(phases, tensors, phase, position), step.reason,
-                position if step.tensor.dims else -1,
+                position if step.tensor.dims else -1, (step,),
             )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
     waiting: Traffic | None = None
     for one in collectives:
         if waiting and waiting.kind is one.kind is Kind.ALL_TO_ALL and waiting.tensors == one.tensors:
-            waiting = replace(one, axes=(*waiting.axes, *one.axes))
+            waiting = replace(one, axes=(*waiting.axes, *one.axes), derived=(*waiting.derived, *one.derived))
             continue
         if waiting:
             yield waiting
@@ -136,7 +137,7 @@ def _of_group(unit: str, group: WeightGroup, policy: IssuePolicy) -> Iterator[Tr
         in_parts = move.kind is Kind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
         yield Traffic(
             unit, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
-            group.weights, reason=_reason(move),
+            group.weights, reason=_reason(move), derived=group.derived_as(move),
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwise.derive.derivation import Unit
@@ -68,6 +68,11 @@ class WeightGroup:
     sync: Sync
     arrays: FlatArrays
     trained: bool
+    derived: Mapping[tuple[str, Move], Communicate] = field(compare=False, repr=False, hash=False)
+
+    def derived_as(self, move: Move) -> tuple[Communicate, ...]:
+        """The derived collectives that one on the group's arrays stands for."""
+        return tuple(self.derived[name, move] for name in self.weights if (name, move) in self.derived)
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -77,9 +82,17 @@ class WeightGroup:
 
 def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
     """Every collective on each weight of a unit, borrowed ones too, and on its gradient."""
+    found: dict[str, list[Move]] = {name: [] for name in unit.forward.program.weights}
+    for name, move in derived_moves(unit):
+        found[name].append(move)
+    return {name: tuple(moves) for name, moves in found.items()}
+
+
+def derived_moves(unit: Unit) -> dict[tuple[str, Move], Communicate]:
+    """The same as derived, by weight."""
     owners = {name: name for name in unit.forward.program.weights} | {f"{name}'": name for name in unit.gradients}
     owners |= {gradient: name for name, gradient in unit.gradients.items()}
-    found: dict[str, dict[Move, None]] = {name: {} for name in unit.forward.program.weights}
+    found: dict[tuple[str, Move], Communicate] = {}
     for phase, steps in unit.phases().items():
         for step in steps:
             if (
@@ -88,8 +101,9 @@ def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
                 and step.collective.kind is not Kind.SLICE
             ):
                 during = "backward" if phase == "recompute" else phase
-                found[owners[step.tensor.name]][Move(during, step.collective.kind, step.collective.axes)] = None
-    return {name: tuple(moves) for name, moves in found.items()}
+                move = Move(during, step.collective.kind, step.collective.axes)
+                found.setdefault((owners[step.tensor.name], move), step)
+    return found
 
 
 def weight_groups(unit: Unit, single: Set[str] = frozenset()) -> tuple[WeightGroup, ...]:
@@ -107,7 +121,7 @@ def _groups_of(
 ) -> Iterator[WeightGroup]:
     """Of weights in the order in which gradients are ready: the first one's group, which others may join, and the others."""
     program, family = unit.forward.program, unit.family
-    base = sync_of(moves[names[0]])
+    base, derived = sync_of(moves[names[0]]), derived_moves(unit)
     apart = {name: tuple(a for a in differing(sync_of(moves[name]), base) if a not in single) for name in names}
     syncs = {name: sync_of(moves[name]) if apart[name] else base for name in names}
     for sync in dict.fromkeys(syncs.values()):
@@ -121,7 +135,7 @@ def _groups_of(
         )  # fmt: skip
         yield WeightGroup(
             own, tuple(dict.fromkeys(move for name in own for move in moves[name] if _is_of(move, sync))), sync,
-            FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients,
+            FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients, derived,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from shardwise.cost.unit_parts import Parts
 from shardwise.errors import InputError, chosen
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.lowering.instruction import Free, Instruction, Launch, Start, Wait
+from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.template import PASSES, unit_template
 from shardwise.lowering.traffic import Traffic
@@ -41,7 +41,7 @@ ORDER = (*LAYERS, *(KEPT + layer for layer in LAYERS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """An instruction with numbers. `kind`: launch, start, wait or free; `operation` is the kind of kernel or of collective.
+    """An instruction with numbers. `kind`: launch, start, wait, slice or free; `operation` is the kind of a kernel or collective.
 
     `count` collectives of `num_bytes` together (their payload), or a kernel that reads and writes so many; `flops` of products
     and attention. `over`: the axes of more than one device. `seconds` is None where nothing takes time.
@@ -152,6 +152,11 @@ class _Lister:
                 return Priced(
                     kind="wait", stream=one.stream, operation=str(one.traffic.kind), tensors=one.traffic.tensors,
                     over=self.several(one.traffic), why="what follows reads it",
+                )  # fmt: skip
+            case Slice():
+                return Priced(
+                    kind="slice", stream=one.stream, tensors=(one.step.tensor.name,), over=one.step.collective.axes,
+                    why=one.step.reason or "each device keeps its part",
                 )  # fmt: skip
             case Free():
                 return Priced(kind="free", stream=one.stream, tensors=one.tensors, why="nothing reads it any more")

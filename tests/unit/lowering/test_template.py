@@ -11,9 +11,9 @@ import pytest
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.control import CONTROL_UNIT, control_traffic
-from shardwise.lowering.instruction import Free, Instruction, Launch, Start, Wait
+from shardwise.lowering.instruction import Free, Held, Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.kernels import kernels
-from shardwise.lowering.template import Template, carried, unit_template
+from shardwise.lowering.template import Template, _stays, _touched, carried, unit_template
 from shardwise.lowering.traffic import unit_traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import structure_units
@@ -73,34 +73,37 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
     unit = template.unit
     made_here = {out for one in instructions if isinstance(one, Launch) for out in one.kernel.outputs}
     made: set[str] = set()
-    freed: set[str] = set()
+    freed: set[Held] = set()
+    held: set[Held] = set()
     moving: list[Start] = []
     for one in instructions:
+        touched = set(_touched(one))
+        assert freed.isdisjoint(touched)
+        held |= touched
         match one:
             case Launch():
                 on_the_way = {each for start in moving for each in carried(unit, start.traffic)}
                 assert on_the_way.isdisjoint(one.kernel.reads), (unit.name, name, one)
                 assert {each for each in one.kernel.reads if each in made_here} <= made
-                assert freed.isdisjoint(one.kernel.reads)
                 made |= set(one.kernel.outputs)
             case Start():
                 wanted = set(carried(unit, one.traffic))
                 assert all(wanted.isdisjoint(carried(unit, start.traffic)) for start in moving)
                 assert wanted & made_here <= made
-                assert freed.isdisjoint(wanted)
                 moving.append(one)
             case Wait():
                 moving.remove(Start(one.traffic))
+            case Slice():
+                assert one.step.tensor.name not in {each for start in moving for each in carried(unit, start.traffic)}
             case Free():
-                assert freed.isdisjoint(one.tensors)
-                freed |= set(one.tensors)
+                assert set(one.held) <= held
+                freed |= set(one.held)
     assert not moving
-    left = {
-        each
-        for each in made_here - freed - {*unit.forward.program.outputs, *unit.backward.program.outputs}
-        if unit.tensors[each].role not in (Role.WEIGHT_GRADIENT, Role.STATE, Role.WEIGHT, Role.CONSTANT)
-    }
-    assert left <= (set(unit.saved) if name == "forward" else set()), (unit.name, name)
+    if name == "update":
+        assert not freed
+        return
+    left = {each for each in held - freed if unit.tensors[each.name].role is not Role.CONSTANT}
+    assert left <= _stays(unit, name), (unit.name, name)
 
 
 def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made() -> None:
