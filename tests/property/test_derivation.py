@@ -206,7 +206,13 @@ def places(unit: Unit) -> Iterator[tuple[str, int, Communicate]]:
 
 
 def with_steps(unit: Unit, program: str, steps: tuple[Step, ...]) -> Unit:
-    return dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), steps=steps)})
+    """The unit with other steps in one of its programs; what is recomputed stays in front of the backward pass."""
+    changed = dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), steps=steps)})
+    if program != "backward":
+        return changed
+    kept = {id(step) for step in unit.recompute_steps}
+    border = max((place + 1 for place, step in enumerate(steps) if id(step) in kept), default=0)
+    return dataclasses.replace(changed, recompute_steps=steps[:border], backward_steps=steps[border:])
 
 
 def noticed(case: Case, change: Change) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from unittest import mock
@@ -13,11 +13,13 @@ import numpy as np
 
 from shardwise.derive.derivation import Unit, derive, derive_unit
 from shardwise.derive.shardings import hidden_spec, optimizer_rest
-from shardwise.derive.walk import Step
 from shardwise.engine.numpy import step as step_module
-from shardwise.engine.numpy.step import StepResult, derived_moves, run_step
+from shardwise.engine.numpy.step import StepResult, derived_moves, loss_spec, run_step
 from shardwise.engine.numpy.virtual import VirtualDevices
+from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.instruction import Instruction
+from shardwise.lowering.template import template_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Program
@@ -165,22 +167,23 @@ class StrictDevices(VirtualDevices):
             (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
         }
         losses = set() if forward.program.dims(output) else {(output, forward.specs[output])}
+        summed = {(output, loss_spec(unit))} if losses else set()
         self.known = {
             id(forward.program): weights | hidden,
             id(unit.backward.program): weights
             | losses
             | {(f"d.{output}", forward.specs[output]), *unit.saved.items(), *unit.kept.items()},
-            id(unit.update.program): {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
+            id(unit.update.program): summed | {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
         }
 
-    def run(self, program: Program, steps: tuple[Step, ...]) -> None:
+    def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
         known = self.known[id(program)]
         self.held = {
             (name, spec): shards
             for (name, spec), shards in self.held.items()
             if (name, spec) in known or name.endswith(tuple(f".{part}" for part in STATE))
         }
-        super().run(program, steps)
+        super().follow(program, instructions)
 
     def get(self, name: str, spec: Spec) -> Any:
         owned = (*spec.sharded_axes, *spec.partial)
@@ -234,6 +237,7 @@ class _Chain:
         self.case = case
         self.num_dense = case.architecture.num_dense_layers
         units = {name: change(unit) for name, unit in derive(case.architecture, case.family).items()}
+        self.lists = {id(unit): template_of(unit, IssuePolicy()).passes for unit in units.values()}
         layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
         names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
         self.links = [
@@ -249,7 +253,8 @@ class _Chain:
                     devices.put(
                         f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
                     )
-        loss = sum(self.micro_batch(batch) for batch in batches)
+        for batch in batches:
+            self.micro_batch(batch)
         moved = {"micro_batch": self.take_moved()}
         gradients = {
             prefix + weight: devices.get(name, unit.backward.specs[name])
@@ -258,14 +263,19 @@ class _Chain:
         }
         updated = {}
         for unit, prefix, devices in self.links:
-            devices.run(unit.update.program, unit.update.steps)
+            devices.follow(unit.update.program, self.lists[id(unit)]["update"])
             updated |= {
                 prefix + name: devices.get(name, unit.update.specs[name]) for name in unit.update.program.outputs
             }
         moved["step"] = self.take_moved()
+        head, _, devices = self.links[-1]
+        loss = float(devices.get("loss", head.forward.specs["loss"]))
         return Outcome(loss, gradients, updated, nonzero(moved), nonzero(self.derived()))
 
-    def micro_batch(self, batch: Mapping[str, Any]) -> float:
+    def micro_batch(self, batch: Mapping[str, Any]) -> None:
+        head, _, last = self.links[-1]
+        loss = "loss", loss_spec(head)
+        earlier_loss = last.held.get(loss)
         held = [{g: d.held.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links]
         x = None
         for unit, _, devices in self.links:
@@ -273,14 +283,15 @@ class _Chain:
             devices.constants = {name: (program.dims(name), a) for name, a in batch.items() if name in program.inputs}
             if x is not None:
                 devices.held["x", unit.forward.specs["x"]] = x
-            devices.run(program, unit.forward.steps)
+            devices.follow(program, self.lists[id(unit)]["forward"])
             (output,) = program.outputs
-            x = devices.held[output, unit.forward.specs[output]]
+            x = devices.held[loss if unit is head else (output, unit.forward.specs[output])]
+        own_loss = last.held[loss]
         dx = [np.ones(()) for _ in range(self.case.mesh.num_devices)]
         for unit, _, devices in reversed(self.links):
             (output,) = unit.forward.program.outputs
             devices.held[f"d.{output}", unit.forward.specs[output]] = dx
-            devices.run(unit.backward.program, unit.backward.steps)
+            devices.follow(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
                 assert unit.backward.specs[name] == hidden_spec(self.case.family)
                 dx = devices.held[name, unit.backward.specs[name]]
@@ -289,8 +300,9 @@ class _Chain:
                 key = name, unit.backward.specs[name]
                 if shards is not None:
                     devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
-        head, _, devices = self.links[-1]
-        return float(devices.get("loss", head.forward.specs["loss"]))
+        last.held[loss] = (
+            own_loss if earlier_loss is None else [a + b for a, b in zip(earlier_loss, own_loss, strict=True)]
+        )
 
     def take_moved(self) -> Counter[Any]:
         taken: Counter[Any] = Counter()

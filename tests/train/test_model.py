@@ -14,6 +14,7 @@ from shardwise.engine.numpy.step import run_step
 from shardwise.errors import InputError
 from shardwise.layout.family import Family
 from shardwise.lowering.parameters import parameters
+from shardwise.lowering.weights import Sync
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.decoder import unit_counts, whole_program
@@ -135,10 +136,9 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
     for name, parameter in model.named_parameters():
         spec = found[name]
         sizes = architecture.dense().dims if spec.unit == "dense_block" else architecture.dims
-        assert (spec.gradient is not None) == (spec.state is not None) == parameter.requires_grad
-        for one in filter(None, (spec.rest, spec.use, spec.gradient, spec.state)):
-            assert one.dims == units[spec.unit].weights[spec.weight]
-            assert one.local_shape(alone, sizes) == tuple(parameter.shape)
+        assert spec.trained == parameter.requires_grad
+        assert spec.use.dims == units[spec.unit].weights[spec.weight]
+        assert spec.use.local_shape(alone, sizes) == tuple(parameter.shape)
     held: dict[str, list[tuple[str, ...]]] = {name: [] for name in unit_counts(architecture)}
     for module in (model.embedding, *model.layers.values(), model.head):
         (unit,) = {weight.unit for weight in module.weights.values()}
@@ -149,20 +149,21 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, family:
         assert held[unit] == [wanted] * count
 
 
-# Of w_up [F, D] by stage of ZeRO: resting, used, gradient after a backward pass, the optimizer's state.
-WHOLE, SHARDED = "[F_{tp_kv,tp_rep}, D]", "[F_{tp_kv,tp_rep}, D_{fsdp,cp}]"
-SPECS = {
-    0: (WHOLE, WHOLE, f"{WHOLE}{{U_{{cp,dp,fsdp}}}}", WHOLE),
-    1: (WHOLE, WHOLE, f"{WHOLE}{{U_{{cp,dp,fsdp}}}}", SHARDED),
-    2: (WHOLE, WHOLE, f"{SHARDED}{{U_dp}}", SHARDED),
-    3: (SHARDED, WHOLE, f"{SHARDED}{{U_dp}}", SHARDED),
+# Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
+SHARDED = ("fsdp", "cp")
+SYNCS = {
+    0: Sync(reduce=("cp", "dp", "fsdp")),
+    1: Sync(step_scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    2: Sync(scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    3: Sync(gather=SHARDED, scatter=SHARDED, reduce=("dp",)),
 }
 
 
-@pytest.mark.parametrize("zero_stage", SPECS)
-def test_specs_are_those_of_the_stage(zero_stage: int) -> None:
+@pytest.mark.parametrize("zero_stage", SYNCS)
+def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
     (spec,) = (one for one in parameters(SMALL, Family(zero_stage, False, "none")) if one.name == "layers.1.w_up")
-    assert tuple(map(str, (spec.rest, spec.use, spec.gradient, spec.state))) == SPECS[zero_stage]
+    assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
+    assert spec.sync == SYNCS[zero_stage]
 
 
 @pytest.mark.parametrize(

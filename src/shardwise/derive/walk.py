@@ -158,12 +158,19 @@ class _Walk:
         )
 
     def bring(self, name: str, spec: Spec, reason: str) -> None:
-        """Make `name` available in the sharding `spec`; a partial sum that is resolved stays resolved."""
+        """Make `name` available in the sharding `spec`; a partial sum that is resolved stays resolved.
+
+        What is fixed in a use sharding (a weight) comes to that first: an engine gathers weights for all that uses them at once.
+        """
         tensor = self.program.tensors[name]
         if spec in self.at[name]:
             return
+        start = self.home[name]
+        if tensor.role is Role.WEIGHT and self.use.get(name, spec) != spec:
+            start = self.use[name]
+            self.bring(name, start, reason)
         if tensor.role is not Role.CONSTANT:
-            for collective in reshard(self.home[name], spec):
+            for collective in reshard(start, spec):
                 if collective.after not in self.at[name]:
                     self.steps.append(Communicate(tensor, collective, reason))
                 self.at[name].add(collective.after)

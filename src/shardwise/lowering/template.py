@@ -151,8 +151,9 @@ def carried(unit: Unit, one: Traffic) -> tuple[str, ...]:
 def _freed(unit: Unit, name_of_pass: str, instructions: Sequence[Instruction]) -> Iterator[Instruction]:
     """The instructions, each followed by what it was the last to touch; the update frees nothing."""
     last: dict[Held, int] = {}
+    pieces = _in_pieces(instructions)
     for place, one in enumerate(instructions):
-        last |= dict.fromkeys(_touched(one), place)
+        last |= dict.fromkeys((*_touched(one), *pieces.get(place, ())), place)
     stays = _stays(unit, name_of_pass)
     for place, one in enumerate(instructions):
         yield one
@@ -162,11 +163,24 @@ def _freed(unit: Unit, name_of_pass: str, instructions: Sequence[Instruction]) -
             yield Free(freed)
 
 
+def _in_pieces(instructions: Sequence[Instruction]) -> dict[int, list[Held]]:
+    """By its place what a kernel touches of collectives that run in pieces beside it, until it has taken the last piece."""
+    found: dict[str, list[Held]] = {}
+    for one in instructions:
+        for result in one.traffic.beside if isinstance(one, Start) else ():
+            found.setdefault(result, []).extend(_touched(one))
+    launched = ((place, one.kernel) for place, one in enumerate(instructions) if isinstance(one, Launch))
+    return {place: found[kernel.outputs[0]] for place, kernel in launched if kernel.outputs[0] in found}
+
+
 def _stays(unit: Unit, name_of_pass: str) -> set[Held]:
     """What a later pass reads: weights and their gradients as they rest, what is saved, and what the pass gives."""
     forward, backward = unit.forward, unit.backward
     stays = {Held(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
-    if name_of_pass == "forward":
+    if name_of_pass == "forward":  # scalars are summed in the update
+        stays |= {
+            Held(step.tensor.name, step.collective.before) for step in forward.communication if not step.tensor.dims
+        }
         return stays | {Held(*one) for one in (*unit.saved.items(), *unit.kept.items())}
     return stays | {Held(name, backward.specs[name]) for name in backward.program.outputs}
 

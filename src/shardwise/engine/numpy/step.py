@@ -1,4 +1,4 @@
-"""One training step of a derived program on virtual devices, with accumulation, and what it moved."""
+"""One training step of a unit's instruction list on virtual devices, with accumulation, and what it moved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from shardwise.derive.shardings import optimizer_rest
 from shardwise.derive.walk import Communicate
 from shardwise.engine.numpy.ring import rings_of
 from shardwise.engine.numpy.virtual import Moved, VirtualDevices
+from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.template import Template, template_of
 from shardwise.model.update import STATE
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Values
 
 Array = NDArray[Any]
@@ -47,16 +50,18 @@ def run_step(
     `state` maps each weight, and the optimizer states `w.master`, `w.first`, `w.second` of one that is trained, to whole
     arrays; each batch maps the program's constants to whole arrays.
     """
-    devices = VirtualDevices(mesh, sizes, family)
+    devices, template = VirtualDevices(mesh, sizes, family), template_of(unit, IssuePolicy())
     _load(devices, unit, family, state)
     moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
-    loss = sum(_micro_batch(devices, unit, batch) for batch in batches)
+    for batch in batches:
+        _micro_batch(devices, template, batch)
     moved["micro_batch"], devices.moved = devices.moved, Counter()
     gradients = {g: devices.get(g, unit.backward.specs[g]) for g in unit.gradients.values()}
-    devices.run(unit.update.program, unit.update.steps)
+    devices.follow(unit.update.program, template.passes["update"])
     moved["step"] = devices.moved
     updated = {name: devices.get(name, unit.update.specs[name]) for name in unit.update.program.outputs}
-    return StepResult(float(loss), gradients, updated, moved)
+    (loss,) = unit.forward.program.outputs
+    return StepResult(float(devices.get(loss, unit.forward.specs[loss])), gradients, updated, moved)
 
 
 def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
@@ -66,20 +71,28 @@ def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[st
             devices.put(f"{name}.{part}", optimizer_rest(family, dims), state[f"{name}.{part}"])
 
 
-def _micro_batch(devices: VirtualDevices, unit: Unit, batch: Mapping[str, Array]) -> float:
-    """One forward and backward; gradients are added to those of earlier micro-batches where they rest."""
-    held = {g: devices.held.get((g, unit.backward.specs[g])) for g in unit.gradients.values()}
+def _micro_batch(devices: VirtualDevices, template: Template, batch: Mapping[str, Array]) -> None:
+    """One forward and backward; loss and gradients are added to those of earlier micro-batches where they rest."""
+    unit = template.unit
     program = unit.forward.program
-    devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
-    devices.run(program, unit.forward.steps)
     (loss,) = program.outputs
+    resting = [(loss, loss_spec(unit)), *((g, unit.backward.specs[g]) for g in unit.gradients.values())]
+    earlier = {key: devices.held[key] for key in resting if key in devices.held}
+    devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
+    devices.follow(program, template.passes["forward"])
+    own = devices.held[resting[0]]
     devices.put(f"d.{loss}", unit.forward.specs[loss], np.ones(()))
-    devices.run(unit.backward.program, unit.backward.steps)
-    for name, earlier in held.items():
-        if earlier is not None:
-            key = name, unit.backward.specs[name]
-            devices.held[key] = [a + b for a, b in zip(earlier, devices.held[key], strict=True)]
-    return float(devices.get(loss, unit.forward.specs[loss]))
+    devices.follow(unit.backward.program, template.passes["backward"])
+    devices.held[resting[0]] = own
+    for key, shards in earlier.items():
+        devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
+
+
+def loss_spec(unit: Unit) -> Spec:
+    """How the loss lies before it is summed, which is once per step."""
+    (loss,) = unit.forward.program.outputs
+    moved = (step.collective for step in unit.forward.communication if step.tensor.name == loss)
+    return next((one.before for one in moved), unit.forward.specs[loss])
 
 
 def derived_moves(unit: Unit, mesh: Mesh, sizes: Mapping[str, int], num_micro_batches: int) -> Mapping[str, Moved]:
@@ -90,10 +103,11 @@ def derived_moves(unit: Unit, mesh: Mesh, sizes: Mapping[str, int], num_micro_ba
     values = Values({**sizes, **dict(mesh.axes)})
     moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
     for phase, steps in unit.phases().items():
-        scope, times = ("step", 1) if phase == "update" else ("micro_batch", num_micro_batches)
         around = {moved for ring in rings_of(steps, unit.family).values() for moved in ring}
         for position, step in enumerate(steps):
             if isinstance(step, Communicate) and step.collective.kind is not Kind.SLICE:
+                per_step = phase == "update" or not step.tensor.dims  # the loss is summed once
+                scope, times = ("step", 1) if per_step else ("micro_batch", num_micro_batches)
                 kind = Kind.PERMUTE if position in around else step.collective.kind
                 received = step.collective.received_elements.evaluate(values) * mesh.num_devices
                 moved[scope][kind, step.collective.axes] += round(received * times)

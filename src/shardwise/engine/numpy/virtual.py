@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from shardwise.derive.pipeline import RING
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy.device import DeviceKernel
 from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
 from shardwise.engine.numpy.ring import rings_of, run_ring
 from shardwise.layout.family import Family
+from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Start, Wait
 from shardwise.model.program import Program, Role
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.exchange import part_ratios, sends
@@ -35,6 +37,7 @@ class VirtualDevices:
         self.held: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
         self.moved: Moved = Counter()
+        self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
 
     def put(self, name: str, spec: Spec, whole: Array) -> None:
         """Distribute an array; along partial axes the first device gets all of it and the others nothing."""
@@ -87,6 +90,49 @@ class VirtualDevices:
                 self.compute(program, step)
             elif position not in in_pieces:
                 self.communicate(step.tensor.name, step.collective)
+
+    def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
+        """Do what a list says. What a collective brings is there when it has been waited for, what is freed is there no more.
+
+        Where the family has a ring, attention runs around it in place of the collectives that it runs beside.
+        """
+        around = self.rings(instructions)
+        in_pieces = {id(step) for moved in around.values() for step in moved}
+        for one in instructions:
+            match one:
+                case Launch():
+                    for step in one.kernel.steps:
+                        moved = around.get(step.operation.outputs[0])
+                        run_ring(self, program, step, moved) if moved else self.compute(program, step)
+                case Slice():
+                    self.communicate(one.step.tensor.name, one.step.collective)
+                case Start():
+                    self.start([step for step in one.traffic.derived if id(step) not in in_pieces], id(one.traffic))
+                case Wait():
+                    self.held |= self.arriving.pop(id(one.traffic))
+                case Free():
+                    for held in one.held:
+                        self.held.pop(held, None)
+
+    def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[Communicate]]:
+        """By its first result each attention that runs in a ring, with the collectives that it takes the place of."""
+        found: dict[str, list[Communicate]] = {}
+        if self.family and self.family.ring:
+            for one in instructions:
+                if isinstance(one, Start) and one.traffic.axes == RING:
+                    for result in one.traffic.beside:
+                        found.setdefault(result, []).extend(one.traffic.derived)
+        return found
+
+    def start(self, steps: Iterable[Communicate], key: int) -> None:
+        """Move tensors; what arrives is put aside until it is waited for."""
+        self.arriving[key] = {}
+        for step in steps:
+            for held in [each for each in self.arriving[key] if each == (step.tensor.name, step.collective.before)]:
+                self.held[held] = self.arriving[key].pop(held)
+            self.communicate(step.tensor.name, step.collective)
+            held = step.tensor.name, step.collective.after
+            self.arriving[key][held] = self.held.pop(held)
 
     def compute(self, program: Program, step: Compute) -> None:
         operation, placed = step.operation, step.placed
