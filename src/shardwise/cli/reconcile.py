@@ -36,9 +36,10 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the picture is written first."""
     from pathlib import Path
 
-    from shardwise.cli.reconcile_report import reconcile_payload, reconcile_text
+    from shardwise.cli.reconcile_report import reconcile_text
     from shardwise.planning.codec import load_plan
     from shardwise.reconcile.compare import reconcile
+    from shardwise.reconcile.payload import reconcile_payload
     from shardwise.reconcile.read import read_run
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)
