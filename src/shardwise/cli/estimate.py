@@ -26,7 +26,7 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
     from shardwise.cli.report import plan_report
-    from shardwise.planning.codec import plan_payload
+    from shardwise.planning.codec import estimate_payload
     from shardwise.planning.plan import plan_layout
 
     model, cluster, job = resolve(arguments)
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> str:
     found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
     change = None if found.estimate.fits else _smallest_change(found, arguments.progress)
     if arguments.json:
-        return json.dumps(plan_payload(found) | ({"smallest_change": change} if change else {}), indent=2)
+        return json.dumps(estimate_payload(found, change), indent=2)
     return plan_report(found, smallest_change=change)
 
 

@@ -60,6 +60,11 @@ def plan_payload(plan: Plan) -> Payload:
     }
 
 
+def estimate_payload(plan: Plan, smallest_change: str | None) -> dict[str, Any]:
+    """What `shardwise estimate --json` prints: the plan, and where it does not fit what to change so that it does."""
+    return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
+
+
 def _model(model: Architecture) -> Payload:
     count = num_params(model)
     return {"name": model.name, "num_params": count, "num_active_params": num_active_params(model), **asdict(model)}
