@@ -416,7 +416,7 @@ def test_constants_are_sorted_and_priced(plan: Plan) -> None:
     assert {"torus.bytes_per_s", "torus.hop_latency_s"} <= {one.name for one in told(torus).constants}
 
 
-def test_a_tenth_less_memory_comes_first_where_the_plan_hangs_on_it(plan: Plan) -> None:
+def test_a_tenth_less_memory_comes_first_where_the_plan_depends_on_it(plan: Plan) -> None:
     full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=job_of(2**16, 8192)),
                  "cp=2 zero_stage=3 recompute=full")  # fmt: skip
     first = told(full).constants[0]

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shardwise.reconcile.compare import Reconciliation
 
 DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
-measured, what no term explains, the term to blame; and the collectives that were really issued against the planned ones."""
+measured, what no term explains, the term that the step's error is attributed to; and the collectives that were really issued
+against the planned ones."""
 EPILOG = """examples:
   shardwise train plan.json --data data --steps 50 --out runs/a
   shardwise reconcile plan.json runs/a --svg reconciled.svg"""

@@ -13,13 +13,13 @@ from shardwise.reconcile.collectives import Collectives
 from shardwise.reconcile.compare import REST, Reconciliation
 from shardwise.reconcile.memory import CLOSE as MEMORY_CLOSE
 from shardwise.reconcile.memory import MemoryTerm, StepMemory
-from shardwise.reconcile.time import CLOSE, Guilty, StepTime
+from shardwise.reconcile.time import CLOSE, Attribution, StepTime
 from shardwise.terms import MEMORY_TERMS
 from shardwise.units import counted, format_bytes, format_seconds
 
 BAR = 28
 BAR_IS = "# predicted and measured   + measured only   - predicted only"
-MOST_NAMED = 5  # of what a term hangs on; --json has all
+MOST_NAMED = 5  # of what a term depends on; --json has all
 MOST_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
 
@@ -52,19 +52,19 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
     else:
         verdict = "within" if time.within else "outside"
         yield f"{verdict} the {INTERVAL}, {span_text(time.interval90)}"
-    if found.guilty:
-        yield from _blame(found.guilty)
+    if found.attribution:
+        yield from _attribution(found.attribution)
     elif not found.noisy:
-        yield f"no term to blame: the step is as predicted, within {CLOSE:.0%}"
+        yield f"no attribution: the step is as predicted, within {CLOSE:.0%}"
     side = "under" if time.rest_share < REST else "above"
     yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {REST:.0%})"
 
 
-def _blame(guilty: Guilty) -> Iterator[str]:
-    times = "not predicted" if guilty.ratio is None else f"{guilty.ratio:.2f} times its prediction"
-    yield f"to blame: {guilty.term.name}, {times}, {guilty.part:.0%} of the step's error"
-    if guilty.hangs_on:
-        yield f"  it hangs on {', '.join(guilty.hangs_on[:MOST_NAMED])}"
+def _attribution(attribution: Attribution) -> Iterator[str]:
+    times = "not predicted" if attribution.ratio is None else f"{attribution.ratio:.2f} times its prediction"
+    yield f"attributed to {attribution.term.name}, {times}, {attribution.part:.0%} of the step's error"
+    if attribution.depends_on:
+        yield f"  it depends on {', '.join(attribution.depends_on[:MOST_NAMED])}"
 
 
 class _Row(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.compare import Reconciliation
 
-SCHEMA = "shardwise.reconcile/1"
+SCHEMA = "shardwise.reconcile/2"
 
 
 def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
@@ -23,8 +23,8 @@ def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
                 {**asdict(one), "difference_s": one.difference_s, "share": one.measured_s / time.measured_s} for one in time.terms
             ],
         },
-        "guilty": {**asdict(found.guilty), "term": found.guilty.term.name, "ratio": found.guilty.ratio}
-        if found.guilty
+        "attribution": {**asdict(found.attribution), "term": found.attribution.term.name, "ratio": found.attribution.ratio}
+        if found.attribution
         else None,
         "memory": {
             **asdict(memory),
