@@ -30,7 +30,7 @@ from shardwise.model.program import Program, Tensor
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
-SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and values when it has been used
+SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
         program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
-        stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
+        stay=staying(family, forward.program), free_after_use=SCANS if family.ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, family)
     border = _end_of(again.operations, sharded.steps)
