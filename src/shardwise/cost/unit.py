@@ -96,15 +96,15 @@ class UnitPricer:
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
 
-        again = ("recompute", "backward")
+        behind = ("recompute", "backward")
         saved, logits = self.saved_bytes(parts, values)
         if family.recompute == "none":
             saved = saved + SCORES * self.written_scores(parts, values)
         return ActivationCost(
             launched["forward"], launched["backward"], launched["recompute"],
-            seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
-            seconds("ep", "forward"), seconds("ep", *again),
-            seconds("pp", "forward"), seconds("pp", *again),
+            seconds("tp", "forward"), seconds("tp", *behind), seconds("cp", "forward"), seconds("cp", *behind),
+            seconds("ep", "forward"), seconds("ep", *behind),
+            seconds("pp", "forward"), seconds("pp", *behind),
             saved, self.workspace_bytes(name, family, values) - saved, logits, self.buffer_bytes(parts, values),
             weight_s, self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
