@@ -74,7 +74,7 @@ class VirtualDevices:
     def run(self, program: Program, steps: tuple[Step, ...]) -> None:
         """Run derived steps: collectives move shards, operations compute on each device alone.
 
-        Where the family has a ring, attention runs around it in place of the collectives that it is pipelined with.
+        Where the family has a ring, attention runs around it in place of the collectives that it overlaps with.
         """
         rings = rings_of(steps, self.family) if self.family else {}
         in_pieces = {position for around in rings.values() for position in around}
