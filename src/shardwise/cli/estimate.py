@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_operations
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_reliability
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     model, cluster, job = resolve(arguments)
     layout = parse_layout_text(arguments.layout, model, job)
-    found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
+    found = plan_layout(model, cluster, job, layout, reliability=resolve_reliability(arguments))
     change = None if found.estimate.fits else _smallest_change(found, arguments.progress)
     if arguments.json:
         return json.dumps(estimate_payload(found, change), indent=2)
