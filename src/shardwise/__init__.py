@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.load import load_cluster
     from shardwise.cost.estimate import Estimate
-    from shardwise.cost.operations import Operations
+    from shardwise.cost.reliability import Reliability
     from shardwise.cost.run import Run, training_run
     from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, ShardwiseError
     from shardwise.job import Job
@@ -60,7 +60,7 @@ _HOME = {
     "MissedLimitError": "shardwise.errors",
     "MissingValueError": "shardwise.errors",
     "NothingFitsError": "shardwise.errors",
-    "Operations": "shardwise.cost.operations",
+    "Reliability": "shardwise.cost.reliability",
     "Plan": "shardwise.planning.plan",
     "Progress": "shardwise.progress",
     "Rule": "shardwise.books.rules",
@@ -103,9 +103,9 @@ __all__ = [
     "MissedLimitError",
     "MissingValueError",
     "NothingFitsError",
-    "Operations",
     "Plan",
     "Progress",
+    "Reliability",
     "Rule",
     "Run",
     "ShardwiseError",

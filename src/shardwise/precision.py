@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.names import unknown
+from shardwise.sourced import SourcedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +167,15 @@ def precision_named(name: str) -> Precision:
     if name not in PRECISIONS:
         raise InputError(f"precision: {unknown(name, PRECISIONS)}")
     return PRECISIONS[name]
+
+
+def precision_values(name: str) -> list[SourcedValue]:
+    """Every value of a recipe with its source. Raises `InputError` for an unknown name."""
+    recipe = precision_named(name)
+    values = asdict(recipe)
+    source = values.pop("source")
+    values.pop("name")
+    return [
+        ("bytes_per_parameter", recipe.bytes_per_parameter, source),
+        *((k, "none" if v is None else v, source) for k, v in values.items()),
+    ]

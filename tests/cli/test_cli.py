@@ -192,7 +192,7 @@ def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureF
     code, out, _ = run(capsys, *PLAN, "--json")
     payload = json.loads(out)
     assert code == 0
-    assert payload["schema"] == "shardwise.plan/2"
+    assert payload["schema"] == "shardwise.plan/3"
     assert {"name", "num_params", "num_active_params"} <= payload["model"].keys()
     assert {"name", "chip", "num_devices"} <= payload["cluster"].keys()
     assert {"seq_len", "global_batch_tokens", "overlap"} <= payload["job"].keys()
@@ -311,7 +311,7 @@ def test_set_changes_how_the_run_is_priced(capsys: pytest.CaptureFixture[str]) -
     _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--json", "--set", "run.pue=1.1",
                     "--set", "chip.price_usd_per_hour=2.5", "--set", "chip.price_date=2026-01-01")  # fmt: skip
     payload = json.loads(out)
-    assert payload["run"]["operations"]["pue"] == 1.1
+    assert payload["run"]["reliability"]["pue"] == 1.1
     assert payload["run"]["usd"] == pytest.approx(2.5 * payload["run"]["chip_hours"])
     assert payload["run"]["price_date"] == "2026-01-01"
     assert payload["cluster"]["chip_specification"]["sources"]["price_usd_per_hour"] == "set by hand"

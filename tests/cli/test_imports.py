@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import shardwise
 
 PLAN = ["llama-3-8b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
 
@@ -62,3 +66,11 @@ def test_planning_loads_no_framework(arguments: list[str]) -> None:
     assert not loaded & {"torch", "jax", "jaxlib", "tokenizers"}
     if arguments[0] == "estimate":
         assert "numpy" not in loaded, "the scalar path is plain Python"
+
+
+def test_payloads_live_with_their_values() -> None:
+    """The command line renders: no module of it names the schema of a payload, or has a function that builds one."""
+    modules = sorted((Path(shardwise.__file__).parent / "cli").glob("*.py"))
+    builders = re.compile(r'"schema"|shardwise\.[a-z.-]+/[0-9]|def \w*payload')
+    assert len(modules) > 20
+    assert [module.name for module in modules if builders.search(module.read_text(encoding="utf-8"))] == []

@@ -1,4 +1,4 @@
-"""With ZeRO-3 weights are gathered one unit ahead and let go of behind: how many layers' are there at once."""
+"""With ZeRO-3 weights are gathered one unit ahead and freed behind: how many layers' are there at once."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str]
 def test_one_cluster_keeps_its_payload_and_says_what_is_spare(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d", "--json")
     assert code == 0
-    assert json.loads(out)["schema"] == "shardwise.plan/2"
+    assert json.loads(out)["schema"] == "shardwise.plan/3"
     _, out, _ = run(capsys, "h100:32", *WORDS, "--deadline", "30d")
     assert "meets the deadline of 30.0 days with" in out
 

@@ -246,11 +246,11 @@ def test_the_fit_counts_what_the_model_needs_at_least(plan: Plan) -> None:
 def test_the_run_is_told_with_the_assumptions_of_the_file(plan: Plan) -> None:
     assert told(plan).run is None
     job = replace(JOB, tokens=1e12)
-    long = plan_layout(plan.model, plan.cluster, job, plan.layout, operations=sw.Operations(pue=1.1))
+    long = plan_layout(plan.model, plan.cluster, job, plan.layout, reliability=sw.Reliability(pue=1.1))
     assert told(long).run == long.run
     without = told(replace(long, run=None)).run
     assert without is not None
-    assert without.operations == sw.Operations()
+    assert without.reliability == sw.Reliability()
 
 
 def test_runners_up_are_all_different() -> None:
@@ -416,7 +416,7 @@ def test_constants_are_sorted_and_priced(plan: Plan) -> None:
     assert {"torus.bytes_per_s", "torus.hop_latency_s"} <= {one.name for one in told(torus).constants}
 
 
-def test_a_tenth_less_memory_comes_first_where_the_plan_hangs_on_it(plan: Plan) -> None:
+def test_a_tenth_less_memory_comes_first_where_the_plan_depends_on_it(plan: Plan) -> None:
     full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=job_of(2**16, 8192)),
                  "cp=2 zero_stage=3 recompute=full")  # fmt: skip
     first = told(full).constants[0]
@@ -462,7 +462,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     code, out, _ = run(capsys, str(file), "--against", "tp=8 fsdp=2", "--term", "time.tp", "--json")
     payload: dict[str, Any] = json.loads(out)
     assert code == 0
-    assert payload["schema"] == "shardwise.explain/1"
+    assert payload["schema"] == "shardwise.explain/2"
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
         "options", "schedules", "run", "constants", "against", "terms", "notes",

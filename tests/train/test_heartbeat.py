@@ -266,7 +266,7 @@ def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
     assert quiet.code == 2
 
 
-def test_under_our_launcher_the_launcher_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_our_launcher_the_launcher_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHER, "1")
     meeting = meeting_of(0, 2)
     keys = PrefixStore("shardwise", meeting.store)
@@ -280,11 +280,13 @@ def test_under_our_launcher_the_launcher_speaks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("rank", "agent", "speaks"), [(0, "True", True), (1, "True", False), (1, "", True), (2, "", False)]
+    ("rank", "agent", "reports"), [(0, "True", True), (1, "True", False), (1, "", True), (2, "", False)]
 )
-def test_without_a_store_one_rank_speaks(rank: int, agent: str, speaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_store_only_one_rank_reports(
+    rank: int, agent: str, reports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    assert isinstance(parting(meeting_of(rank, 3), deaf=True), LostRankError) == speaks
+    assert isinstance(parting(meeting_of(rank, 3), deaf=True), LostRankError) == reports
 
 
 def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.api.given import Model, Pins, Where, architecture_of, cluster_of, job_of, layout_of, pins_of, resolved
-from shardwise.cost.operations import Operations
+from shardwise.cost.reliability import Reliability
 from shardwise.errors import collect
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def plan(
     model: Model, cluster: Where, job: Job | None = None, *, stack: str | None = None, pins: Pins = "", maxima: Pins = "",
-    choices: Choices | None = None, runnable: bool = False, divisible: bool = False, operations: Operations | None = None,
+    choices: Choices | None = None, runnable: bool = False, divisible: bool = False, reliability: Reliability | None = None,
     progress: Progress = silent, **job_fields: Any,
 ) -> Plan:  # fmt: skip
     """The layout to take for a job on a cluster: of the fastest that fit the simplest, with its price and why others lost.
@@ -31,7 +31,7 @@ def plan(
     Without a `stack`, and where nothing was measured of the cluster, the step is predicted for the stack that is typical of its
     chip; a job with an `overlap` is planned by the bound of that convention. `pins` and `maxima` narrow the search, as `--pin`
     and `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may take otherwise. `runnable`: only layouts that
-    `train` runs, with its loss; `divisible`: only layouts that share the batch out evenly. `operations` say how the cluster is
+    `train` runs, with its loss; `divisible`: only layouts that share the batch out evenly. `reliability` says how the cluster is
     run, for what a run of `tokens` takes. `progress` is told how far the search is.
 
     Raises `InputError` for what is wrong with any of these, `NothingFitsError` where no layout fits, with the smallest miss.
@@ -60,13 +60,13 @@ def plan(
     architecture, where, what = resolved(model, cluster, job, stack, job_fields)
     kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible)
     what = runnable_job(what) if runnable else what
-    return search_plan(architecture, where, what, choices=kept, operations=operations, progress=progress)
+    return search_plan(architecture, where, what, choices=kept, reliability=reliability, progress=progress)
 
 
 def plan_clusters(
     model: Model, clusters: Sequence[Where], job: Job | None = None, *, stack: str | None = None,
     limits: Limits | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None,
-    operations: Operations | None = None, progress: Progress = silent, **job_fields: Any,
+    reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, else the fastest.
 
@@ -87,7 +87,7 @@ def plan_clusters(
     )
     kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices)
     return search_clusters(
-        architecture, several, what, limits=limits, choices=kept, operations=operations, progress=progress
+        architecture, several, what, limits=limits, choices=kept, reliability=reliability, progress=progress
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError
 
+SCHEMA = "shardwise.bench/1"
 RESULTS = ("seconds", "low", "high", "repeats", "machine")
 
 
@@ -46,3 +47,8 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 def left_over(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
     """The lines that are not measured yet."""
     return [line for line in lines if key_of(line) not in done]
+
+
+def bench_payload(machine: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `shardwise bench --json` prints: the lines that were measured on a machine."""
+    return {"schema": SCHEMA, "machine": machine, "lines": list(lines)}

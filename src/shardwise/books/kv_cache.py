@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from shardwise.books.rules import kv_cache_bytes_per_token
 from shardwise.cluster.cluster import Cluster
@@ -11,6 +12,8 @@ from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params
+
+SCHEMA = "shardwise.kv-cache/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +92,29 @@ def cache_fit(
         weight_bytes=num_params(cache.architecture) * bytes_per_element(weights),
         sequence_bytes=cache.sequence_bytes(context),
     )
+
+
+def cache_payload(
+    cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
+) -> dict[str, Any]:
+    """What `shardwise kv-cache --json` prints, in bytes; `cluster` is null where none was asked for."""
+    a = cache.architecture
+    each = cache.sequence_bytes(context)
+    return {
+        "schema": SCHEMA, "model": a.name, "dtype": cache.dtype, "context": context, "batch": batch,
+        "num_layers": a.num_layers, "num_windowed_layers": a.num_windowed_layers, "sliding_window": a.sliding_window,
+        "num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
+        "kv_lora_rank": a.kv_lora_rank, "rope_head_dim": a.rope_head_dim,
+        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
+        "without_windows_bytes": cache.bytes_per_token * context,
+        "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,
+    }  # fmt: skip
+
+
+def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str, runtime: bool) -> dict[str, Any]:
+    fit = cache_fit(cache, cluster, context, weights, runtime=runtime)
+    return {
+        "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
+        "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,
+        "free_bytes": fit.free_bytes, "num_seqs": fit.num_seqs,
+    }  # fmt: skip

@@ -31,8 +31,8 @@ Price = Callable[[Constants], Value]
 # shapes of products differ by a few hundredths around k0, and a busbw does between neighbouring sizes. It is a fifth of
 # that of a run, since a run has much besides that no constant knows.
 BENCH_SIGMA = 0.03
-# Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), of which a rate
-# would take the blame.
+# Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), which would be
+# attributed to a rate.
 SHORTEST_S = 5e-5
 # All constants where nothing is lost: no measurement is faster.
 FASTEST = {name: one.high if name.endswith("fraction") else one.low for name, one in CONSTANTS.items()} | {

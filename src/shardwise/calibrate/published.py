@@ -19,6 +19,7 @@ from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
 from shardwise.progress import Progress, silent
 
+SCHEMA = "shardwise.validate.folds/1"
 # What a fold stands for in the spread of a prediction.
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
 TAILS = (0.05, 0.95)
@@ -192,9 +193,13 @@ def noise(found: Published) -> dict[str, ErrorStatistics]:
 
 
 def fold_payload(found: Published) -> dict[str, Any]:
-    """The folds as plain data: predictions of each run by fold, statistics by fold and stratum, spread, coverage, ranking."""
+    """What `shardwise validate --folds --json` prints.
+
+    Predictions of each run by fold, statistics by fold and stratum, spread, coverage and ranking.
+    """
     seconds = {"fitted": found.in_sample, **found.folds}
     return {
+        "schema": SCHEMA,
         "rows": [
             {
                 "id": one.row.id,

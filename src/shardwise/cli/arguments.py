@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.cluster.cluster import Cluster
     from shardwise.cluster.own import Own
     from shardwise.cluster.stacks import Stack
-    from shardwise.cost.operations import Operations
+    from shardwise.cost.reliability import Reliability
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
@@ -127,12 +127,12 @@ def resolve_several(
     return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
 
 
-def resolve_operations(arguments: argparse.Namespace) -> Operations:
+def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
     """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
-    from shardwise.cost.operations import Operations
+    from shardwise.cost.reliability import Reliability
 
-    operations: Operations = replaced(Operations(), parse_changes(arguments.set)["run"], "run")
-    return operations
+    reliability: Reliability = replaced(Reliability(), parse_changes(arguments.set)["run"], "run")
+    return reliability
 
 
 def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.bench.clock import Timing
 
-SCHEMA = "shardwise.bench/1"
 DESCRIPTION = """Measure products, memory, attention or collectives on this machine, on its GPUs or its CPU, and add a JSON line
 for each to --out. Lines that the file has of this machine already are not measured again, so a run that was cut short goes on
 where it stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's constants to the lines.
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> str:
     if importlib.util.find_spec("torch") is None:
         raise InputError("bench: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.bench.kernels import describe, device_of
-    from shardwise.bench.record import append, left_over, measured_before
+    from shardwise.bench.record import append, bench_payload, left_over, measured_before
 
     device = device_of(arguments.device)
     if arguments.what == "machine":
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
             append(out, whole)
         arguments.progress("micro-benchmarks", number, len(todo))
     if arguments.json:
-        return json.dumps({"schema": SCHEMA, "machine": machine, "lines": lines}, indent=2)
+        return json.dumps(bench_payload(machine, lines), indent=2)
     return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
 
 
@@ -111,7 +110,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
     if arguments.out is not None:
         write(found, Path(arguments.out))
     if arguments.json:
-        return json.dumps({"schema": SCHEMA, **found.payload()}, indent=2)
+        return json.dumps(found.payload(), indent=2)
     return "\n".join([*report(found), *([f"written to {arguments.out}"] if arguments.out is not None else [])])
 
 

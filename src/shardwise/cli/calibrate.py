@@ -67,8 +67,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the file is written first."""
     from shardwise.calibrate.own import fit_own
+    from shardwise.calibrate.payload import calibrate_payload
     from shardwise.calibrate.published_runs.rows import read_rows
-    from shardwise.cli.calibrate_report import calibrate_payload, calibrate_text
+    from shardwise.cli.calibrate_report import calibrate_text
     from shardwise.cluster.load import load_own
     from shardwise.cluster.stacks import stack_named
     from shardwise.errors import InputError, collect

@@ -1,49 +1,15 @@
-"""What a calibration found, as text and as a payload."""
+"""What a calibration found, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from shardwise.calibrate.own import OwnFit, Residual
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.units import format_seconds
 
-SCHEMA = "shardwise.calibrate/1"
 MOST_SHOWN = 20  # residuals; --json has all
 UNIDENTIFIED = "not identified by these measurements"
-
-
-def calibrate_payload(found: OwnFit, name: str, source: str) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    return {
-        "schema": SCHEMA,
-        "cluster": {"name": name, "chip": found.own.nominal.chip.name, "num_devices": found.own.nominal.num_devices},
-        "stack": found.stack.name,
-        "source": source,
-        "constants": {
-            one.name: {
-                **{key: value for key, value in asdict(one).items() if key != "name"},
-                "identified": one.identified,
-            }
-            for one in found.constants
-        },
-        "runs": _errors(found, benches=False),
-        "benches": _errors(found, benches=True),
-        "residuals": [asdict(one) for one in found.residuals],
-        "spread": {kind: list(pair) for kind, pair in found.spread.items()},
-        "left_aside": dict(found.aside),
-    }
-
-
-def _errors(found: OwnFit, *, benches: bool) -> dict[str, Any]:
-    """Errors before and after; None without any."""
-    both = {"before": found.errors(False, benches=benches), "after": found.errors(True, benches=benches)}
-    return {
-        "count": len(found.benches if benches else found.runs),
-        **{when: asdict(one) if one else None for when, one in both.items()},
-    }
 
 
 def calibrate_text(found: OwnFit, source: str, out: str | None) -> str:

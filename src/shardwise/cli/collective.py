@@ -63,8 +63,8 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
-    from shardwise.cli.collective_report import collective_payload, collective_text
-    from shardwise.network.collectives import collective_report
+    from shardwise.cli.collective_report import collective_text
+    from shardwise.network.collectives import collective_payload, collective_report
 
     operation = parse_operation(arguments.operation)
     num_bytes = array_bytes(arguments.size, arguments.dtype)

@@ -1,15 +1,11 @@
-"""A collective's report as text for people, and as the payload for machines."""
+"""A collective's report as text for people."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
-from typing import Any
 
 from shardwise.network.collectives import Algorithm, CollectiveReport
 from shardwise.network.topology import Pods, Topology, Torus
 from shardwise.units import format_bytes, format_quantity, format_seconds
 
-SCHEMA = "shardwise.collective/1"
 RULES = {
     "only_16": "an axis wraps only at 16",
     "multiple_of_4": "all axes wrap if every one is a multiple of 4",
@@ -17,13 +13,6 @@ RULES = {
     "never": "never",
 }
 NAMES = {"ring": "with wraparound", "ring, one way": "with wraparound, one way", "line": "without wraparound"}
-
-
-def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
-    """The report's fields and what they are about."""
-    torus = topology.torus if isinstance(topology, Pods) else topology
-    rule = torus.wrap_rule if isinstance(torus, Torus) else None
-    return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}
 
 
 def collective_text(report: CollectiveReport, on: str, topology: Topology) -> str:

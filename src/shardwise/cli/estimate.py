@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_operations
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_reliability
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -26,15 +26,15 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
     from shardwise.cli.report import plan_report
-    from shardwise.planning.codec import plan_payload
+    from shardwise.planning.codec import estimate_payload
     from shardwise.planning.plan import plan_layout
 
     model, cluster, job = resolve(arguments)
     layout = parse_layout_text(arguments.layout, model, job)
-    found = plan_layout(model, cluster, job, layout, operations=resolve_operations(arguments))
+    found = plan_layout(model, cluster, job, layout, reliability=resolve_reliability(arguments))
     change = None if found.estimate.fits else _smallest_change(found, arguments.progress)
     if arguments.json:
-        return json.dumps(plan_payload(found) | ({"smallest_change": change} if change else {}), indent=2)
+        return json.dumps(estimate_payload(found, change), indent=2)
     return plan_report(found, smallest_change=change)
 
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import add_set_argument
 
-if TYPE_CHECKING:
-    from shardwise.books.kv_cache import KvCache
-    from shardwise.cluster.cluster import Cluster
-
 MOST = 10**18  # of tokens and sequences
-SCHEMA = "shardwise.kv-cache/1"
 DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
 cluster beside the weights. Layers with a sliding window keep the window alone."""
 EPILOG = """examples:
@@ -50,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     from dataclasses import replace
 
-    from shardwise.books.kv_cache import KvCache
+    from shardwise.books.kv_cache import KvCache, cache_payload
     from shardwise.cluster.load import load_cluster
     from shardwise.errors import InputError
     from shardwise.model.load import load_model
@@ -74,34 +69,6 @@ def run(arguments: argparse.Namespace) -> str:
     cache = KvCache(architecture=model, dtype=arguments.dtype)
     payload = cache_payload(cache, context, batch, cluster, arguments.weights, runtime=not arguments.no_runtime)
     return json.dumps(payload, indent=2) if arguments.json else cache_text(payload)
-
-
-def cache_payload(
-    cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
-) -> dict[str, Any]:
-    """What the report says, in bytes; `cluster` is null where none was asked for."""
-    a = cache.architecture
-    each = cache.sequence_bytes(context)
-    return {
-        "schema": SCHEMA, "model": a.name, "dtype": cache.dtype, "context": context, "batch": batch,
-        "num_layers": a.num_layers, "num_windowed_layers": a.num_windowed_layers, "sliding_window": a.sliding_window,
-        "num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
-        "kv_lora_rank": a.kv_lora_rank, "rope_head_dim": a.rope_head_dim,
-        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
-        "without_windows_bytes": cache.bytes_per_token * context,
-        "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,
-    }  # fmt: skip
-
-
-def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str, runtime: bool) -> dict[str, Any]:
-    from shardwise.books.kv_cache import cache_fit
-
-    fit = cache_fit(cache, cluster, context, weights, runtime=runtime)
-    return {
-        "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
-        "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,
-        "free_bytes": fit.free_bytes, "num_seqs": fit.num_seqs,
-    }  # fmt: skip
 
 
 def cache_text(payload: Mapping[str, Any]) -> str:

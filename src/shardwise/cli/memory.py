@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
 
-SCHEMA = "shardwise.memory/1"
 BAR = 28
 BATCH = "micro-batches that fill the pipeline, for every replica"
 # Terms of an estimate by what they are for, in the order of `terms.MEMORY_TERMS`.
@@ -47,6 +46,8 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
+    from shardwise.planning.memory import memory_payload
+
     defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
     model, cluster, job = _resolve(arguments)
     model.require_positions(job.seq_len)
@@ -101,38 +102,6 @@ def _filling_job(text: str, job: Job) -> Job:
 
     found = parse_fields(text, what="--layout", also=DERIVED)
     return filling_job(job, layout_of({key: value for key, value in found.items() if key not in DERIVED}))
-
-
-def memory_payload(
-    model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
-) -> dict[str, Any]:
-    """Bytes of each stage of each layout, by term. Raises `InputError` with every rule that the layouts break."""
-    from shardwise.errors import InputError, require
-    from shardwise.planning.memory import layout_memory
-
-    shown, problems = [], list[str]()
-    for job, layout in layouts:
-        try:
-            found = layout_memory(model, cluster, job, layout)
-        except InputError as error:
-            problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
-            continue
-        shown.append(
-            {
-                "layout": str(layout), "global_batch_tokens": job.global_batch_tokens,
-                "num_micro_batches": found.num_micro_batches, "memory_bytes": found.memory_bytes, "fits": found.fits,
-                "margin": found.margin, "fullest_stage": found.fullest_stage,
-                "stages": [dict(stage) for stage in found.stages],
-            }
-        )  # fmt: skip
-    require(problems)
-    job = layouts[0][0]
-    batch = None if "batch_tokens" in defaults else job.global_batch_tokens
-    return {
-        "schema": SCHEMA, "model": model.name, "cluster": cluster.name, "defaults": list(defaults),
-        "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
-        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
-    }  # fmt: skip
 
 
 def memory_text(payload: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, policies, resolve_operations, resolve_several
+from shardwise.cli.arguments import add_job_arguments, policies, resolve_reliability, resolve_several
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
 
@@ -62,17 +62,17 @@ def run(arguments: argparse.Namespace) -> str:
     limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
-    operations = resolve_operations(arguments)
+    reliability = resolve_reliability(arguments)
     _require_tokens(arguments, job.tokens)
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        found = plan(model, clusters[0], job, choices=choices, operations=operations, progress=arguments.progress)
+        found = plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=arguments.progress)
         _require_within(found, limits, choices, arguments.progress)
         chosen, shown = found, _one(found, limits, arguments.json)
     else:
         comparison = plan_clusters(
-            model, clusters, job, limits=limits, choices=choices, operations=operations, progress=arguments.progress
+            model, clusters, job, limits=limits, choices=choices, reliability=reliability, progress=arguments.progress
         )
         chosen, shown = _chosen(comparison, choices, arguments.progress), _several(comparison, arguments.json)
     if arguments.out:

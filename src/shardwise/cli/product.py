@@ -1,11 +1,10 @@
-"""What `matmul` and `reshard` share: their arguments, and the answer as text or payload."""
+"""What `matmul` and `reshard` share: their arguments, and the answer as text or as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from shardwise.sharding.notation import Expression
     from shardwise.verify.xla import XlaReport
 
-SCHEMA = "shardwise.matmul/1"
-RESHARD_SCHEMA = "shardwise.reshard/1"
 MOST_DRAWN = 1024  # devices; more cells than that nobody reads
 MOST_SIZE = 10**12  # of a dim: products of such sizes stay finite and exact enough
 Payload = dict[str, Any]
@@ -61,6 +58,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     """Solve, price, and do what was asked for."""
     from shardwise.cost.mesh_links import place_mesh
     from shardwise.cost.product import price_product
+    from shardwise.planning.product import RESHARD_SCHEMA, SCHEMA, product_payload
 
     made = _made(arguments, one_operand)
     _check_drawn(arguments, made)
@@ -71,7 +69,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
         from shardwise.verify.emit import emit
 
         return emit(made, report.steps, arguments.emit)
-    payload = product_payload(report) | ({"schema": RESHARD_SCHEMA} if one_operand else {})
+    payload = product_payload(report, RESHARD_SCHEMA if one_operand else SCHEMA)
     text = [product_text(report)]
     for extra, shown in (_ran(arguments, report), _verified(arguments, report), _drawn(arguments, report)):
         payload |= extra
@@ -112,38 +110,6 @@ def _assignments(text: str, what: str) -> dict[str, int]:
             raise InputError(f"{what} {name.strip()}: found {value.strip()!r}; at most {MOST_SIZE:.0e} is required")
         found[name.strip()] = size
     return found
-
-
-def product_payload(report: ProductReport) -> Payload:
-    """The versioned payload that `--json` prints."""
-    from shardwise.sharding.meaning import notes
-
-    made = report.made
-    return {
-        "schema": SCHEMA,
-        "expression": str(made.expression),
-        "mesh": dict(made.mesh.axes),
-        "sizes": dict(made.sizes),
-        "dtype": made.dtype,
-        "notes": list(notes(made.expression)),
-        "tensors": [asdict(tensor) for tensor in report.tensors],
-        "objective": report.objective,
-        **_cost(report.best),
-        "alternatives": [{**_cost(cost), "reason": reason} for cost, reason in report.alternatives],
-        "by_cases": _cost(report.by_cases),
-        "backward": _cost(report.backward) if report.backward else None,
-    }
-
-
-def _cost(cost: ProgramCost) -> Payload:
-    times = {"math": cost.math_s, "comms": cost.comms_s, "lower": cost.lower_s, "upper": cost.upper_s}
-    return {
-        "program": [asdict(step) for step in cost.program],
-        "bytes_per_device": cost.bytes_per_device,
-        "flops_per_device": cost.flops_per_device,
-        "time_s": times if cost.math_s is not None else None,
-        "result": cost.result,
-    }
 
 
 def product_text(report: ProductReport) -> str:
@@ -200,18 +166,19 @@ def _step(step: StepCost, reasons: bool) -> str:
 def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
     if not arguments.framework:
         return {}, ""
+    from shardwise.verify.payload import run_payload
     from shardwise.verify.run import run
 
     arguments.progress(f"running with {arguments.framework}")
     result = run(report.made, report.steps, arguments.framework)
-    payload = {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
     where = f"run with {arguments.framework} on {result.num_devices} devices"
-    return payload, f"{where}: largest relative error {result.max_relative_error:.1e}"
+    return run_payload(result), f"{where}: largest relative error {result.max_relative_error:.1e}"
 
 
 def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
     if not arguments.verify:
         return {}, ""
+    from shardwise.verify.payload import verify_payload
     from shardwise.verify.xla import verify
 
     arguments.progress("compiling with XLA")
@@ -221,7 +188,7 @@ def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Pay
     for one in found.collectives:
         axes = ",".join(one.axes) if one.axes else "no set of axes"
         lines.append(f"  {one.op} over {axes}: {format_bytes(one.bytes)}")
-    return {"verify": asdict(found)}, "\n".join([*lines, f"  {_compared(report.best, found)}"])
+    return verify_payload(found), "\n".join([*lines, f"  {_compared(report.best, found)}"])
 
 
 def _compared(ours: ProgramCost, xla: XlaReport) -> str:

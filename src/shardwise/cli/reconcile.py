@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shardwise.reconcile.compare import Reconciliation
 
 DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
-measured, what no term explains, the term to blame; and the collectives that were really issued against the planned ones."""
+measured, what no term explains, the term that the step's error is attributed to; and the collectives that were really issued
+against the planned ones."""
 EPILOG = """examples:
   shardwise train plan.json --data data --steps 50 --out runs/a
   shardwise reconcile plan.json runs/a --svg reconciled.svg"""
@@ -36,9 +37,10 @@ def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the picture is written first."""
     from pathlib import Path
 
-    from shardwise.cli.reconcile_report import reconcile_payload, reconcile_text
+    from shardwise.cli.reconcile_report import reconcile_text
     from shardwise.planning.codec import load_plan
     from shardwise.reconcile.compare import reconcile
+    from shardwise.reconcile.payload import reconcile_payload
     from shardwise.reconcile.read import read_run
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)

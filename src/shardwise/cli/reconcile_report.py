@@ -1,10 +1,9 @@
-"""A run against its plan, as text, as a payload and as charts."""
+"""A run against its plan, as text and as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardwise.cli.interval import INTERVAL, span_text
 from shardwise.draw.charts import Bar, BarChart
@@ -14,43 +13,15 @@ from shardwise.reconcile.collectives import Collectives
 from shardwise.reconcile.compare import REST, Reconciliation
 from shardwise.reconcile.memory import CLOSE as MEMORY_CLOSE
 from shardwise.reconcile.memory import MemoryTerm, StepMemory
-from shardwise.reconcile.time import CLOSE, Guilty, StepTime
+from shardwise.reconcile.time import CLOSE, Attribution, StepTime
 from shardwise.terms import MEMORY_TERMS
 from shardwise.units import counted, format_bytes, format_seconds
 
-SCHEMA = "shardwise.reconcile/1"
 BAR = 28
 BAR_IS = "# predicted and measured   + measured only   - predicted only"
-MOST_NAMED = 5  # of what a term hangs on; --json has all
+MOST_NAMED = 5  # of what a term depends on; --json has all
 MOST_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
-
-
-def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    time, memory = found.time, found.memory
-    return {
-        "schema": SCHEMA, "model": plan.model.name, "cluster": plan.cluster.name, "layout": str(plan.layout),
-        "machine": found.machine, "noisy": found.noisy, "changes": dict(found.changes), "remarks": list(found.remarks),
-        "time": {
-            **asdict(time), "within": time.within, "rest_share": time.rest_share,
-            "terms": [
-                {**asdict(one), "difference_s": one.difference_s, "share": one.measured_s / time.measured_s} for one in time.terms
-            ],
-        },
-        "guilty": {**asdict(found.guilty), "term": found.guilty.term.name, "ratio": found.guilty.ratio}
-        if found.guilty
-        else None,
-        "memory": {
-            **asdict(memory),
-            "terms": [{**asdict(one), "within": one.within} for one in memory.terms],
-            "total": {**asdict(memory.total), "within": memory.total.within},
-        },
-        "collectives": {**asdict(found.collectives), "equal": found.collectives.equal, "miscounted": [
-            {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.collectives.miscounted
-        ]},
-        "advice": list(found.advice),
-    }  # fmt: skip
 
 
 def reconcile_text(plan: Plan, found: Reconciliation, folder: str) -> str:
@@ -81,19 +52,19 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
     else:
         verdict = "within" if time.within else "outside"
         yield f"{verdict} the {INTERVAL}, {span_text(time.interval90)}"
-    if found.guilty:
-        yield from _blame(found.guilty)
+    if found.attribution:
+        yield from _attribution(found.attribution)
     elif not found.noisy:
-        yield f"no term to blame: the step is as predicted, within {CLOSE:.0%}"
+        yield f"no attribution: the step is as predicted, within {CLOSE:.0%}"
     side = "under" if time.rest_share < REST else "above"
     yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {REST:.0%})"
 
 
-def _blame(guilty: Guilty) -> Iterator[str]:
-    times = "not predicted" if guilty.ratio is None else f"{guilty.ratio:.2f} times its prediction"
-    yield f"to blame: {guilty.term.name}, {times}, {guilty.part:.0%} of the step's error"
-    if guilty.hangs_on:
-        yield f"  it hangs on {', '.join(guilty.hangs_on[:MOST_NAMED])}"
+def _attribution(attribution: Attribution) -> Iterator[str]:
+    times = "not predicted" if attribution.ratio is None else f"{attribution.ratio:.2f} times its prediction"
+    yield f"attributed to {attribution.term.name}, {times}, {attribution.part:.0%} of the step's error"
+    if attribution.depends_on:
+        yield f"  it depends on {', '.join(attribution.depends_on[:MOST_NAMED])}"
 
 
 class _Row(NamedTuple):

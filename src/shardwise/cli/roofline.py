@@ -91,16 +91,17 @@ def run(arguments: argparse.Namespace) -> str:
 def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
     from shardwise.books.figures import roofline_chart
     from shardwise.books.roofline import bandwidths
-    from shardwise.cli.roofline_report import kernel_label, kernel_payload, kernel_text, kernels_text
+    from shardwise.books.roofline.payload import kernel_label, kernels_payload
+    from shardwise.cli.roofline_report import kernel_text, kernels_text
 
     found = _kernels(arguments, chip)
     if arguments.plot:
         points = [(kernel_label(one), one.cost.intensity, one.attainable_flops_per_s) for one in found]
         write_chart(roofline_chart(chip, bandwidths(chip, links), points, arguments.dtype), arguments.plot)
-    first, *others = (kernel_payload(one, chip, arguments.origin, links) for one in found)
+    payload = kernels_payload(found, chip, arguments.origin, links)
     if arguments.json:
-        return json.dumps({**first, "with": others}, indent=2)
-    return kernels_text([first, *others]) if others else kernel_text(first)
+        return json.dumps(payload, indent=2)
+    return kernels_text([payload, *payload["with"]]) if payload["with"] else kernel_text(payload)
 
 
 def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
@@ -126,7 +127,8 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
 def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
     from shardwise.books.figures import roofline_chart
     from shardwise.books.roofline import bandwidths, block_roofline
-    from shardwise.cli.roofline_report import block_payload, block_text
+    from shardwise.books.roofline.payload import block_payload
+    from shardwise.cli.roofline_report import block_text
 
     model, sizes = _model_and_sizes(arguments)
     found = block_roofline(model, chip, sizes["B"], sizes["T"])

@@ -1,71 +1,11 @@
-"""What `shardwise roofline` says of kernels and blocks, for machines and for people."""
+"""What `shardwise roofline` says of kernels and blocks, for people."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwise.units import format_bytes, format_quantity, format_seconds
-
-if TYPE_CHECKING:
-    from shardwise.books.roofline import BlockRoofline, KernelRoofline
-    from shardwise.cluster.chip import Chip
-
-SCHEMA = "shardwise.roofline/2"
-BLOCK_SCHEMA = "shardwise.roofline-block/1"
-
-
-def kernel_label(found: KernelRoofline) -> str:
-    """The kernel with its sizes, and its weights' format where it is another one."""
-    sizes = ", ".join(f"{letter} = {size:,.0f}" for letter, size in found.sizes.items())
-    return f"{found.form.name} {sizes}" + (f", {found.weights} weights" if found.weights != found.dtype else "")
-
-
-def kernel_payload(found: KernelRoofline, chip: Chip, origin: str, links: Mapping[str, float]) -> dict[str, Any]:
-    """What the report says, in bytes, FLOPs and seconds; `critical_size` is null where no size is enough.
-
-    `memory_s` is that of the slowest transfer; `padding` is null where the matrix unit's side has no source.
-    """
-    cost, bounds, critical = found.cost, found.bounds, found.critical_size
-    return {
-        "schema": SCHEMA, "kernel": found.form.name, "label": kernel_label(found), "sizes": found.sizes,
-        "shapes": found.form.text.format(**{letter: f"{size:,.0f}" for letter, size in found.sizes.items()}),
-        "chip": chip.name, "dtype": found.dtype, "weights": found.weights, "from": origin, "options": _options(found),
-        "peak_flops_per_s": found.flops_per_s, "memory_bytes_per_s": found.bytes_per_s,
-        "flops": cost.flops, "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes,
-        "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": found.critical_intensity,
-        "math_s": cost.math_s(found.flops_per_s), "memory_s": cost.moved_bytes / found.bytes_per_s,
-        "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-        "bound": found.bound, "attainable_flops_per_s": found.attainable_flops_per_s,
-        "stages": [
-            {"name": stage.name, "amount": stage.amount, "rate": stage.rate, "seconds": stage.seconds}
-            for stage in found.staging.stages
-        ],
-        "critical_letters": list(found.critical_letters),
-        "critical_size": critical if math.isfinite(critical) else None,
-        "padding": _padding(found),
-        "links": {
-            name: {"bytes_per_s": rate, "critical_intensity": found.flops_per_s / rate} for name, rate in links.items()
-        },
-    }  # fmt: skip
-
-
-def _options(found: KernelRoofline) -> list[str]:
-    if not found.form.attention:
-        return []
-    return ["causal" if found.causal else "full", "flash" if found.fused else "unfused"]
-
-
-def _padding(found: KernelRoofline) -> dict[str, Any] | None:
-    efficiency, bounds = found.padding_efficiency, found.padded_bounds
-    if efficiency is None or bounds is None:
-        return None
-    padded = found.cost.flops / efficiency
-    return {
-        "matrix_unit": found.matrix_unit, "efficiency": efficiency, "flops": padded, "math_s": padded / found.flops_per_s,
-        "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-    }  # fmt: skip
 
 
 def kernel_text(payload: Mapping[str, Any]) -> str:
@@ -142,30 +82,6 @@ def kernels_text(payloads: Sequence[Mapping[str, Any]]) -> str:
         for one in payloads
     ]  # fmt: skip
     return "\n".join([head, *_table("kernel", rows)])
-
-
-def block_payload(found: BlockRoofline, chip: Chip) -> dict[str, Any]:
-    """Every operation of the block in order, and seconds and FLOPs of the phases."""
-    return {
-        "schema": BLOCK_SCHEMA, "model": found.model, "sizes": {"B": found.num_seqs, "T": found.seq_len},
-        "chip": chip.name, "dtype": found.dtype, "peak_flops_per_s": found.flops_per_s,
-        "memory_bytes_per_s": found.bytes_per_s, "critical_intensity": found.critical_intensity,
-        "operations": [
-            {
-                "phase": one.phase, "name": one.name, "num_operations": one.num_operations, "flops": one.flops,
-                "moved_bytes": one.moved_bytes, "intensity": one.intensity, "math_s": one.math_s,
-                "memory_s": one.memory_s, "time_s": one.seconds, "bound": one.bound,
-            }
-            for one in found.operations
-        ],
-        "phases": {
-            phase: {
-                "flops": found.total_flops(phase), "time_s": found.total_s(phase),
-                "compute_bound_s": found.total_s(phase, "compute"), "memory_bound_s": found.total_s(phase, "memory"),
-            }
-            for phase in dict.fromkeys(one.phase for one in found.operations)
-        },
-    }  # fmt: skip
 
 
 def block_text(payload: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def _dollars(run: Run) -> str:
 def _energy(run: Run) -> str:
     if run.energy_mwh is None:
         return "energy left out: no sourced power_w (--set chip.power_w=VALUE)"
-    return f"{format_energy(run.energy_mwh)} (chips of {_given(run, 'power_w'):,.0f} W, PUE {run.operations.pue:g})"
+    return f"{format_energy(run.energy_mwh)} (chips of {_given(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
 
 
 def _given(run: Run, name: str) -> float:

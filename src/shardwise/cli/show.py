@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, NamedTuple
 
 from shardwise.cli import show_networks, show_stacks
-from shardwise.cli.show_values import Value, shown
+from shardwise.cli.show_values import shown
 from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
+from shardwise.sourced import SourcedValue, catalogue_payload
 
-SCHEMA = "shardwise.show/1"
 WIDEST_SOURCE = 100  # of a table
 EPILOG = """examples:
   shardwise show chips
@@ -49,7 +48,7 @@ class Catalogue(NamedTuple):
     """What `show` knows of one kind: names, the values of one, a table of some, and one for people."""
 
     names: Callable[[], tuple[str, ...]]
-    values: Callable[[str], list[Value]]
+    values: Callable[[str], list[SourcedValue]]
     table: Callable[[Sequence[str]], str]
     entry: Callable[[str], str]
 
@@ -61,8 +60,8 @@ def run(arguments: argparse.Namespace) -> str:
         raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
     listed = _listed(kind.names(), name)
     if arguments.json:
-        entries = [_payload(one, kind.values(one)) for one in listed or [name]]
-        return json.dumps({"schema": SCHEMA, "kind": arguments.kind, "entries": entries}, indent=2)
+        entries = {entry: kind.values(entry) for entry in listed or [name]}
+        return json.dumps(catalogue_payload(arguments.kind, entries), indent=2)
     return kind.table(listed) if listed and not arguments.chip else kind.entry(name)
 
 
@@ -75,30 +74,32 @@ def _listed(names: Sequence[str], text: str | None) -> Sequence[str]:
 
 
 def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
-    stack_values = partial(show_stacks.stack_values, chip=chip)
+    from shardwise.cluster.sourced_network import chip_values, cluster_values
+    from shardwise.cluster.sourced_stack import stack_values
+    from shardwise.model.sourced_model import model_values
+    from shardwise.precision import precision_values
+
     return {
-        "models": Catalogue(_model_names, _model, _models, lambda name: _model_entry(name, _model(name))),
+        "models": Catalogue(_model_names, model_values, _models, lambda name: _model_entry(name, model_values(name))),
         "chips": Catalogue(
-            show_networks.chip_names, show_networks.chip_values, show_networks.chips_table,
-            lambda name: _entry(name, show_networks.chip_values(name)),
+            show_networks.chip_names, chip_values, show_networks.chips_table,
+            lambda name: _entry(name, chip_values(name)),
         ),
         "clusters": Catalogue(
-            show_networks.cluster_names, show_networks.cluster_values, show_networks.clusters_table,
-            lambda name: _entry(name, show_networks.cluster_values(name)),
+            show_networks.cluster_names, cluster_values, show_networks.clusters_table,
+            lambda name: _entry(name, cluster_values(name)),
         ),
-        "precisions": Catalogue(_precision_names, _precision, _precisions, lambda name: _entry(name, _precision(name))),
+        "precisions": Catalogue(
+            _precision_names, precision_values, _precisions, lambda name: _entry(name, precision_values(name))
+        ),
         "stacks": Catalogue(
-            show_stacks.stack_names, stack_values, show_stacks.stacks_table,
+            show_stacks.stack_names, partial(stack_values, chip=chip), show_stacks.stacks_table,
             partial(show_stacks.stack_lines, chip=chip),
         ),
     }  # fmt: skip
 
 
-def _payload(name: str, values: Sequence[Value]) -> dict[str, Any]:
-    return {"name": name, "values": {key: {"value": value, "source": source} for key, value, source in values}}
-
-
-def _entry(name: str, values: Sequence[Value]) -> str:
+def _entry(name: str, values: Sequence[SourcedValue]) -> str:
     sources = {source for _, _, source in values}
     if len(values) > 1 and len(sources) == 1:  # said once
         return "\n".join(
@@ -111,13 +112,11 @@ def _entry(name: str, values: Sequence[Value]) -> str:
     return "\n".join([name, table(rows)])
 
 
-def _model_entry(name: str, values: Sequence[Value]) -> str:
+def _model_entry(name: str, values: Sequence[SourcedValue]) -> str:
     """A model without the fields that are as in a plain block: most models have few that are not."""
-    from shardwise.model.architecture import Architecture
-    from shardwise.model.numerics import DEFAULT
+    from shardwise.model.sourced_model import plain_values
 
-    plain = {field.name: field.default for field in fields(Architecture)}
-    plain |= _parts("numerics", asdict(DEFAULT))
+    plain = plain_values()
     told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
     return f"{_entry(name, told)}\n  the other fields are as in a plain block; --json prints them"
 
@@ -126,30 +125,6 @@ def _model_names() -> tuple[str, ...]:
     from shardwise.model.load import model_names
 
     return model_names()
-
-
-def _model(name: str) -> list[Value]:
-    from shardwise.model.counts import num_active_params, num_params, num_predict_params
-    from shardwise.model.load import load_model
-
-    model = load_model(name)
-    values = asdict(model)
-    source = values.pop("source")
-    values.pop("name")
-    values |= _parts("numerics", values.pop("numerics"))
-    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
-    if model.num_predict_layers:  # in training only, and apart from what a model card counts
-        counts["num_predict_params"] = num_predict_params(model)
-    counted = [(name, count, "counted from the program") for name, count in counts.items()]
-    return [*counted, *((k, v, source) for k, v in values.items())]
-
-
-def _parts(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that have parts, each under its own name."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _parts(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}
-    return found
 
 
 def _models(names: Sequence[str]) -> str:
@@ -173,19 +148,6 @@ def _precision_names() -> tuple[str, ...]:
     from shardwise.job import PRECISIONS
 
     return tuple(PRECISIONS)
-
-
-def _precision(name: str) -> list[Value]:
-    from shardwise.job import precision_named
-
-    recipe = precision_named(name)
-    values = asdict(recipe)
-    source = values.pop("source")
-    values.pop("name")
-    return [
-        ("bytes_per_parameter", recipe.bytes_per_parameter, source),
-        *((k, "none" if v is None else v, source) for k, v in values.items()),
-    ]
 
 
 def _precisions(names: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-Value = tuple[str, Any, str]  # name, value, source; None and "": there is no source for it
 UNITS = {
     "flops_per_s": "FLOP/s",
     "bytes_per_s": "B/s",

@@ -57,6 +57,7 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON; the shards are written first."""
     from shardwise.data.corpus import DEFAULT_VOCAB, write_corpus
+    from shardwise.data.index import corpus_payload
     from shardwise.errors import collect
     from shardwise.units import parse_count, parse_quantity
 
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str:
         sources, arguments.out, tokenizer=tokenizer, vocab_size=vocab_size, held_out=held_out, force=arguments.force,
         progress=arguments.progress,
     )  # fmt: skip
-    return json.dumps(_payload(index), indent=2) if arguments.json else _report(index, trained=tokenizer is None)
+    return json.dumps(corpus_payload(index), indent=2) if arguments.json else _report(index, trained=tokenizer is None)
 
 
 def _sources(arguments: argparse.Namespace) -> tuple[Source, ...]:
@@ -98,17 +99,6 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     if arguments.vocab_size is not None:
         raise InputError("--vocab-size: --tokenizer has its own vocabulary; one of the two is required")
     return load_tokenizer(arguments.tokenizer, arguments.end_of_document)
-
-
-def _payload(index: Index) -> dict[str, Any]:
-    """The index, and the sums that follow from it."""
-    from shardwise.data.index import SPLITS, index_payload
-
-    payload = index_payload(index)
-    for name in SPLITS:
-        split = index.split(name)
-        payload[name] |= {"num_tokens": split.num_tokens, "num_documents": split.num_documents}
-    return payload
 
 
 def _report(index: Index, *, trained: bool) -> str:

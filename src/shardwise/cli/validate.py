@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from shardwise.calibrate.published_runs.rows import Row
     from shardwise.progress import Progress
 
-SCHEMA = "shardwise.validate/1"
-FOLDS_SCHEMA = "shardwise.validate.folds/1"
 WORST = 10
 DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
 never read by a prediction. Runs of quality A and A- count, each 1 over the number of runs of the same configuration."""
@@ -54,6 +52,7 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     from shardwise.calibrate.accuracy import judge
+    from shardwise.calibrate.payload import validate_payload
     from shardwise.calibrate.published_runs.rows import published_rows, read_rows
     from shardwise.cli.roofline import write_chart
 
@@ -74,7 +73,7 @@ def _folds(rows: Sequence[Row], progress: Progress, *, as_json: bool) -> str:
     from shardwise.calibrate.published import fit_published, fold_payload, fold_report
 
     found = fit_published(rows, progress)
-    return json.dumps({"schema": FOLDS_SCHEMA, **fold_payload(found)}, indent=2) if as_json else fold_report(found)
+    return json.dumps(fold_payload(found), indent=2) if as_json else fold_report(found)
 
 
 def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[Row]:
@@ -93,45 +92,6 @@ def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[R
             f"the chips are {', '.join(chips)}; the sources {', '.join(sources)}"
         )
     return found
-
-
-def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    from dataclasses import asdict
-
-    from shardwise.calibrate.accuracy import memory_summary, refuted_fits, skipped_kinds, summary
-    from shardwise.calibrate.published_runs.rows import unreadable
-
-    def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
-        return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
-
-    return {
-        "schema": SCHEMA,
-        "rows": [_row_payload(one) for one in judged],
-        "summary": tables(summary(judged)),
-        "memory_summary": tables(memory_summary(judged)),
-        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), refuted_fits(judged), strict=True)),
-        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
-        "unreadable": [list(cell) for cell in unreadable(one.row for one in judged)],
-    }
-
-
-def _row_payload(one: Judged) -> dict[str, Any]:
-    found = one.prediction
-    estimate = found.estimate if found else None
-    return {
-        "id": one.row.id,
-        "predicted_step_time_s": estimate.step_time_s if estimate else None,
-        "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "predicted_peak_memory_gb": one.predicted_peak_memory_gb,
-        "skipped": str(one.skipped) if one.skipped else None,
-        "measured_step_time_s": one.row.step_time_s,
-        "measured_peak_memory_gb": one.row.peak_memory_gb,
-        "scored": one.scored,
-        "weight": one.weight,
-        "layout": str(found.case.layout) if found else None,
-        "approximations": list(found.case.approximations) if found else [],
-    }
 
 
 def validate_text(judged: Sequence[Judged]) -> str:

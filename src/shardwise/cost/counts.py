@@ -38,8 +38,8 @@ class Counts(NamedTuple):
     @property
     def running(self) -> dict[str, Value]:
         """The layers by kind, those that recompute nothing as kinds of their own."""
-        again = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
-        return {**again, **{KEPT + kind: count for kind, count in self.kept.items()}}
+        recomputed = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
+        return {**recomputed, **{KEPT + kind: count for kind, count in self.kept.items()}}
 
     @property
     def held(self) -> dict[str, Value]:
@@ -63,7 +63,7 @@ def stage_counts(
 
     A tied embedding is one tensor with two uses, and so is one that multi-token prediction borrows.
     """
-    again = recomputed_layers(layers, recompute_layers)
+    recomputed = recomputed_layers(layers, recompute_layers)
     alone = first and last
     borrowed = last and model.num_predict_layers > 0
     return Counts(
@@ -74,7 +74,7 @@ def stage_counts(
         carries=0 if alone else num_virtual_stages,
         copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
-        kept={} if recompute_layers is None else {kind: count - again[kind] for kind, count in layers.items()},
+        kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
     )
 
 

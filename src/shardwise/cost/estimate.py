@@ -198,12 +198,12 @@ class Pricing:
         dense = sum(self.dense[one] for one in held)
         layers = {"dense_block": dense, "block": sum(self.layers[one] for one in held) - dense}
         model = Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers)
-        again = self.layout.recompute_layers
+        recomputed = self.layout.recompute_layers
         if self.pipeline.ends > 1:
-            return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=again)
+            return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=recomputed)
         return stage_counts(
             layers, model, first=stage == 0, last=stage == last,
-            num_virtual_stages=self.layout.num_virtual_stages, recompute_layers=again,
+            num_virtual_stages=self.layout.num_virtual_stages, recompute_layers=recomputed,
         )  # fmt: skip
 
     def memory(

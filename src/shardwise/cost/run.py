@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shardwise.cluster.chip import MOST
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
-from shardwise.cost.operations import SOURCES, UNITS, Operations
+from shardwise.cost.reliability import SOURCES, UNITS, Reliability
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
@@ -75,13 +75,13 @@ class Run:
     price_date: str | None
     energy_mwh: float | None
     missing: tuple[str, ...]
-    operations: Operations
+    reliability: Reliability
     inputs: tuple[Given, ...]
     formulas: Mapping[str, str]
 
 
 def training_run(
-    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, operations: Operations | None = None
+    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability | None = None
 ) -> Run | None:
     """What the job's tokens take at the estimate's step time; None for a job without a length in tokens.
 
@@ -91,7 +91,7 @@ def training_run(
     """
     if job.tokens is None:
         return None
-    given = operations or Operations()
+    given = reliability or Reliability()
     size = checkpoint_bytes(architecture, job)
     ideal_s = job.tokens / job.global_batch_tokens * estimate.step_time_s
     pace = _pace(size, cluster.num_devices, estimate.step_time_s, given)
@@ -111,7 +111,7 @@ def training_run(
         chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
         energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        operations=given, inputs=tuple(_inputs(cluster, job, estimate, given)), formulas=FORMULAS,
+        reliability=given, inputs=tuple(_inputs(cluster, job, estimate, given)), formulas=FORMULAS,
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ class _Pace(NamedTuple):
     interval_s: float | None = None
 
 
-def _pace(size: float, num_devices: int, step_s: float, given: Operations) -> _Pace:
+def _pace(size: float, num_devices: int, step_s: float, given: Reliability) -> _Pace:
     write_s = size / (given.checkpoint_bytes_per_s_per_device * num_devices)
     mtbf_s = time_between_failures(num_devices, given)
     if mtbf_s is None:
@@ -138,9 +138,9 @@ def _pace(size: float, num_devices: int, step_s: float, given: Operations) -> _P
     return _Pace(share, lost, write_s, mtbf_s, interval_s)
 
 
-def time_between_failures(num_devices: int, operations: Operations) -> float | None:
+def time_between_failures(num_devices: int, reliability: Reliability) -> float | None:
     """M in seconds: a failure of any device stops the job. None where nothing fails."""
-    rate = operations.failures_per_device_hour * num_devices
+    rate = reliability.failures_per_device_hour * num_devices
     return SECONDS_PER_HOUR / rate if rate > 0 else None
 
 
@@ -175,9 +175,9 @@ def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: fl
     return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s))
 
 
-def _inputs(cluster: Cluster, job: Job, estimate: Estimate, operations: Operations) -> Iterator[Given]:
-    """Every value that the run is computed from; those of `Operations` with the source of the default, or as set."""
-    chip, recipe, usual = cluster.chip, precision_named(job.precision), Operations()
+def _inputs(cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability) -> Iterator[Given]:
+    """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
+    chip, recipe, usual = cluster.chip, precision_named(job.precision), Reliability()
     yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
     yield Given(name="global_batch_tokens", value=job.global_batch_tokens, unit="tokens", source="the job")
     yield Given(name="step_time_s", value=estimate.step_time_s, unit="s", source="the estimate")
@@ -185,7 +185,7 @@ def _inputs(cluster: Cluster, job: Job, estimate: Estimate, operations: Operatio
     kept = recipe.bytes_per_parameter - recipe.gradient_bytes
     yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
     for name, unit in UNITS.items():
-        value = getattr(operations, name)
+        value = getattr(reliability, name)
         if value is not None:
             source = SOURCES[name] if value == getattr(usual, name) else "set by hand"
             yield Given(name=name, value=value, unit=unit, source=source)

@@ -70,7 +70,7 @@ def _fullest(
 ) -> tuple[Value, Value, Value]:
     """Workspace, logits, and what ZeRO gathers, when the device is the fullest: at the loss or in a layer's backward pass.
 
-    The loss has let go of the logits before the first layer runs backward, and the head of what it saved. The share of the
+    The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
     activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
     """
     layer = _largest(activation, {**counts.running, "predict": counts.predict}, "workspace_bytes")

@@ -17,7 +17,7 @@ from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
-from shardwise.derive.pipeline import RING
+from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
 from shardwise.layout.context import variant_of
@@ -90,21 +90,21 @@ class UnitPricer:
         launched = {p: self.launched_s(parts, p, seconds) for p, seconds in compute.items()}
         plain = (one for one in parts.collectives if not one.carries_weights and not one.beside)
         comm = self.traffic(parts, plain, values, links)
-        for key, seconds_left in self.pipelined_s(parts, values, links):
+        for key, seconds_left in self.overlapped_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
 
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
 
-        again = ("recompute", "backward")
+        behind = ("recompute", "backward")
         saved, logits = self.saved_bytes(parts, values)
         if family.recompute == "none":
             saved = saved + SCORES * self.written_scores(parts, values)
         return ActivationCost(
             launched["forward"], launched["backward"], launched["recompute"],
-            seconds("tp", "forward"), seconds("tp", *again), seconds("cp", "forward"), seconds("cp", *again),
-            seconds("ep", "forward"), seconds("ep", *again),
-            seconds("pp", "forward"), seconds("pp", *again),
+            seconds("tp", "forward"), seconds("tp", *behind), seconds("cp", "forward"), seconds("cp", *behind),
+            seconds("ep", "forward"), seconds("ep", *behind),
+            seconds("pp", "forward"), seconds("pp", *behind),
             saved, self.workspace_bytes(name, family, values) - saved, logits, self.buffer_bytes(parts, values),
             weight_s, self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
@@ -154,8 +154,8 @@ class UnitPricer:
         )  # fmt: skip
         return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-    def pipelined_s(self, parts: Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
-        """What shows of the collectives that run in pieces beside computations, by phase and axis.
+    def overlapped_s(self, parts: Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
+        """Exposed seconds of the collectives that overlap with computations in pieces, by phase and axis.
 
         With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
         nothing: (n-1)/n of the computation is there to hide behind. Collectives beside the same computations share it.

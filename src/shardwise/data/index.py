@@ -149,6 +149,15 @@ def index_payload(index: Index) -> dict[str, Any]:
     return sealed({"schema": SCHEMA, **asdict(index)})
 
 
+def corpus_payload(index: Index) -> dict[str, Any]:
+    """What `shardwise tokenize --json` prints: the index, and of each split the sums over its shards."""
+    payload = index_payload(index)
+    for name in SPLITS:
+        split = index.split(name)
+        payload[name] |= {"num_tokens": split.num_tokens, "num_documents": split.num_documents}
+    return payload
+
+
 def _without_sums(payload: Any) -> Any:
     if isinstance(payload, dict):
         return {key: _without_sums(value) for key, value in payload.items() if not key.endswith("_crc32")}

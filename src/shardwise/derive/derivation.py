@@ -30,7 +30,7 @@ from shardwise.model.program import Program, Tensor
 from shardwise.model.update import STATE, update_program
 from shardwise.sharding.spec import Spec
 
-SCANS = (Scan, ScanGradient)  # in a ring they let go of each block of keys and values when it has been used
+SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +87,24 @@ def derive_unit(name: str, program: Program, family: Family, *, recompute: str) 
 
 def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
     program = transposed.program
-    again = split_saved(forward.program, program.inputs, policy)
+    recompute = split_saved(forward.program, program.inputs, policy)
     lying = {**forward.specs, **exchanged(family, forward.program)}
-    saved = {tensor: lying[tensor] for tensor in again.saved}
+    saved = {tensor: lying[tensor] for tensor in recompute.saved}
     rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
     weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
     gradients = {w: g for w, g in weights.items() if w not in BORROWED.get(name, ())}
     final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
     final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
-    operations = (*again.operations, *program.operations)
+    operations = (*recompute.operations, *program.operations)
     use = using(family, forward.program)
     weights_used = forward.program.weights if name in TURNING else ()
     kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
         program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
-        stay=staying(family, forward.program), let_go=SCANS if family.ring else (),
+        stay=staying(family, forward.program), free_after_use=SCANS if family.ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, family)
-    border = _end_of(again.operations, sharded.steps)
+    border = _end_of(recompute.operations, sharded.steps)
     return Unit(
         name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
         backward_steps=sharded.steps[border:], update=update, saved=saved, kept=kept,

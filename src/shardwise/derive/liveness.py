@@ -1,8 +1,8 @@
-"""What a unit holds at each moment of its backward pass: what it made again and what it makes, and what it still has saved.
+"""What a unit holds at each moment of its backward pass: what it recomputed and what it makes, and what it still has saved.
 
-The moments are the nodes of automatic differentiation: one operation that is run again, or all transposes of one operation.
+The moments are the nodes of automatic differentiation: one operation that is recomputed, or all transposes of one operation.
 What a node reads and makes is there at once, and what it was the last to read goes when it is done. What collectives hold
-beside is no part of it. Source: PyTorch, torch/csrc/autograd (a node lets go of what was saved for it as soon as it has run;
+beside is no part of it. Source: PyTorch, torch/csrc/autograd (a node frees what was saved for it as soon as it has run;
 tests/train/test_memory.py follows the storages).
 """
 

@@ -60,18 +60,18 @@ def shard_program(
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
     stay: Mapping[str, Spec] | None = None,
-    let_go: tuple[type[Operation], ...] = (),
+    free_after_use: tuple[type[Operation], ...] = (),
 ) -> ShardedProgram:
     """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
     shardings in which inputs are still at hand (a weight or an activation gathered in the forward pass and not released);
-    `stay` are the shardings that results take as soon as they are made (the residual stream); operations of the kinds
-    `let_go` keep none of the activations that were moved for them.
+    `stay` are the shardings that results take as soon as they are made (the residual stream); of the
+    activations that were moved for operations of the kinds `free_after_use` none is kept.
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, let_go)
+    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, free_after_use)
     for name, spec in (kept or {}).items():
         walk.at[name].add(spec)
     for operation in program.operations if operations is None else operations:
@@ -89,7 +89,7 @@ class _Walk:
         use: Mapping[str, Spec],
         primal: Mapping[str, Spec],
         stay: Mapping[str, Spec],
-        let_go: tuple[type[Operation], ...],
+        free_after_use: tuple[type[Operation], ...],
     ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -98,7 +98,7 @@ class _Walk:
         self.use = use
         self.primal = primal
         self.stay = stay
-        self.let_go = let_go
+        self.free_after_use = free_after_use
         self.steps: list[Step] = []
 
     def operation(self, operation: Operation) -> None:
@@ -113,7 +113,7 @@ class _Walk:
             self.carry(operation, placed)
         else:
             self.steps.append(Compute(operation, placed))
-        if isinstance(operation, self.let_go):
+        if isinstance(operation, self.free_after_use):
             for name in operation.operands:
                 if self.program.tensors[name].role is not Role.WEIGHT:
                     self.at[name] &= {self.home[name]}

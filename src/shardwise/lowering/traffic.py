@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from shardwise.derive.derivation import Unit
-from shardwise.derive.pipeline import pipelined
+from shardwise.derive.overlapped import overlapped
 from shardwise.derive.products import taken_by_products
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.issuing import IssuePolicy
@@ -94,7 +94,7 @@ def _of_activations(unit: Unit) -> Iterator[Traffic]:
     """What moves activations, and scalars."""
     phases, tensors = unit.phases(), unit.tensors
     for phase, steps in phases.items():
-        beside = {piece.step: _results(steps, piece.beside) for piece in pipelined(steps, unit.family)}
+        beside = {piece.step: _results(steps, piece.beside) for piece in overlapped(steps, unit.family)}
         for position, step in enumerate(steps):
             if (
                 not isinstance(step, Communicate)

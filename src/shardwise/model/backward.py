@@ -1,4 +1,4 @@
-"""The backward program of any forward program, and the slice of the forward that it has to run again.
+"""The backward program of any forward program, and the slice of the forward that it has to recompute.
 
 `backward` transposes the operations one by one, in reverse; nothing about a transformer is written here. What the
 result reads from the forward pass is what has to be saved, or rebuilt: `split_saved` takes a recompute policy (which
@@ -132,7 +132,7 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
     keeps = policy_named(policy).of(forward.operations)
     saved: list[str] = []
-    again: set[int] = set()
+    recomputed: set[int] = set()
     waiting = [name for name in reads if name in forward.tensors]
     seen: set[str] = set()
     while waiting:
@@ -144,8 +144,8 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
             if forward.tensors[name].role not in (Role.WEIGHT, Role.CONSTANT):
                 saved.append(name)
             continue
-        again.add(id(producer[name]))
+        recomputed.add(id(producer[name]))
         waiting.extend(producer[name].operands)
     order = {name: index for index, name in enumerate(forward.tensors)}
-    operations = tuple(operation for operation in forward.operations if id(operation) in again)
+    operations = tuple(operation for operation in forward.operations if id(operation) in recomputed)
     return Recompute(tuple(sorted(saved, key=order.__getitem__)), operations)

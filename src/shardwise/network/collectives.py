@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from shardwise.errors import InputError
 from shardwise.network.nccl import OPERATIONS, Operation, algbw, busbw, received_bytes
@@ -19,6 +19,7 @@ from shardwise.network.topology import Cut, Pods, Switched, Topology, Torus, Wra
 from shardwise.network.torus_collectives import Cost, torus_cost
 
 Bound = Literal["latency", "bandwidth"]
+SCHEMA = "shardwise.collective/1"
 NEEDS_REDUCING_SWITCH = "needs switches that reduce, such as NVSwitch from the third generation on"
 
 
@@ -204,3 +205,10 @@ def _algorithm(
         algbw=algbw(operation, num_bytes, num_devices, time_s), busbw=busbw(operation, num_bytes, num_devices, time_s),
         condition=NEEDS_REDUCING_SWITCH if name == IN_SWITCH else "",
     )  # fmt: skip
+
+
+def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
+    """The report's fields and what they are about."""
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    rule = torus.wrap_rule if isinstance(torus, Torus) else None
+    return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}

@@ -36,6 +36,7 @@ from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 Payload = dict[str, Any]
 Value = TypeVar("Value")
 FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
+SECOND_SCHEMA = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 # Keys of a layout's payload that follow from the others; they are checked, never believed.
 DERIVED = ("num_micro_batches", "max_seqs_per_replica")
@@ -61,6 +62,11 @@ def plan_payload(plan: Plan) -> Payload:
         "bound_s": plan.bound_s,
         "issue_policy": asdict(plan.policy),
     }
+
+
+def estimate_payload(plan: Plan, smallest_change: str | None) -> dict[str, Any]:
+    """What `shardwise estimate --json` prints: the plan, and where it does not fit what to change so that it does."""
+    return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
 
 
 def _model(model: Architecture) -> Payload:
@@ -139,7 +145,7 @@ def load_plan(path: str | Path) -> Plan:
 def parse_plan(payload: Any) -> Plan:
     """A plan from its payload. Raises `InputError` that names each field that is wrong."""
     found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
-    if not isinstance(payload, dict) or found not in (SCHEMA, FIRST_SCHEMA):
+    if not isinstance(payload, dict) or found not in (SCHEMA, SECOND_SCHEMA, FIRST_SCHEMA):
         raise InputError(f"plan: found schema {found!r}; {SCHEMA!r} is required: plan again with this version")
     missing = [
         key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
@@ -159,10 +165,17 @@ def parse_plan(payload: Any) -> Plan:
         rules=tuple(parse(Rule, rule, "rule") for rule in _list(payload, "rules")),
         search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
         versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
-        run=parse(Run, payload["run"], "run") if payload.get("run") else None,
+        run=_parse_run(payload["run"], renamed=found != SCHEMA) if payload.get("run") else None,
         bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
         policy=_parse_policy(payload, cluster),
     )  # fmt: skip
+
+
+def _parse_run(payload: Any, *, renamed: bool) -> Run:
+    """A run from its payload; `renamed`: the key of its reliability is the one that older plans have."""
+    if renamed and isinstance(payload, Mapping):
+        payload = {"reliability" if key == "operations" else key: value for key, value in payload.items()}
+    return parse(Run, payload, "run")
 
 
 def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:

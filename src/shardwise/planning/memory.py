@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shardwise.books.figures import stage_memories
 from shardwise.cluster.cluster import Cluster
+from shardwise.errors import InputError, require
 from shardwise.job import USUAL_SEQ_LEN, Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import min_micro_batches
 from shardwise.units import format_bytes
+
+SCHEMA = "shardwise.memory/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +85,35 @@ def filling_job(job: Job, layout: Layout) -> Job:
 def usual_seq_len(architecture: Architecture) -> int:
     """The tokens of a sequence where nobody says: `USUAL_SEQ_LEN`, or as many as a table of positions has."""
     return min(USUAL_SEQ_LEN, architecture.max_positions or USUAL_SEQ_LEN)
+
+
+def memory_payload(
+    model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
+) -> dict[str, Any]:
+    """What `shardwise memory --json` prints: bytes of each stage of each layout, by term.
+
+    `defaults`: which of `seq_len` and `batch_tokens` nobody gave. Raises `InputError` with every rule that the layouts break.
+    """
+    shown, problems = [], list[str]()
+    for job, layout in layouts:
+        try:
+            found = layout_memory(model, cluster, job, layout)
+        except InputError as error:
+            problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
+            continue
+        shown.append(
+            {
+                "layout": str(layout), "global_batch_tokens": job.global_batch_tokens,
+                "num_micro_batches": found.num_micro_batches, "memory_bytes": found.memory_bytes, "fits": found.fits,
+                "margin": found.margin, "fullest_stage": found.fullest_stage,
+                "stages": [dict(stage) for stage in found.stages],
+            }
+        )  # fmt: skip
+    require(problems)
+    job = layouts[0][0]
+    batch = None if "batch_tokens" in defaults else job.global_batch_tokens
+    return {
+        "schema": SCHEMA, "model": model.name, "cluster": cluster.name, "defaults": list(defaults),
+        "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
+        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
+    }  # fmt: skip

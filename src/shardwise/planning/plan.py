@@ -11,8 +11,8 @@ from shardwise.books.rules import Rule, book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, rated, typical_stack
 from shardwise.cost.estimate import Estimate, estimate
-from shardwise.cost.operations import Operations
 from shardwise.cost.rates import loss_of, policy_of
+from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import Run, training_run
 from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
@@ -20,7 +20,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.version import __version__
 
-SCHEMA = "shardwise.plan/2"
+SCHEMA = "shardwise.plan/3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
 
 
 def plan_layout(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, operations: Operations | None = None
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
 ) -> Plan:
     """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks."""
     architecture.require_positions(job.seq_len)
@@ -102,7 +102,7 @@ def plan_layout(
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=versions(),
-        run=training_run(architecture, cluster, job, priced, operations),
+        run=training_run(architecture, cluster, job, priced, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
 

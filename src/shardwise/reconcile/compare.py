@@ -13,7 +13,7 @@ from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives, collectives
 from shardwise.reconcile.memory import StepMemory, step_memory
 from shardwise.reconcile.read import MeasuredRun
-from shardwise.reconcile.time import Guilty, StepTime, guilty, hangs_on, step_time
+from shardwise.reconcile.time import Attribution, StepTime, attribution, depends_on, step_time
 
 NOISY = 0.10  # a change of the machine from before a run to after it that makes its times those of a noisy machine
 REST = 0.10  # of a step, which what no term explains is to stay under
@@ -24,14 +24,14 @@ ENGINES_LOSS = "in_place"  # the kind that the engine has (`loss.LOSSES`)
 class Reconciliation:
     """All of it. `machine` is what ran the plan; `changes` by how much its work took longer after the run than before, by name.
 
-    `guilty` is None for a step that is as predicted, and for one of a noisy machine. `remarks` say what the numbers must be
+    `attribution` is None for a step that is as predicted, and for one of a noisy machine. `remarks` say what the numbers must be
     read with, the most important first; `advice` which commands would mend the plan.
     """
 
     machine: str
     changes: Mapping[str, float]
     time: StepTime
-    guilty: Guilty | None
+    attribution: Attribution | None
     memory: StepMemory
     collectives: Collectives
     remarks: tuple[str, ...]
@@ -46,9 +46,9 @@ def reconcile(plan: Plan, run: MeasuredRun) -> Reconciliation:
     """Hold a run against its plan, term by term."""
     time = step_time(plan.estimate, run.counted)
     changes = run.seen.changes()
-    blamed = None if noise(changes) else guilty(time, lambda name: hangs_on(plan, name))
+    attributed = None if noise(changes) else attribution(time, lambda name: depends_on(plan, name))
     return Reconciliation(
-        machine=run.seen.machine, changes=changes, time=time, guilty=blamed,
+        machine=run.seen.machine, changes=changes, time=time, attribution=attributed,
         memory=step_memory(plan.estimate.memory, run.seen),
         collectives=collectives(plan, run.recipe, run.watched.num_tokens, run.seen.collectives),
         remarks=tuple(_remarks(plan, run.seen, changes)), advice=tuple(_advice(plan, time, run.seen, noisy=bool(noise(changes)))),

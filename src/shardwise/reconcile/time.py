@@ -1,4 +1,4 @@
-"""The seconds of a step by term, predicted against measured, and the term that is to blame."""
+"""The seconds of a step by term, predicted against measured, and the term that its error is attributed to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwise.planning.explain.constants import worsened
 from shardwise.planning.plan import Plan
 from shardwise.terms import TIME_TERMS
 
-CLOSE = 0.05  # a step as close as that to its prediction has no term to blame
+CLOSE = 0.05  # a step as close as that to its prediction has no attribution
 OTHER = "other"  # the measured term that takes what no other term has
-MOVES = 1e-6  # of a step: a term that moves by more hangs on what was changed
+MOVES = 1e-6  # of a step: a term that moves by more depends on what was changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guilty:
-    """The term whose difference is the most of the step's error, `part` of it, and what it hangs on, what moves it most first."""
+class Attribution:
+    """The term whose difference is the most of the step's error, `part` of it, and what it depends on, the most first."""
 
     term: TimeTerm
     part: float
-    hangs_on: tuple[str, ...]
+    depends_on: tuple[str, ...]
 
     @property
     def ratio(self) -> float | None:
@@ -104,17 +104,17 @@ def _other_s(record: StepRecord) -> float:
     return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER)
 
 
-def guilty(found: StepTime, hangs_on: Callable[[str], tuple[str, ...]]) -> Guilty | None:
-    """The term to blame; None where the step is as predicted, within `CLOSE`."""
+def attribution(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
+    """The term that the error is attributed to; None where the step is as predicted, within `CLOSE`."""
     error = found.difference_s
     if abs(error) <= CLOSE * found.measured_s:
         return None
     worst = max(found.terms, key=lambda term: term.difference_s / error)
-    return Guilty(term=worst, part=worst.difference_s / error, hangs_on=hangs_on(worst.name))
+    return Attribution(term=worst, part=worst.difference_s / error, depends_on=depends_on(worst.name))
 
 
-def hangs_on(plan: Plan, term: str) -> tuple[str, ...]:
-    """The constants and conventions that a term's price hangs on: those that move it when the plan is priced with another one.
+def depends_on(plan: Plan, term: str) -> tuple[str, ...]:
+    """The constants and conventions that a term's price depends on: those that move it when the plan is priced with others.
 
     For what is not predicted there is none.
     """

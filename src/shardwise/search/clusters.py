@@ -10,7 +10,7 @@ from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.networks import with_chip
 from shardwise.cluster.stacks import calibrated
-from shardwise.cost.operations import Operations
+from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import Run
 from shardwise.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.job import Job
@@ -31,23 +31,28 @@ MOST_TIMES = 64  # as many devices
 
 def plan_clusters(
     architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
-    choices: Choices | None = None, operations: Operations | None = None, progress: Progress = silent,
+    choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = silent,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays, with the reason."""
     asked = limits or Limits()
     return compare(
-        [_contender(architecture, one, job, asked, choices, operations, progress) for one in clusters], asked
+        [_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
     )
 
 
 def _contender(
     architecture: Architecture, cluster: Cluster, job: Job, limits: Limits, choices: Choices | None,
-    operations: Operations | None, progress: Progress,
+    reliability: Reliability | None, progress: Progress,
 ) -> Contender:  # fmt: skip
     found, problem = None, None
     try:
         found = plan(
-            architecture, cluster, job, choices=choices, operations=operations, progress=within(progress, cluster.name)
+            architecture,
+            cluster,
+            job,
+            choices=choices,
+            reliability=reliability,
+            progress=within(progress, cluster.name),
         )
     except (NothingFitsError, MissingValueError) as error:
         problem = str(error)
@@ -111,7 +116,7 @@ def _other_size(
     for cluster in _tries(missed.cluster, times):
         try:
             again = plan(
-                missed.model, cluster, missed.job, choices=choices, operations=run.operations,
+                missed.model, cluster, missed.job, choices=choices, reliability=run.reliability,
                 progress=within(progress, cluster.name),
             ).run  # fmt: skip
         except NothingFitsError:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from shardwise.books.rules import book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
-from shardwise.cost.operations import Operations
 from shardwise.cost.rates import policy_of
+from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import training_run
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
@@ -36,13 +36,13 @@ NUM_ALTERNATIVES = 6
 
 def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
-    operations: Operations | None = None, progress: Progress = silent,
+    reliability: Reliability | None = None, progress: Progress = silent,
 ) -> Plan:  # fmt: skip
     """The layout to take, the runners-up with the reason each lost, and the books' rules beside it.
 
     That is the simplest of the fastest that fit (`search.choose`), by the prediction for a typical stack where neither the
     cluster nor the job says otherwise (`planning.plan.as_planned`). Layouts that leave a tenth of the memory free are
-    preferred; if there is none, any that fits will do. Raises `NothingFitsError` with the smallest miss. `operations` say how
+    preferred; if there is none, any that fits will do. Raises `NothingFitsError` with the smallest miss. `reliability` says how
     the cluster is run, for what the whole run takes.
     """
     architecture.require_positions(job.seq_len)
@@ -65,7 +65,7 @@ def plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
         alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
         rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
-        run=training_run(architecture, cluster, job, chosen, operations),
+        run=training_run(architecture, cluster, job, chosen, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How a rank ends that cannot go on: the first one to leave says why, and others, who lose it by that, end quietly."""
+"""How a rank ends that cannot go on: the first one to leave reports why, and others, who lose it by that, end quietly."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def leave_word(meeting: Meeting, code: int) -> None:
 
 
 def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
-    """End this rank, which has lost another: with the code of one that has said why it left, else one of those left speaks.
+    """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
+    reports the loss.
 
     `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
-    ranks, it speaks, once it knows how each of them has ended.
+    ranks, it reports, once it knows how each of them has ended.
     """
     problem = "; ".join(part for part in (str(error), remains) if part)
     if not deaf:

@@ -62,7 +62,7 @@ class Heartbeat:
     ) -> None:
         self._ended.set()
 
-    # the thread that speaks with the store
+    # the thread that asks the store
 
     def _exchange(self) -> None:
         keys, number = self.meeting.keys(), 0
@@ -114,7 +114,7 @@ class Heartbeat:
         waited_s = now - activity().since if activity().awaits else 0.0
         unheard = self._silent_elsewhere or silent or deaf
         if self.stop.signal and waited_s >= self.silent_after_s and unheard:
-            self._give_up(activity(), list(silent or self._reported), speaks=reports)
+            self._give_up(activity(), list(silent or self._reported), reports=reports)
 
     @property
     def is_deaf(self) -> bool:
@@ -163,10 +163,10 @@ class Heartbeat:
                 f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
 
-    def _give_up(self, doing: Activity, silent: list[int], *, speaks: bool) -> None:
+    def _give_up(self, doing: Activity, silent: list[int], *, reports: bool) -> None:
         """Asked to stop, with a main thread that cannot."""
         name = signal.Signals(self.stop.signal).name
-        if speaks:
+        if reports:
             missing = f" for {self._names(silent)}" if silent else ""
             self.say(
                 f"stopped by {name} while rank {self.rank} waits in {doing}{missing}: no checkpoint of it; {self.remains()}"

@@ -45,7 +45,7 @@ class Meeting:
 
 
 def meet(here: Peer, timeout: timedelta) -> Meeting:
-    """Meet the other ranks that the environment of torchrun speaks of.
+    """Meet the other ranks that the environment of torchrun names.
 
     Raises `LostRankError` that names the ranks that have not come by then.
     """
@@ -75,7 +75,7 @@ def meet(here: Peer, timeout: timedelta) -> Meeting:
 def end_lost(keys: Store, rank: int, problem: str) -> NoReturn:
     """End a rank that is lost: of all that are, the first one raises what is wrong, and others `SystemExit`.
 
-    Where our launcher has started the ranks, it speaks, once it knows how each of them has ended.
+    Where our launcher has started the ranks, it reports, once it knows how each of them has ended.
     """
     text = f"rank {rank}: {problem}"
     if keys.compare_set(LOST_KEY, "", text) == text.encode() and not launched_here():

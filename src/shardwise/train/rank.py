@@ -14,7 +14,7 @@ from shardwise.parser import Parser
 from shardwise.train.flags import DESCRIPTION, add_train_arguments, settings_of
 from shardwise.train.launch import set_threads
 from shardwise.train.parent import end_with_parent
-from shardwise.train.speak import first_of_host_speaks
+from shardwise.train.reporting import first_of_host_reports
 from shardwise.train.stop import INTERRUPTED, StopRequest
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace, parts: Parts | None, stop: StopRequest |
         from shardwise.train.parts import own_parts
         from shardwise.train.run import run
 
-        with first_of_host_speaks(stop):
+        with first_of_host_reports(stop):
             settings = settings_of(arguments)
         return run(settings, parts or own_parts(), stop).code
     except ShardwiseError as error:

@@ -1,6 +1,6 @@
-"""Recompute policies on the trained model: what a block does not keep for its backward pass is made again in front of it.
+"""Recompute policies on the trained model: what a block does not save for its backward pass is recomputed in front of it.
 
-Which results are kept is read off the derivation (`Unit.saved`): the products with certain weights, attention, and the rows that
+Which results are saved is read off the derivation (`Unit.saved`): the products with certain weights, attention, and the rows that
 experts were sent. A product is known by the weight that it reads, wherever that lies in memory.
 """
 
@@ -27,7 +27,7 @@ Clock = Callable[[], AbstractContextManager[None]]
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({aten.mm, aten.addmm, aten.mv, aten.addmv, aten._grouped_mm})
-# Attention that no kernel has (caps, sinks) is made of other operations and always made again.
+# Attention that no kernel has (caps, sinks) is made of other operations and always recomputed.
 ATTENTION = frozenset(
     {
         aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention,
@@ -35,13 +35,13 @@ ATTENTION = frozenset(
     }
 )  # fmt: skip
 SENT = aten.index_select  # in a block only tokens on their way to their experts are chosen so
-PASSED = ("handover", "add_vector")  # what is kept behind one of these is kept in front of it, where it is as large
+PASSED = ("handover", "add_vector")  # what is saved behind one of these is saved in front of it, where it is as large
 
 
 def recompute(model: Decoder, policy: str, num_layers: int | None = None, clock: Clock = nullcontext) -> None:
     """Run the first `num_layers` blocks (None: all) under a policy of `model/recompute.py`.
 
-    `clock` is entered around each slice that is run again, on the thread of the backward pass.
+    `clock` is entered around each slice that is recomputed, on the thread of the backward pass.
     """
     if policy == "none":
         return
@@ -49,19 +49,21 @@ def recompute(model: Decoder, policy: str, num_layers: int | None = None, clock:
     for block in islice(model.layers.values(), num_layers):
         assert isinstance(block, Block)
         (unit,) = {weight.unit for weight in block.weights.values()}
-        block.around = Again(block, Kept.of(derived_unit(model.architecture.structure, family, unit)), clock)
+        block.around = Recompute(
+            block, SavedTensors.of(derived_unit(model.architecture.structure, family, unit)), clock
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a block keeps beside its input: the products with some weights, by the names of their parameters."""
+class SavedTensors:
+    """What a block saves beside its input: the products with some weights, by the names of their parameters."""
 
     weights: frozenset[str]
     attention: bool
     sent: bool
 
     @classmethod
-    def of(cls, unit: Unit) -> Kept:
+    def of(cls, unit: Unit) -> SavedTensors:
         program, saved = unit.forward.program, set(unit.saved)
         for operation in reversed(program.operations):
             if saved & set(operation.outputs) and getattr(operation, "function", "") in PASSED:
@@ -76,11 +78,11 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Runs the steps of a block so that they are run again for the backward pass, but for what is kept."""
+class Recompute:
+    """Runs the steps of a block so that the backward pass recomputes them, but for what is saved."""
 
     block: Block
-    kept: Kept
+    saved: SavedTensors
     clock: Clock
 
     def __call__(self, steps: Callable[..., Any], *operands: Any) -> Any:
@@ -90,28 +92,28 @@ class Again:
         )  # fmt: skip
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Those of the forward pass and of the slice that is run again."""
-        if not self.kept:
+        """Those of the forward pass and of the slice that is recomputed."""
+        if not self.saved:
             return nullcontext(), self.clock()
-        forward, again = create_selective_checkpoint_contexts(self.keeps())  # type: ignore[no-untyped-call]
-        return forward, _both(self.clock(), again)
+        forward, recomputed = create_selective_checkpoint_contexts(self.saves())  # type: ignore[no-untyped-call]
+        return forward, _both(self.clock(), recomputed)
 
-    def keeps(self) -> Callable[..., bool]:
-        """Whether the result of an operation is kept; weights are where they are in this pass."""
-        held = [getattr(self.block, name) for name in self.kept.weights]
+    def saves(self) -> Callable[..., bool]:
+        """Whether the result of an operation is saved; weights are where they are in this pass."""
+        held = [getattr(self.block, name) for name in self.saved.weights]
         ranges = [(weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in held]
 
         def reads_one(operands: tuple[Any, ...]) -> bool:
             places = [one.data_ptr() for one in operands if isinstance(one, Tensor)]
             return any(low <= place < high for place in places for low, high in ranges)
 
-        def keeps(_: Any, operation: Any, *operands: Any, **__: Any) -> bool:
+        def saves(_: Any, operation: Any, *operands: Any, **__: Any) -> bool:
             packet = operation.overloadpacket
             if packet in PRODUCTS:
                 return reads_one(operands)
-            return (self.kept.attention and packet in ATTENTION) or (self.kept.sent and packet is SENT)
+            return (self.saved.attention and packet in ATTENTION) or (self.saved.sent and packet is SENT)
 
-        return keeps
+        return saves
 
 
 @contextmanager

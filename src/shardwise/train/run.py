@@ -20,7 +20,7 @@ from shardwise.train.loop import Ended, Loop
 from shardwise.train.measure import Measuring
 from shardwise.train.parts import Parts, World
 from shardwise.train.peer import Peer
-from shardwise.train.speak import first_of_host_speaks
+from shardwise.train.reporting import first_of_host_reports
 from shardwise.train.stop import StopRequest
 from shardwise.train.together import agreed
 from shardwise.train.waits import begin_stage
@@ -61,7 +61,7 @@ def _run(plan: Plan, settings: Settings, parts: Parts, world: World, lock: RunLo
 
 def _joined(settings: Settings, parts: Parts, stop: StopRequest | None) -> tuple[Plan, World]:
     """What has to hold before the ranks can meet."""
-    with first_of_host_speaks(stop):
+    with first_of_host_reports(stop):
         plan = load_plan(settings.plan)
         require_runnable(plan.layout, precision_named(plan.job.precision))
         require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))

@@ -19,7 +19,8 @@ def agreed(world: World, check: Callable[[], Value]) -> Value:
     """What a check gives, if it holds on every rank.
 
     Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
-    same code: one of them speaks. A rank that is lost meanwhile is raised at once: nothing can be agreed on without it.
+    same code: only one rank reports the error. A rank that is lost meanwhile is raised at once: nothing can be agreed on
+    without it.
     """
     problem: ShardwiseError | None = None
     try:

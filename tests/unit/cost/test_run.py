@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.cost.operations import SOURCES
+from shardwise.cost.reliability import SOURCES
 from shardwise.cost.run import FORMULAS, Run, checkpoint_bytes, goodput, time_between_failures, young_interval
 from shardwise.errors import InputError
 from shardwise.planning.codec import parse_plan, plan_payload
@@ -22,8 +22,8 @@ JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, tokens=1e12, overlap="per_
 LAYOUT = sw.Layout(fsdp=64, zero_stage=3, recompute="full")
 
 
-def priced(cluster: sw.Cluster = CLUSTER, operations: sw.Operations | None = None, job: sw.Job = JOB) -> Run:
-    found = sw.plan_layout(LLAMA, cluster, job, LAYOUT, operations=operations).run
+def priced(cluster: sw.Cluster = CLUSTER, reliability: sw.Reliability | None = None, job: sw.Job = JOB) -> Run:
+    found = sw.plan_layout(LLAMA, cluster, job, LAYOUT, reliability=reliability).run
     assert found is not None
     return found
 
@@ -34,10 +34,10 @@ def with_chip(**values: float | str) -> sw.Cluster:
 
 def test_every_number_by_hand() -> None:
     """64 devices, a failure each 1,000 device-hours: M = 56,250 s. 14 bytes for each parameter at 64 · 1e7 B/s."""
-    operations = sw.Operations(
+    reliability = sw.Reliability(
         failures_per_device_hour=1e-3, checkpoint_bytes_per_s_per_device=1e7, restart_s=300.0, pue=1.2
     )  # fmt: skip
-    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01", power_w=700.0), operations)
+    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01", power_w=700.0), reliability)
     estimate = sw.estimate(LLAMA, CLUSTER, JOB, LAYOUT)
     mtbf, write = 56_250.0, 14 * sw.num_params(LLAMA) / 6.4e8
     interval = math.sqrt(2 * write * mtbf)
@@ -97,16 +97,16 @@ def test_an_interval_is_never_longer_than_failures_are_apart() -> None:
 
 
 def test_without_failures_nothing_is_lost() -> None:
-    run = priced(operations=sw.Operations(failures_per_device_hour=0.0))
+    run = priced(reliability=sw.Reliability(failures_per_device_hour=0.0))
     assert (run.goodput, run.days, run.num_interruptions) == (1.0, run.ideal_days, 0.0)
     assert run.mtbf_s is None
     assert run.checkpoint_interval_s is None
 
 
 def test_an_interval_that_is_asked_for_is_taken_and_never_within_a_step() -> None:
-    assert priced(operations=sw.Operations(checkpoint_interval_s=7200.0)).checkpoint_interval_s == 7200.0
+    assert priced(reliability=sw.Reliability(checkpoint_interval_s=7200.0)).checkpoint_interval_s == 7200.0
     step = sw.estimate(LLAMA, CLUSTER, JOB, LAYOUT).step_time_s
-    assert priced(operations=sw.Operations(checkpoint_interval_s=step / 2)).checkpoint_interval_s == step
+    assert priced(reliability=sw.Reliability(checkpoint_interval_s=step / 2)).checkpoint_interval_s == step
 
 
 def test_what_has_no_source_is_absent_and_named() -> None:
@@ -116,8 +116,8 @@ def test_what_has_no_source_is_absent_and_named() -> None:
 
 
 def test_every_input_has_a_source() -> None:
-    operations = sw.Operations(restart_s=60.0)
-    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), operations)
+    reliability = sw.Reliability(restart_s=60.0)
+    run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), reliability)
     sources = {given.name: given.source for given in run.inputs}
     assert sources["restart_s"] == "set by hand"
     assert sources["pue"] == SOURCES["pue"]
@@ -146,7 +146,7 @@ def test_llama_3_405b_as_published() -> None:
     estimate = replace(sw.estimate(model, cluster, job, layout), step_time_s=measured_s)
     run = sw.training_run(model, cluster, job, estimate)
     assert run is not None
-    mtbf = time_between_failures(16_384, sw.Operations())
+    mtbf = time_between_failures(16_384, sw.Reliability())
     assert mtbf is not None
     assert 54 * 86400 / mtbf == pytest.approx(419)
     assert 0.90 < run.goodput < 0.95
@@ -174,18 +174,23 @@ def test_blooms_checkpoint() -> None:
 )
 def test_values_that_no_cluster_has(values: dict[str, float], name: str) -> None:
     with pytest.raises(InputError, match=rf"run: {name} is .* is required"):
-        sw.Operations(**values)
+        sw.Reliability(**values)
 
 
 def test_a_run_that_never_ends_is_refused() -> None:
     with pytest.raises(InputError, match="never done"):
-        priced(operations=sw.Operations(failures_per_device_hour=1.0, restart_s=1e6))
+        priced(reliability=sw.Reliability(failures_per_device_hour=1.0, restart_s=1e6))
 
 
 def test_a_plan_file_keeps_the_run_and_an_older_one_has_none() -> None:
-    plan = sw.plan_layout(LLAMA, CLUSTER, JOB, LAYOUT, operations=sw.Operations(pue=1.1))
+    plan = sw.plan_layout(LLAMA, CLUSTER, JOB, LAYOUT, reliability=sw.Reliability(pue=1.1))
     payload = json.loads(json.dumps(plan_payload(plan)))
     again: Plan = parse_plan(payload)
     assert again.run == plan.run
+    older = payload["run"] | {"operations": payload["run"]["reliability"]}
+    del older["reliability"]
+    assert parse_plan(payload | {"schema": "shardwise.plan/2", "run": older}).run == plan.run
+    with pytest.raises(InputError, match="reliability"):
+        parse_plan(payload | {"run": older})
     del payload["run"]
     assert parse_plan(payload).run is None

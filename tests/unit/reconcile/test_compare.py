@@ -24,7 +24,7 @@ from shardwise.reconcile.collectives import collectives, compared
 from shardwise.reconcile.compare import Reconciliation, reconcile
 from shardwise.reconcile.memory import step_memory
 from shardwise.reconcile.read import MeasuredRun
-from shardwise.reconcile.time import StepTime, TimeTerm, guilty, hangs_on, step_time
+from shardwise.reconcile.time import StepTime, TimeTerm, attribution, depends_on, step_time
 from shardwise.sharding.collective import Issued, Kind
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
@@ -97,7 +97,7 @@ def test_a_run_as_it_is_planned() -> None:
     found = reconciled()
     assert found.time.measured_s == pytest.approx(PLAN.estimate.step_time_s)
     assert found.time.within is True
-    assert found.guilty is None
+    assert found.attribution is None
     assert found.time.rest_s == pytest.approx(0.0, abs=1e-3 * found.time.measured_s)
     assert found.collectives.equal
     assert found.collectives.planned == found.collectives.found > 0
@@ -106,27 +106,27 @@ def test_a_run_as_it_is_planned() -> None:
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "optimizer", "dp"])
-def test_the_term_that_is_off_is_to_blame(name: str) -> None:
+def test_the_error_is_attributed_to_the_term_that_is_off(name: str) -> None:
     predicted = PLAN.estimate.time[name]
     factor = 1 + 2 * PLAN.estimate.step_time_s / predicted
     found = reconciled(counted=records(PLAN, {name: factor}))
-    assert found.guilty is not None
-    assert found.guilty.term.name == name
-    assert found.guilty.ratio == pytest.approx(factor)
-    assert found.guilty.part == pytest.approx(1.0, abs=0.01)
+    assert found.attribution is not None
+    assert found.attribution.term.name == name
+    assert found.attribution.ratio == pytest.approx(factor)
+    assert found.attribution.part == pytest.approx(1.0, abs=0.01)
     assert found.time.within is False
     assert found.advice[-2].startswith("shardwise calibrate h100:8 ")
 
 
-def test_a_term_that_is_faster_is_to_blame_for_a_shorter_step() -> None:
+def test_a_shorter_step_is_attributed_to_a_term_that_is_faster() -> None:
     found = reconciled(counted=records(PLAN, {"backward": 0.5, "optimizer": 1.2}))
-    assert found.guilty is not None
-    assert found.guilty.term.name == "backward"
-    assert found.guilty.part > 1.0  # the optimizer makes up for some of it
+    assert found.attribution is not None
+    assert found.attribution.term.name == "backward"
+    assert found.attribution.part > 1.0  # the optimizer makes up for some of it
 
 
-def test_what_makes_up_for_an_error_is_not_to_blame_however_much_it_is_off() -> None:
-    """Seconds of a step: 0.6 and 0.5 more than predicted, 0.8 less; 0.3 more in all, of which the 0.6 are to blame."""
+def test_no_error_is_attributed_to_what_makes_up_for_it_however_much_it_is_off() -> None:
+    """Seconds of a step: 0.6 and 0.5 more than predicted, 0.8 less; 0.3 more in all, attributed to the 0.6."""
     terms = tuple(
         TimeTerm(name=name, predicted_s=1.0, measured_s=1.0 + off)
         for name, off in (("forward", 0.6), ("backward", -0.8), ("dp", 0.5))
@@ -136,23 +136,23 @@ def test_what_makes_up_for_an_error_is_not_to_blame_however_much_it_is_off() -> 
     )
     shorter = replace(longer, measured_s=2.7, terms=tuple(replace(t, measured_s=2.0 - t.measured_s) for t in terms))
     for step in (longer, shorter):
-        found = guilty(step, lambda name: ())
+        found = attribution(step, lambda name: ())
         assert found is not None
         assert (found.term.name, found.part) == ("forward", pytest.approx(2.0))
 
 
-def test_what_no_term_has_is_unexplained_and_can_be_to_blame() -> None:
+def test_an_error_can_be_attributed_to_what_no_term_has() -> None:
     rest = 0.5 * PLAN.estimate.step_time_s
     found = reconciled(counted=records(PLAN, rest=rest))
     assert found.time.rest_share == pytest.approx(1 / 3, abs=0.005)
-    assert found.guilty is not None
-    assert (found.guilty.term.name, found.guilty.ratio, found.guilty.hangs_on) == ("other", None, ())
+    assert found.attribution is not None
+    assert (found.attribution.term.name, found.attribution.ratio, found.attribution.depends_on) == ("other", None, ())
 
 
-def test_small_errors_have_no_term_to_blame() -> None:
-    for scale, blamed in ((1.04, False), (1.08, True)):
+def test_small_errors_have_no_attribution() -> None:
+    for scale, attributed in ((1.04, False), (1.08, True)):
         time = step_time(PLAN.estimate, records(PLAN, dict.fromkeys(PLAN.estimate.time, scale)))
-        assert (guilty(time, lambda name: ()) is not None) is blamed
+        assert (attribution(time, lambda name: ()) is not None) is attributed
 
 
 def test_the_median_and_its_percentiles() -> None:
@@ -179,15 +179,17 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
-def test_what_a_term_hangs_on_is_what_moves_it() -> None:
-    forward, weights = hangs_on(PLAN, "forward"), hangs_on(PLAN, "fsdp")
+def test_what_a_term_depends_on_is_what_moves_it() -> None:
+    forward, weights = depends_on(PLAN, "forward"), depends_on(PLAN, "fsdp")
     assert {"chip.matmul_fraction", "stack.launch_s", "stack.elementwise"} <= set(forward)
     assert "chip.link_fraction" not in forward
     assert {"chip.link_fraction", "stack.exposed"} <= set(weights)
-    assert "chip.memory_fraction" in hangs_on(PLAN, "optimizer")
-    assert "chip.matmul_fraction" not in hangs_on(PLAN, "optimizer")
-    assert hangs_on(PLAN, "data") == ()
-    assert "job.overlap" in hangs_on(plan_of(stack=None), "fsdp")  # without a calibration a convention says what shows
+    assert "chip.memory_fraction" in depends_on(PLAN, "optimizer")
+    assert "chip.matmul_fraction" not in depends_on(PLAN, "optimizer")
+    assert depends_on(PLAN, "data") == ()
+    assert "job.overlap" in depends_on(
+        plan_of(stack=None), "fsdp"
+    )  # without a calibration a convention says what shows
 
 
 def test_a_bound_has_no_verdict() -> None:
@@ -195,13 +197,13 @@ def test_a_bound_has_no_verdict() -> None:
     assert reconciled(plan).time.within is None
 
 
-def test_a_noisy_machine_has_no_term_to_blame() -> None:
+def test_the_error_of_a_noisy_machine_is_attributed_to_no_term() -> None:
     found = reconciled(
         counted=records(PLAN, {"forward": 3.0}), before={"products": 1e-3, "memory": 1e-3},
         after={"products": 1.14e-3, "memory": 0.95e-3},
     )  # fmt: skip
     assert found.noisy
-    assert found.guilty is None
+    assert found.attribution is None
     assert found.remarks == (
         "the machine changed by 14% during the run (products +14%): times below are of a noisy machine",
     )

@@ -12,6 +12,7 @@ from shardwise.bench.kernels import describe
 from shardwise.bench.machine.fit import Fit, Machine, spread_of, typical
 from shardwise.bench.machine.measure import Asked, measured
 from shardwise.bench.machine.samples import SAMPLES, TINY, Sample
+from shardwise.bench.record import SCHEMA
 from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.written import cluster_toml
@@ -34,7 +35,8 @@ class Found(NamedTuple):
     def payload(self) -> dict[str, Any]:
         """The chip, its links and the constants as JSON has them."""
         return {
-            "machine": self.cluster.name, "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
+            "schema": SCHEMA, "machine": self.cluster.name,
+            "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
             "calibration": asdict(self.calibration), "measured_over_predicted": dict(self.misses),
         }  # fmt: skip
 

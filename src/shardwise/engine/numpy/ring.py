@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive.pipeline import RING, pipelined
+from shardwise.derive.overlapped import RING, overlapped
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy import kernels
 from shardwise.layout.family import Family
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 def rings_of(steps: Sequence[Step], family: Family) -> dict[int, list[int]]:
     """Positions of the attentions that run in a ring, each with those of the collectives that it takes the place of."""
     found: dict[int, list[int]] = {}
-    for one in pipelined(steps, family):
+    for one in overlapped(steps, family):
         for position in one.beside:
             step = steps[position]
             if isinstance(step, Compute) and isinstance(step.operation, (Scan, ScanGradient)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from shardwise.derive.pipeline import RING
+from shardwise.derive.overlapped import RING
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy.device import DeviceKernel
 from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
@@ -77,7 +77,7 @@ class VirtualDevices:
     def run(self, program: Program, steps: tuple[Step, ...]) -> None:
         """Run derived steps: collectives move shards, operations compute on each device alone.
 
-        Where the family has a ring, attention runs around it in place of the collectives that it is pipelined with.
+        Where the family has a ring, attention runs around it in place of the collectives that it overlaps with.
         """
         rings = rings_of(steps, self.family) if self.family else {}
         in_pieces = {position for around in rings.values() for position in around}

@@ -20,7 +20,7 @@ from shardwise.planning.explain.terms import Term, term
 from shardwise.planning.plan import Plan
 from shardwise.units import format_seconds
 
-SCHEMA = "shardwise.explain/1"
+SCHEMA = "shardwise.explain/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def reprice(plan: Plan) -> Plan:
 
     others = tuple(replace(other, estimate=again(other.layout)) for other in plan.alternatives)
     mine = again(plan.layout)
-    run = training_run(plan.model, plan.cluster, plan.job, mine, plan.run.operations if plan.run else None)
+    run = training_run(plan.model, plan.cluster, plan.job, mine, plan.run.reliability if plan.run else None)
     return replace(plan, estimate=mine, alternatives=others, run=run)
 
 

@@ -1,4 +1,4 @@
-"""Weights that rest in parts (ZeRO-3): gathered before a unit runs, one unit ahead of it, and let go of behind it."""
+"""Weights that rest in parts (ZeRO-3): gathered before a unit runs, one unit ahead of it, and freed behind it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class WeightGatherer:
         """The gradient of a unit's output is there: all units behind it have run backward."""
         place = self.paths.index(path)
         if place + 1 < len(self.paths):
-            self._let_go(self.paths[place + 1], path)
+            self._free_after_use(self.paths[place + 1], path)
         if path in self.backward:
             self._require(path)
         if place and self.paths[place - 1] in self.backward:
             self._prefetch(place - 1)
 
-    def _let_go(self, done: str, path: str) -> None:
+    def _free_after_use(self, done: str, path: str) -> None:
         """Frozen weights have no gradient that says when they are done with."""
         for group in self.used[done]:
             if not group.group.trained and group.whole and group not in self.used[path]:

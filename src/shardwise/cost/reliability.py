@@ -1,4 +1,4 @@
-"""How a cluster is run: failures, checkpoints, restarts, what its data centre draws. Each default has its source."""
+"""How reliably a cluster runs: failures, checkpoints, restarts; and what its data centre draws. Each default has its source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.cluster.chip import MOST
 from shardwise.errors import require
 
 LLAMA_3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, arXiv 2407.21783"
-# Where the default of each value of `Operations` comes from.
+# Where the default of each value of `Reliability` comes from.
 SOURCES: Mapping[str, str] = {
     "failures_per_device_hour": (
         f"{LLAMA_3}, 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100 (47 planned ones left out). Others: 3.4e-5 on "
@@ -30,8 +30,8 @@ UNITS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
-    """How a cluster is run. `SOURCES` says where each default comes from; whoever has measured puts in other values.
+class Reliability:
+    """How reliably a cluster runs, and its PUE. `SOURCES` says where each default comes from; measured values take their place.
 
     `restart_s`: from an interruption to the read of the checkpoint; `checkpoint_interval_s` None is Young's interval; `pue`:
     what the data centre draws for each watt of its machines.

@@ -1,4 +1,4 @@
-"""Collectives that run in pieces beside the computation that needs them: ring attention, asynchronous tensor parallelism.
+"""Collectives that overlap, in pieces, with the computation that needs them: ring attention, asynchronous tensor parallelism.
 
 Which bytes move is the derivation's; this says beside which computations. With a ring over `cp` each device attends to one
 block of keys and values while the next arrives; on the way back the gradients of the blocks travel with them. With
@@ -23,15 +23,15 @@ MOVED_WHOLE = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Pipelined:
-    """The collective at position `step`, in pieces beside the computations at the positions `beside`."""
+class Overlapped:
+    """The collective at position `step`, which overlaps with the computations at the positions `beside`."""
 
     step: int
     beside: tuple[int, ...]
 
 
-def pipelined(steps: Sequence[Step], family: Family) -> Iterator[Pipelined]:
-    """The collectives of one phase that the family runs in pieces, in order."""
+def overlapped(steps: Sequence[Step], family: Family) -> Iterator[Overlapped]:
+    """The collectives of one phase that the family overlaps with computations, in order."""
     rings: list[tuple[Axes, tuple[type[Operation], ...]]] = []
     if family.ring:
         rings.append((RING, (Scan, ScanGradient)))
@@ -42,7 +42,7 @@ def pipelined(steps: Sequence[Step], family: Family) -> Iterator[Pipelined]:
             if isinstance(step, Communicate) and step.collective.axes == axes and step.tensor.role not in MOVED_WHOLE:
                 beside = tuple(_beside(steps, position, step, kinds))
                 if beside:
-                    yield Pipelined(position, beside)
+                    yield Overlapped(position, beside)
 
 
 def _beside(

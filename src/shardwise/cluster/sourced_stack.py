@@ -1,0 +1,46 @@
+"""Every value of a software stack, with its source: what its table says, and the constants of its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.cluster.chips import load_chip
+from shardwise.cluster.stacks import constants_known, stack_named
+from shardwise.sourced import SourcedValue
+
+OWN = "cluster/measured/stacks.toml"
+
+
+class StackConstant(NamedTuple):
+    """A constant of a stack or of a chip: its value, one standard deviation around it, what it means, where it is from."""
+
+    owner: str
+    name: str
+    value: float
+    low: float
+    high: float
+    meaning: str
+    source: str
+
+
+def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
+    """The four constants of a stack, and with a chip its eight."""
+    known = constants_known(load_chip(chip).name if chip else "", stack_named(name))
+    for owner in ("stack", "chip") if chip else ("stack",):
+        for constant, one in CONSTANTS.items():
+            if one.owner == owner:
+                value, deviation, source = known[constant]
+                low, high = (float(one.value(one.free(value) + side * deviation)) for side in (-1, 1))
+                yield StackConstant(owner, constant, value, low, high, one.meaning, source)
+
+
+def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
+    """The stack as its table says, and its constants; each with its meaning and how sure it is."""
+    stack = stack_named(name)
+    values: list[SourcedValue] = [("kind", stack.kind, OWN), ("unfused_attention", stack.unfused_attention, OWN)]
+    for one in stack_constants(name, chip):
+        about = f"{one.meaning}; {one.low:.3g} to {one.high:.3g} within a standard deviation; {one.source}"
+        values.append((f"{one.owner}.{one.name}", one.value, about))
+    return values
