@@ -34,7 +34,7 @@ def layers_at_once(case: Case) -> list[int]:
 
 
 def _whole_layers(engine: Engine) -> int:
-    layers = {path for group in engine.groups if group.splits_weights and group.whole for path in group.group.paths}
+    layers = {group.group.path for group in engine.groups if group.splits_weights and group.whole}
     return len({path for path in layers if path.startswith("layers.")})
 
 
