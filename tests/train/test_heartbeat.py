@@ -181,6 +181,24 @@ def test_a_request_to_stop_ends_a_process_that_waits_for_a_silent_rank(waits: bo
         )
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: bool) -> None:
+    """A third of the time after which it is silent."""
+    watched = Watched()
+    watched.hear({1: beat(1)})
+    with waiting("AllReduce over dp"):
+        for _ in range(4):
+            watched.pass_s(10)
+        watched.stop.note(signal.SIGTERM)
+        watched.stop.asked_at = watched.now
+        watched.pass_s(9)
+        assert not watched.codes
+        if back:
+            watched.hear({1: beat(2)})
+        watched.pass_s(5)
+    assert bool(watched.codes) != back
+
+
 def test_others_than_who_reports_end_quietly() -> None:
     watched = Watched(rank=1)
     watched.stop.note(signal.SIGINT)

@@ -20,6 +20,7 @@ from shardwise.train.waits import Activity, activity
 
 PER_SILENCE = 6  # signs of life in the time after which a rank counts as silent
 TICK_S = 0.2  # between two looks at what was heard
+WOKEN = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to be heard again
 OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did not run: stopped, or short of a CPU
 
 
@@ -113,7 +114,9 @@ class Heartbeat:
             self._report_store(now)
         waited_s = now - activity().since if activity().awaits else 0.0
         unheard = self._silent_elsewhere or silent or deaf
-        if self.stop.signal and waited_s >= self.silent_after_s and unheard:
+        asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
+        patient = now - asked_at < self.silent_after_s / WOKEN
+        if self.stop.signal and waited_s >= self.silent_after_s and unheard and not patient:
             self._give_up(activity(), list(silent or self._reported), reports=reports)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,6 +25,7 @@ class StopRequest:
 
     def __init__(self, *, ends_process: bool = False) -> None:
         self.signal = 0
+        self.asked_at: float | None = None  # on the clock of time.monotonic
         self._noted = threading.Event()
         self._ends_process, self._in_order = ends_process, threading.Event()
         self._before: dict[signal.Signals, Any] = {}
@@ -33,6 +35,7 @@ class StopRequest:
     def note(self, number: int) -> None:
         """A signal has come."""
         self.signal = self.signal or number
+        self.asked_at = self.asked_at or time.monotonic()
         self._noted.set()
 
     def wait(self, seconds: float) -> bool:
