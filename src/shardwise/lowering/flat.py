@@ -104,14 +104,14 @@ class FlatArrays:
         """The elements of each array, padding included; of numbers only."""
         sizes = [int(weight.evaluate(values)) for weight in self.weights]
         shards = int(values.degree(self.split))
-        stops: list[int] = []
+        filled: list[list[int]] = []
         for size, begins in zip(sizes, openings(sizes, most_elements if self.bucketed else None), strict=True):
             if begins:
-                stops.append(size)
-            elif size:
-                stops[-1] = aligned(stops[-1]) + size
-        parts = [shard_elements(stop, shards) for stop in stops]
-        return parts if self.in_parts else [part * shards for part in parts]
+                filled.append([])
+            if size:
+                filled[-1].append(size)
+        whole = [int(extent(each, shards, None).elements) for each in filled]
+        return [elements // shards for elements in whole] if self.in_parts else whole
 
 
 def share_of(axes: Axes) -> Polynomial:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from shardwise.derive.walk import Communicate
 from shardwise.lowering.kernels import Kernel
@@ -18,10 +18,7 @@ class Launch:
     """Start a kernel on the compute stream."""
 
     kernel: Kernel
-
-    @property
-    def stream(self) -> str:
-        return COMPUTE
+    stream: ClassVar[str] = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,7 @@ class Wait:
     """What follows on the compute stream waits for a collective that was started."""
 
     traffic: Traffic
-
-    @property
-    def stream(self) -> str:
-        return COMPUTE
+    stream: ClassVar[str] = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +45,7 @@ class Slice:
     """Each device keeps its part of a tensor: nothing moves."""
 
     step: Communicate
-
-    @property
-    def stream(self) -> str:
-        return COMPUTE
+    stream: ClassVar[str] = COMPUTE
 
 
 class Held(NamedTuple):
@@ -69,15 +60,12 @@ class Free:
     """Nothing reads these any more."""
 
     held: tuple[Held, ...]
+    stream: ClassVar[str] = COMPUTE
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Their names."""
         return tuple(dict.fromkeys(one.name for one in self.held))
-
-    @property
-    def stream(self) -> str:
-        return COMPUTE
 
 
 Instruction = Launch | Start | Wait | Slice | Free

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwise.derive.derivation import derived_unit
 from shardwise.derive.shardings import weight_use
 from shardwise.layout.family import Family
-from shardwise.lowering.weights import Sync, moves_of, sync_of
+from shardwise.lowering.weights import Sync, derived_moves, sync_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.sharding.spec import Spec
@@ -49,12 +49,12 @@ def parameters(architecture: Architecture, family: Family) -> tuple[Parameter, .
     found: list[Parameter] = []
     for path, name in unit_paths(architecture):
         unit = derived_unit(architecture.structure, family, name)
-        moves = moves_of(unit)
+        moves = derived_moves(unit)
         own = (weight for weight in unit.weights if not (architecture.tied_embeddings and weight == TIED))
         found += [
             Parameter(
                 path, name, weight, use=weight_use(unit.family, unit.weights[weight]), trained=weight in unit.gradients,
-                sync=sync_of(moves[weight]),
+                sync=sync_of(move for name_of_moved, move in moves if name_of_moved == weight),
             )
             for weight in own
         ]  # fmt: skip

@@ -99,11 +99,9 @@ class _Pass:
 
     def instructions(self, unplaced: Sequence[Traffic]) -> Iterator[Instruction]:
         """The steps, with the collectives that have no place among them as soon as what they carry is there."""
-        made = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
+        unmade = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
         held_back = list(unplaced)
-        for one in [one for one in held_back if made.isdisjoint(carried(self.unit, one))]:
-            held_back.remove(one)
-            yield from self.start(one)
+        yield from self.start_ready(held_back, unmade)
         for step in self.steps:
             if isinstance(step, Traffic):
                 yield from self.start(step)
@@ -114,11 +112,15 @@ class _Pass:
                 continue
             yield from self.wait(step.reads)
             yield Launch(step)
-            made -= set(step.outputs)
-            for one in [one for one in held_back if made.isdisjoint(carried(self.unit, one))]:
-                held_back.remove(one)
-                yield from self.start(one)
+            unmade -= set(step.outputs)
+            yield from self.start_ready(held_back, unmade)
         yield from (Wait(one) for one in self.moving)
+
+    def start_ready(self, held_back: list[Traffic], unmade: set[str]) -> Iterator[Instruction]:
+        """Start those that are held back and carry nothing that has still to be made."""
+        for one in [one for one in held_back if unmade.isdisjoint(carried(self.unit, one))]:
+            held_back.remove(one)
+            yield from self.start(one)
 
     def start(self, one: Traffic) -> Iterator[Instruction]:
         """Start a collective when what it carries has arrived; control traffic, which all waits for, is waited for at once."""
@@ -154,13 +156,14 @@ def _freed(unit: Unit, name_of_pass: str, instructions: Sequence[Instruction]) -
     pieces = _in_pieces(instructions)
     for place, one in enumerate(instructions):
         last |= dict.fromkeys((*_touched(one), *pieces.get(place, ())), place)
-    stays = _stays(unit, name_of_pass)
+    stays, freed = _stays(unit, name_of_pass), dict[int, list[Held]]()
+    for held, place in last.items():
+        if held not in stays and unit.tensors[held.name].role is not Role.CONSTANT and name_of_pass != "update":
+            freed.setdefault(place, []).append(held)
     for place, one in enumerate(instructions):
         yield one
-        freed = tuple(held for held, end in last.items() if end == place and held not in stays)
-        freed = tuple(held for held in freed if unit.tensors[held.name].role is not Role.CONSTANT)
-        if freed and name_of_pass != "update":
-            yield Free(freed)
+        if place in freed:
+            yield Free(tuple(freed[place]))
 
 
 def _in_pieces(instructions: Sequence[Instruction]) -> dict[int, list[Held]]:

@@ -56,8 +56,8 @@ class Traffic:
 
     @property
     def is_control(self) -> bool:
-        """Whether it carries the loss, the norm, or what routers did."""
-        return self.role is Role.STATISTIC and (self.scope == "step" or self.tensors == ("routing",))
+        """Whether it carries the loss, the norm, or what routers did: numbers that no operation of the pass waits for."""
+        return self.role is Role.STATISTIC and self.place < 0
 
     @property
     def group(self) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from shardwise.derive.derivation import Unit
 from shardwise.derive.shardings import weight_use
 from shardwise.derive.walk import Communicate
+from shardwise.errors import ShardingError
 from shardwise.layout.family import Family
 from shardwise.lowering.flat import FlatArrays, Weight
 from shardwise.model.program import Role
@@ -49,14 +50,27 @@ class Sync(NamedTuple):
         return self.scatter or self.step_scatter or self.gather
 
 
+# What a collective on a weight or its gradient is for: by whether it runs once per step, and its kind.
+PURPOSES: Mapping[tuple[bool, Kind], str] = {
+    (False, Kind.ALL_GATHER): "gather", (False, Kind.REDUCE_SCATTER): "scatter", (True, Kind.REDUCE_SCATTER): "step_scatter",
+    (True, Kind.ALL_REDUCE): "reduce", (True, Kind.ALL_GATHER): "step_gather",
+}  # fmt: skip
+
+
 def sync_of(moves: Iterable[Move]) -> Sync:
-    """The same collectives by what they are for."""
-    over = {(move.phase == "update", move.kind): move.axes for move in moves}
-    return Sync(
-        gather=over.get((False, Kind.ALL_GATHER), ()), scatter=over.get((False, Kind.REDUCE_SCATTER), ()),
-        step_scatter=over.get((True, Kind.REDUCE_SCATTER), ()), reduce=over.get((True, Kind.ALL_REDUCE), ()),
-        step_gather=over.get((True, Kind.ALL_GATHER), ()),
-    )  # fmt: skip
+    """The same collectives by what they are for.
+
+    Raises `ShardingError` for one that flat arrays have not, and for two for one purpose over different axes.
+    """
+    found: dict[str, Axes] = {}
+    for move in moves:
+        purpose = PURPOSES.get((move.phase == "update", move.kind))
+        if purpose is None or found.setdefault(purpose, move.axes) != move.axes:
+            raise ShardingError(
+                f"weights: found {move.kind} over {', '.join(move.axes)} in the {move.phase} pass; at most one gather, scatter "
+                "and reduction of a flat array is required"
+            )
+    return Sync(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +94,8 @@ class WeightGroup:
         return tuple(move.phase for move in self.moves if move.kind is Kind.ALL_GATHER and move.phase != "update")
 
 
-def moves_of(unit: Unit) -> dict[str, tuple[Move, ...]]:
-    """Every collective on each weight of a unit, borrowed ones too, and on its gradient."""
-    found: dict[str, list[Move]] = {name: [] for name in unit.forward.program.weights}
-    for name, move in derived_moves(unit):
-        found[name].append(move)
-    return {name: tuple(moves) for name, moves in found.items()}
-
-
 def derived_moves(unit: Unit) -> dict[tuple[str, Move], Communicate]:
-    """The same as derived, by weight."""
+    """Every collective on each weight of a unit, borrowed ones too, and on its gradient, as derived."""
     owners = {name: name for name in unit.forward.program.weights} | {f"{name}'": name for name in unit.gradients}
     owners |= {gradient: name for name, gradient in unit.gradients.items()}
     found: dict[tuple[str, Move], Communicate] = {}
@@ -109,21 +115,23 @@ def derived_moves(unit: Unit) -> dict[tuple[str, Move], Communicate]:
 def weight_groups(unit: Unit, single: Set[str] = frozenset()) -> tuple[WeightGroup, ...]:
     """The groups of a unit. Those that differ in axes of one device alone travel as one (`joins`): at once where these are among
     `single`, otherwise as the degrees turn out."""
-    moves = moves_of(unit)
+    derived = derived_moves(unit)
     together: dict[tuple[bool, str], list[str]] = {}
     for name in reversed(unit.forward.program.weights):
         together.setdefault((name in unit.gradients, kind_of(name)), []).append(name)
-    return tuple(group for names in together.values() for group in _groups_of(unit, names, moves, single))
+    return tuple(group for names in together.values() for group in _groups_of(unit, names, derived, single))
 
 
 def _groups_of(
-    unit: Unit, names: Sequence[str], moves: Mapping[str, tuple[Move, ...]], single: Set[str]
+    unit: Unit, names: Sequence[str], derived: Mapping[tuple[str, Move], Communicate], single: Set[str]
 ) -> Iterator[WeightGroup]:
     """Of weights in the order in which gradients are ready: the first one's group, which others may join, and the others."""
     program, family = unit.forward.program, unit.family
-    base, derived = sync_of(moves[names[0]]), derived_moves(unit)
-    apart = {name: tuple(a for a in differing(sync_of(moves[name]), base) if a not in single) for name in names}
-    syncs = {name: sync_of(moves[name]) if apart[name] else base for name in names}
+    moves = {name: [move for weight, move in derived if weight == name] for name in names}
+    own_syncs = {name: sync_of(moves[name]) for name in names}
+    base = own_syncs[names[0]]
+    apart = {name: tuple(axis for axis in differing(own_syncs[name], base) if axis not in single) for name in names}
+    syncs = {name: own_syncs[name] if apart[name] else base for name in names}
     for sync in dict.fromkeys(syncs.values()):
         own = tuple(name for name in names if syncs[name] == sync)
         weights = tuple(

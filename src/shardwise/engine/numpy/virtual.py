@@ -11,7 +11,7 @@ from shardwise.derive.overlapped import RING
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy.device import DeviceKernel
 from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
-from shardwise.engine.numpy.ring import rings_of, run_ring
+from shardwise.engine.numpy.ring import run_ring
 from shardwise.layout.family import Family
 from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Start, Wait
 from shardwise.model.program import Program, Role
@@ -75,20 +75,11 @@ class VirtualDevices:
         return self.held[name, spec]
 
     def run(self, program: Program, steps: tuple[Step, ...]) -> None:
-        """Run derived steps: collectives move shards, operations compute on each device alone.
-
-        Where the family has a ring, attention runs around it in place of the collectives that it overlaps with.
-        """
-        rings = rings_of(steps, self.family) if self.family else {}
-        in_pieces = {position for around in rings.values() for position in around}
-        for position, step in enumerate(steps):
-            if position in rings:
-                assert isinstance(step, Compute)
-                moved = [steps[one] for one in rings[position]]
-                run_ring(self, program, step, [one for one in moved if isinstance(one, Communicate)])
-            elif isinstance(step, Compute):
+        """Run derived steps: collectives move shards, operations compute on each device alone."""
+        for step in steps:
+            if isinstance(step, Compute):
                 self.compute(program, step)
-            elif position not in in_pieces:
+            else:
                 self.communicate(step.tensor.name, step.collective)
 
     def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
