@@ -226,9 +226,17 @@ def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str]
     assert payload["deadline_days"] == 30
     assert [one["cluster"] for one in payload["clusters"]] == ["h100:32", "h100:64"]
     assert all(one["in_time"] for one in payload["clusters"])
-    assert {"step_time_s", "mfu", "days", "chip_hours", "usd", "energy_mwh", "layout", "missing"} <= payload[
-        "clusters"
-    ][0].keys()
+    assert {
+        "step_time_s",
+        "mfu",
+        "ideal_days",
+        "days",
+        "chip_hours",
+        "usd",
+        "energy_mwh",
+        "layout",
+        "missing",
+    } <= payload["clusters"][0].keys()
     assert payload["plan"]["cluster"]["name"] == payload["chosen"]
     assert json.loads(target.read_text(encoding="utf-8")) == payload["plan"]
 

@@ -62,6 +62,10 @@ def test_a_step_by_hand() -> None:
     (gather,) = (one for one in forward.instructions if one.kind == "start")
     layer = 4096 * (4096 * 2 + 1024 * 2 + 3 * 14336 + 2)
     assert (gather.operation, gather.over, gather.count, gather.num_bytes) == ("all_gather", ("fsdp",), 1, 2 * layer)
+    multiplied = sum(one.flops for one in forward.instructions if one.operation == "contract")
+    assert multiplied == pytest.approx(
+        2 * 8192 * (layer - 2 * 4096)
+    )  # two for each token and weight, but for the norms'
     moved = [one.operation for one in backward.instructions if one.kind == "start"]
     assert moved == ["all_gather", "reduce_scatter"]
     assert [name for unit, name in found if unit == "head"] == ["forward", "backward", "update"]

@@ -1,0 +1,43 @@
+"""What a run keeps of its watched step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.measurement.folder import RunFolder
+from shardwise.measurement.inspection import Inspection, Memory
+from shardwise.train import measure
+
+
+def memory_of(peak: int) -> Memory:
+    return Memory(peak_bytes=peak, at_peak={"activations": peak - 10, "parameters": 10}, largest={"activations": peak})
+
+
+@pytest.mark.parametrize(("peaks", "fullest"), [((100, 300, 200), 1), ((50, 40, 60), 2), ((9, 8, 7), 0)])
+def test_the_memory_of_the_fullest_rank_is_kept(
+    peaks: tuple[int, ...], fullest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first rank does it, with what the others say of the same step."""
+
+    def others(world: Any, own: list[int], what: str) -> list[list[int]]:
+        return [measure._Held.numbers(memory_of(peak), measure.process_memory(torch.device("cpu"))) for peak in peaks]
+
+    monkeypatch.setattr(measure, "everyones", others)
+    world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, meeting=None)
+    folder = RunFolder(tmp_path)
+    measuring = measure.Measuring(world, folder, lambda: {"product": 1.0})
+    record: Any = SimpleNamespace(step=4)
+    measuring.step(record, Inspection(memory_of(peaks[0]), Counter()))
+    (written,) = (json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("measured.json"))
+    assert (measuring.found.rank, measuring.found.step) == (fullest, 4)
+    assert written["rank"] == fullest
+    assert measuring.found.memory is not None
+    assert measuring.found.memory.peak_bytes == max(peaks)
+    assert measuring.found.memory.at_peak["activations"] == max(peaks) - 10
