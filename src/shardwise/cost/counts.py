@@ -89,13 +89,17 @@ def both_ends_counts(
     return own._replace(carries=2)
 
 
-def add_up(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
-    """A field over all units, each as often as the stage has it; units that it never has are not looked at."""
+def add_up(
+    costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
+) -> Value:
+    """A field over all units, each as often as the stage has it; units that it never has are not looked at. `axis`: of a
+    field by parallel axis that of one."""
     total: Value = None
     for unit, count in times.items():
         if never(count):
             continue
         value = getattr(costs[unit], field)
+        value = value[axis] if axis else value
         if not (isinstance(value, float) and value == 0.0):
             value = times_each(count, value)
             total = value if total is None else total + value

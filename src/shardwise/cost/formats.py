@@ -140,6 +140,13 @@ class Formats:
         """
         return 2.0 * bytes_per_element(self.precision.accumulated_gradients or self.precision.gradients)
 
+    def made_beside_bytes(self, zero_stage: int) -> float:
+        """Bytes of an element of a weight's gradient that a product of our engine makes beside where gradients rest, or from
+        ZeRO-2 on leave from: none where both have one format, for it is written there (`engine/torch/giving.py`)."""
+        made = self.precision.activations
+        rests = self.precision.gradients if zero_stage < 2 else self.precision.gradient_reduction
+        return 0.0 if rests == made else bytes_per_element(made)
+
     def cast_bytes(self, phase: str, products: Products, values: Values) -> Value:
         """What the casts of a phase read and write; nothing where products run in the format of the activations."""
         if not self.precision.matmul:

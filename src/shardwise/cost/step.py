@@ -10,7 +10,7 @@ from shardwise.cost.counts import Counts, add_up, times_each
 from shardwise.cost.host import NOTHING, Host
 from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_s
 from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
 from shardwise.job import Overlap
 from shardwise.schedule.closed_form import Passes, form_of
 from shardwise.symbolic import Value, maximum
@@ -47,18 +47,13 @@ def stage_cost(
     held = partial(add_up, state, counts.held)
     gathering = {**counts.held, "embedding": counts.embedding}
     fsdp_f, fsdp_b = add_up(state, gathering, "gather_forward_s"), held("gather_backward_s")
-    axes = ("tp", "cp", "ep", "pp")
     leaving = {**counts.running, "predict": counts.predict}
     saved = add_up(activation, leaving, "saved_bytes") if host.activations else 0.0
     streamed = held("master_bytes") + held("optimizer_bytes") if host.optimizer else 0.0
-    forward = {axis: act(f"{axis}_forward_s") for axis in axes} | {"fsdp": fsdp_f}
-    backward = {axis: act(f"{axis}_backward_s") for axis in axes} | {"fsdp": fsdp_b}
-    last = {
-        **backward,
-        "fsdp": fsdp_b + held("step_fsdp_s"),
-        "dp": held("step_dp_s"),
-        "control": held("step_control_s"),
-    }
+    forward = {axis: act("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": fsdp_f}
+    backward = {axis: act("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": fsdp_b}
+    step = {axis: held("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
+    last = {**backward, **step, "fsdp": fsdp_b + step["fsdp"]}
     if counts.exchanges:
         last["pp"] = last["pp"] + state["embedding"].exchange_s
     if form_of(schedule).both_ends:

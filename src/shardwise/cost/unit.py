@@ -14,7 +14,7 @@ from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.counts import times_each
 from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
-from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.derive.overlapped import RING
@@ -96,17 +96,15 @@ class UnitPricer:
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
 
-        behind = ("recompute", "backward")
         saved, logits = self.saved_bytes(parts, values)
         if family.recompute == "none":
             saved = saved + SCORES * self.written_scores(parts, values)
         return ActivationCost(
-            launched["forward"], launched["backward"], launched["recompute"],
-            seconds("tp", "forward"), seconds("tp", *behind), seconds("cp", "forward"), seconds("cp", *behind),
-            seconds("ep", "forward"), seconds("ep", *behind),
-            seconds("pp", "forward"), seconds("pp", *behind),
-            saved, self.workspace_bytes(name, family, values) - saved, logits, self.buffer_bytes(parts, values),
-            weight_s, self.formats.saved_bytes(parts.waiting, values),
+            forward_s=launched["forward"], backward_s=launched["backward"], recompute_s=launched["recompute"],
+            weight_s=weight_s, forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
+            backward_traffic_s={axis: seconds(axis, "recompute", "backward") for axis in ACTIVATION_AXES},
+            saved_bytes=saved, workspace_bytes=self.workspace_bytes(name, family, values) - saved, logits_bytes=logits,
+            buffer_bytes=self.buffer_bytes(parts, values), waiting_bytes=self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
@@ -121,11 +119,13 @@ class UnitPricer:
 
         step_weights = sum((t for (phase, _), t in gathered.items() if phase == "update"), start=0.0)
         everywhere = ("fsdp", "cp", "ep", "tp", "dp")
+        step = {axis: seconds("update", axis) for axis in ("dp", "control")}
         return StateCost(
-            seconds("forward", *everywhere), seconds("backward", *everywhere), step_weights,
-            seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, seconds("update", "dp"), seconds("update", "control"),
-            self.compute_s(parts, "update", values), self.exchange_s(parts, values, links),
-            *self.state_bytes(parts, family, values),
+            gather_forward_s=seconds("forward", *everywhere), gather_backward_s=seconds("backward", *everywhere),
+            step_weights_s=step_weights,
+            step_traffic_s={"fsdp": seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, **step},
+            update_s=self.compute_s(parts, "update", values), exchange_s=self.exchange_s(parts, values, links),
+            **self.state_bytes(parts, family, values),
         )  # fmt: skip
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
@@ -220,7 +220,8 @@ class UnitPricer:
         """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits."""
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            return fullest_bytes(held_in(self.structure, family, name, self.rates.policy), self.formats, scores, values)
+            held = held_in(self.structure, family, name, self.rates.policy)
+            return fullest_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
         plain = self.parts(replace(family, recompute="none"), name)
         kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
@@ -251,9 +252,9 @@ class UnitPricer:
         shard = parts.state.shard.evaluate(values)
         return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
 
-    def state_bytes(self, parts: Parts, family: Family, values: Values) -> tuple[Value, ...]:
+    def state_bytes(self, parts: Parts, family: Family, values: Values) -> dict[str, Value]:
         """Bytes of parameters, gradients, master copy, optimizer moments, of one unit's gathered weights and gradients, and of
-        one unit's gradients on their way.
+        one unit's gradients on their way, as `StateCost` has them.
 
         Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
         Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
@@ -267,13 +268,13 @@ class UnitPricer:
         transient = use * gathered + own * unscattered
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
-        return (
-            rest * self.formats.weight_at_rest(parts.products),
-            held * gradient,
-            shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
-            shard * precision.moment_bytes,
-            transient,
-            own * unscattered if self.loss.stepwise else 0.0,
-            shard * unscattered if self.loss.stepwise else 0.0,
-            on_way * passing if casts else 0.0,
-        )
+        return {
+            "parameters_bytes": rest * self.formats.weight_at_rest(parts.products),
+            "gradients_bytes": held * gradient,
+            "master_bytes": shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
+            "optimizer_bytes": shard * precision.moment_bytes,
+            "transient_bytes": transient,
+            "unscattered_bytes": own * unscattered if self.loss.stepwise else 0.0,
+            "arriving_bytes": shard * unscattered if self.loss.stepwise else 0.0,
+            "passing_bytes": on_way * passing if casts else 0.0,
+        }

@@ -10,7 +10,6 @@ from shardwise.cost.formats import Formats, Keys, Saved
 from shardwise.derive.derivation import Unit
 from shardwise.derive.liveness import Moment, moments
 from shardwise.derive.products import Operand
-from shardwise.dtypes import bytes_per_element
 from shardwise.symbolic import Polynomial, Value, Values, maximum, total
 
 # While a block runs backward, gradients of about half of its activations are alive beside them.
@@ -63,12 +62,9 @@ def _amounts(held: Held) -> Mapping[object, float]:
     return found
 
 
-def fullest_bytes(held: Iterable[Held], formats: Formats, scores: Value, values: Values) -> Value:
-    """Bytes of the fullest of some moments, without the logits and their gradient.
-
-    A weight's gradient is made beside where gradients rest, in the format of the activations, and added there.
-    """
-    width = bytes_per_element(formats.precision.activations)
+def fullest_bytes(held: Iterable[Held], formats: Formats, scores: Value, values: Values, *, zero_stage: int) -> Value:
+    """Bytes of the fullest of some moments, without the logits and their gradient."""
+    width = formats.made_beside_bytes(zero_stage)
     sizes = (
         formats.saved_bytes(one.tensors, values) + width * one.gradients.evaluate(values) + one.score_bytes * scores
         for one in held

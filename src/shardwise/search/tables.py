@@ -19,7 +19,7 @@ from shardwise.cost.counts import KEPT
 from shardwise.cost.overlap import convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
-from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_costs import ActivationCost, StateCost, Traffic, merged
 from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.family import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
@@ -61,32 +61,56 @@ class Gathered:
         got: dict[str, Any] = self.__dict__["_got"]
         if name not in got:
             value = getattr(self._cost, name)
-            got[name] = value.take(self._rows, mode="clip") if isinstance(value, np.ndarray) and value.ndim else value
+            got[name] = _Taken(value, self._rows) if isinstance(value, Mapping) else _taken(value, self._rows)
         return got[name]
+
+
+class _Taken(dict[str, Any]):
+    """Columns by axis at some rows; likewise."""
+
+    def __init__(self, columns: Mapping[str, Any], rows: Ints) -> None:
+        super().__init__()
+        self._columns, self._rows = columns, rows
+
+    def __missing__(self, axis: str) -> Any:
+        self[axis] = _taken(self._columns[axis], self._rows)
+        return self[axis]
+
+
+def _taken(column: Any, rows: Ints) -> Any:
+    return column.take(rows, mode="clip") if isinstance(column, np.ndarray) and column.ndim else column
 
 
 def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
     """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered."""
-    cost = cost._replace(backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
+    cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
     if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
-    return cost._replace(
-        tp_forward_s=cost.tp_forward_s + cost.cp_forward_s + cost.ep_forward_s, cp_forward_s=0.0, ep_forward_s=0.0,
-        tp_backward_s=cost.tp_backward_s + cost.cp_backward_s + cost.ep_backward_s, cp_backward_s=0.0, ep_backward_s=0.0,
+    return replace(
+        cost, forward_traffic_s=_joined(cost.forward_traffic_s, "tp", ("cp", "ep")),
+        backward_traffic_s=_joined(cost.backward_traffic_s, "tp", ("cp", "ep")),
     )  # fmt: skip
+
+
+def _joined(traffic: Traffic, axis: str, others: Sequence[str]) -> Traffic:
+    """The same with some axes' seconds at another one's."""
+    return {**traffic, axis: added(traffic[name] for name in (axis, *others)), **dict.fromkeys(others, 0.0)}
 
 
 def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> StateCost:
     """The same for state: bytes at rest in one column, in two where the optimizer's can rest on the host."""
     optimizer = cost.master_bytes + cost.optimizer_bytes
     rest = cost.parameters_bytes + cost.gradients_bytes + (0.0 if offloads else optimizer)
-    cost = cost._replace(
-        parameters_bytes=rest, gradients_bytes=0.0, master_bytes=0.0, optimizer_bytes=optimizer if offloads else 0.0
+    cost = replace(
+        cost,
+        parameters_bytes=rest,
+        gradients_bytes=0.0,
+        master_bytes=0.0,
+        optimizer_bytes=optimizer if offloads else 0.0,
     )
     if not convention_of(overlap).adds_up:
         return cost
-    added = cost.step_fsdp_s + cost.step_dp_s + cost.step_control_s
-    return cost._replace(step_fsdp_s=added, step_dp_s=0.0, step_control_s=0.0)
+    return replace(cost, step_traffic_s=_joined(cost.step_traffic_s, "fsdp", ("dp", "control")))
 
 
 class Stage(NamedTuple):
@@ -262,12 +286,12 @@ class _StatePricer:
 def _stacked(costs: Sequence[StateCost], num_rows: int) -> StateCost:
     """Each column of the first cost, then that of the next; what is one number for all of them stays one."""
 
-    def column(parts: tuple[Value, ...]) -> Value:
+    def column(parts: Sequence[Value]) -> Value:
         if all(np.ndim(part) == 0 and part == parts[0] for part in parts):
             return parts[0]
         return np.concatenate([np.broadcast_to(part, num_rows) for part in parts])
 
-    return costs[0] if len(costs) == 1 else StateCost(*map(column, zip(*costs, strict=True)))
+    return costs[0] if len(costs) == 1 else merged(costs, column)
 
 
 def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
@@ -336,7 +360,7 @@ class _ByMode:
         work = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
         total: Value = 0.0
         for phase, compute in work.items():
-            traffic = {axis: getattr(block, f"{axis}_{phase}_s") for axis in ("tp", "cp", "ep", "pp")}
+            traffic = block.forward_traffic_s if phase == "forward" else block.backward_traffic_s
             shown = (
                 added(traffic.values())
                 if share is None
@@ -350,5 +374,4 @@ def _choose(chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
     """Each column from the cost that was chosen for its row."""
     if len(costs) == 1:
         return costs[0]
-    columns = zip(*costs, strict=True)
-    return ActivationCost(*(c[0] if all(v is c[0] for v in c) else np.choose(chosen, c) for c in columns))
+    return merged(costs, lambda c: c[0] if all(v is c[0] for v in c) else np.choose(chosen, c))
