@@ -2,12 +2,13 @@
 
     python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one transformers ddp variants]
 
-One process: the engine's step against a plain loop over the same model (forward, backward, clip_grad_norm_, fused AdamW,
-gradients set to None), and, for what the model itself is worth, against the same loop over `transformers`' Llama. Two processes:
-the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in a plain
-loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time, and the
-80% range of the pairs: above 1 the engine is faster. Variants: the engine's own ways to reduce gradients against the first of
-them, everything reduced after the backward pass.
+One process: the engine's step against a plain loop over a decoder with autograd (`tests/plain`: forward, backward,
+clip_grad_norm_, fused AdamW, gradients set to None), against the same loop over `transformers`' Llama, and, for a model of
+experts, against a plain loop over that. `compiled`: the engine with torch.compile against the decoder's layers with it. Two
+processes: the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in
+a plain loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time,
+and the 80% range of the pairs: above 1 the engine is faster. Variants: the engine's own ways to reduce gradients against the
+first of them, everything reduced after the backward pass.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,17 +37,20 @@ from shardwise.precision import Precision, precision_named
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.formats import DTYPES
 from shardwise.train.issued import policy_of
-from shardwise.train.model import build, initialise
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
-REQUIRED = 0.97
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from plain import build, initialise  # the decoder that tests judge the engine by
+
+REQUIRED = 0.98
 MODEL = Architecture(
     name="benchmark", num_layers=6, d_model=384, d_ff=1024, num_heads=6, num_kv_heads=2, head_dim=64, vocab_size=4096
 )
+EXPERTS = replace(MODEL, name="experts", d_ff=512, num_experts=8, experts_per_token=2)
 SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
 RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
-WHAT = ("one", "transformers", "ddp", "variants")
+WHAT = ("one", "experts", "compiled", "transformers", "ddp", "variants")
 Step = Callable[[], float]
 
 
@@ -61,12 +66,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def engine_step(precision: Precision, num_processes: int, **choices: Any) -> Step:
+def engine_step(precision: Precision, num_processes: int, architecture: Architecture = MODEL, **choices: Any) -> Step:
     """The engine, data parallel; `choices` of its recipe."""
     recipe = replace(RECIPE, **choices)
     instance = Instance(
-        architecture=MODEL, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision,
-        policy=policy_of(recipe, routed=False),
+        architecture=architecture, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision,
+        policy=policy_of(recipe, routed=architecture.num_experts > 0),
     )  # fmt: skip
     engine = Engine(instance, recipe, World(instance.mesh))
     engine.initialise(0)
@@ -105,18 +110,24 @@ def loop_step(model: torch.nn.Module, loss_of: Callable[[MicroBatch, int], torch
     return step
 
 
-def plain_step(dtype: torch.dtype, *, ddp: bool) -> Step:
-    """A loop around the engine's own model, which DistributedDataParallel wraps where it is asked to."""
-    model = build(MODEL, dtype=dtype)
+def plain_step(
+    dtype: torch.dtype, *, ddp: bool = False, architecture: Architecture = MODEL, compiled: bool = False
+) -> Step:
+    """A loop around the decoder with autograd, which DistributedDataParallel wraps where it is asked to."""
+    model = build(architecture, dtype=dtype)
     initialise(model, 0)
+    for layer in model.layers.values() if compiled else ():
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
     wrapped: Any = DistributedDataParallel(model, gradient_as_bucket_view=True) if ddp else model
     targets = ACCUMULATION * SEQS * SEQ_LEN  # DDP averages over processes
 
     def loss_of(batch: MicroBatch, number: int) -> torch.Tensor:
         if ddp:
             wrapped.require_backward_grad_sync = number == ACCUMULATION  # what its no_sync() sets
-        loss: torch.Tensor = wrapped(batch.ids_BT, batch.targets_BT, targets).loss
-        return loss
+        output = wrapped(batch.ids_BT, batch.targets_BT, targets)
+        loss: torch.Tensor = output.loss
+        balance = output.auxiliary()
+        return loss if balance is None else loss + RECIPE.balance_coefficient / ACCUMULATION * balance
 
     return loop_step(model, loss_of)
 
@@ -211,8 +222,16 @@ def main() -> int:
     good = True
     if "one" in arguments.what:
         ours = engine_step(precision, 1)
-        ratios = paired(ours, plain_step(dtype, ddp=False), arguments.pairs, arguments.steps)
-        good &= report("one process, a plain loop over the same model", ratios, REQUIRED)
+        ratios = paired(ours, plain_step(dtype), arguments.pairs, arguments.steps)
+        good &= report("one process, a plain loop", ratios, REQUIRED)
+    if "experts" in arguments.what:
+        ours, other = engine_step(precision, 1, EXPERTS), plain_step(dtype, architecture=EXPERTS)
+        good &= report(
+            "one process, experts, a plain loop", paired(ours, other, arguments.pairs, arguments.steps), REQUIRED
+        )
+    if "compiled" in arguments.what:
+        ours, other = engine_step(precision, 1, compile=True), plain_step(dtype, compiled=True)
+        report("one process, compiled, a plain loop", paired(ours, other, arguments.pairs, arguments.steps), None)
     if "transformers" in arguments.what:
         ratios = paired(engine_step(precision, 1), transformers_step(dtype), arguments.pairs, arguments.steps)
         report("one process, a plain loop over transformers' Llama", ratios, None)

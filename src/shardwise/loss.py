@@ -49,7 +49,7 @@ LOSSES: dict[str, Loss] = {
     "in_place": Loss(
         2.0,
         "the gradient written over the logits as soon as there is a loss, with fp32 for a part of the tokens at a time: "
-        "train/model/gradients.py (HeadLoss), which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
+        "engine/torch/loss.py, which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
         in_one_format=True,
         stepwise=True,
     ),

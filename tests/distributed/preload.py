@@ -7,13 +7,10 @@ import importlib
 MODULES = (
     "pytest",
     "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch.distributed.device_mesh",
-    "torch.utils.checkpoint",
     "shardwise.derive.derivation",
     "shardwise.planning.plan",
-    "shardwise.train.model",
     "shardwise.train.checkpoint",
+    "shardwise.train.trainer",
     "shardwise.data.batches",
 )
 for name in MODULES:

@@ -1,61 +1,95 @@
-"""Memory by term on several ranks whose parameters and gradients are views of flat buffers."""
+"""Memory by term on several ranks whose parameters and gradients are views of flat arrays."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+import pytest
 import torch
-import torch.distributed as dist
+from executing import Executor, batch_of
 from harness import run_ranks
-from torch import Tensor
 
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.precision import precision_named
 from shardwise.train import memory
+from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.memory import Memory, MemoryTracker
-from shardwise.train.model import Decoder, build, initialise
-from shardwise.train.recompute import recompute
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
 
 ARCHITECTURE = Architecture(
-    name="small", num_layers=2, d_model=32, d_ff=48, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=64
+    name="small", num_layers=2, d_model=32, d_ff=49, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=65
 )
+LOSS = 4  # bytes of the step's, to which those of its micro-batches are added
+IDS = torch.arange(32).view(2, 16)
+LAYOUTS = {
+    "dp=2": {"dp": 2},
+    "zero-1 of 3": {"fsdp": 3, "zero_stage": 1},
+    "zero-2 of 3": {"fsdp": 3, "zero_stage": 2},
+    "zero-3 of 3": {"fsdp": 3, "zero_stage": 3},
+}
 
 
-def flattened(model: Decoder) -> tuple[Tensor, Tensor]:
-    """Weights and gradients moved into a flat buffer each, with room for what a shard pads."""
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    weights, gradients = torch.zeros(sum(sizes) + 7), torch.zeros(sum(sizes) + 7)
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    for parameter, start, size in zip(model.parameters(), starts, sizes, strict=True):
-        weights[start : start + size] = parameter.detach().flatten()
-        parameter.data = weights[start : start + size].view_as(parameter)
-        parameter.grad = gradients[start : start + size].view_as(parameter)
-    return weights, gradients
+def instance_of(layout: str, policy: str) -> Instance:
+    shape = Layout(**LAYOUTS[layout], micro_batch_seqs=len(IDS), recompute=policy)
+    return Instance(architecture=ARCHITECTURE, layout=shape, precision=precision_named("fp32"))
 
 
-def step_of(policy: str, flat: bool) -> tuple[Memory, list[Any]]:
-    model = build(ARCHITECTURE)
-    initialise(model, 0)
-    recompute(model, policy)
-    buffers = flattened(model) if flat else None
-    ids = torch.arange(32).view(2, 16)
+def step_of(layout: str, policy: str) -> Memory:
+    """What a rank holds in a step."""
+    instance = instance_of(layout, policy)
+    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
+    engine.initialise(0)
+    tracker = MemoryTracker(ARCHITECTURE.vocab_size)
+    for term, tensor in list(engine.held()):
+        tracker.name(term, [tensor])
+    engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory.GATHERED, [whole]))
+    with tracker:
+        engine.step([MicroBatch(IDS, IDS)], instance.layout.num_replicas * IDS.numel(), 1, 0)
+    return tracker.memory()
+
+
+def alone(policy: str) -> Memory:
+    """What a step holds whose weights and gradients are tensors of their own."""
+    executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:
-        tracker.name(memory.PARAMETERS, model.parameters())
-        loss = model(ids, ids, 2 * ids.numel()).loss
+        tracker.name(memory.PARAMETERS, executor.weights.tensors.values())
+        tracker.name(memory.GRADIENTS, executor.gradients.tensors.values())
+        passes = executor.model.forward(batch_of(IDS, IDS), IDS.numel(), trains=True)
         tracker.forward_ended()
-        loss.backward()
-        if buffers is not None:
-            dist.all_reduce(buffers[1])
-        tracker.name(memory.GRADIENTS, (p.grad for p in model.parameters() if p.grad is not None))
-    return tracker.memory(), [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+        executor.model.backward(passes)
+    return tracker.memory()
 
 
-def test_flat_buffers_count_whole_and_once() -> None:
-    for policy in ("none", "selective"):
-        (alone, gradients), *ranks = step_of(policy, flat=False), *run_ranks(step_of, 2, policy, True)
-        for found, reduced in ranks:
-            for term in ("parameters", "gradients"):
-                assert found.largest[term] == alone.largest[term] + 7 * 4
-            for term in ("activations", "logits"):
-                assert found.largest[term] == alone.largest[term]
-            for one, other in zip(reduced, gradients, strict=True):
-                torch.testing.assert_close(torch.tensor(one), 2 * torch.tensor(other))
+def wanted(layout: str) -> Mapping[str, int]:
+    """Bytes that rest: flat arrays count whole, with what pads them, and once however many views there are."""
+    groups = instance_of(layout, "none").groups
+    whole, shard = (4 * sum(sizes) for sizes in zip(*((g.padded_size, g.shard_size) for g in groups), strict=True))
+    stage = LAYOUTS[layout].get("zero_stage", 0)
+    return {"parameters": shard if stage >= 3 else whole, "gradients": shard if stage >= 2 else whole}
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_flat_arrays_count_whole_and_once(layout: str, policy: str) -> None:
+    single, resting, world_size = alone(policy), wanted(layout), instance_of(layout, policy).layout.num_devices
+    elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
+    assert single.largest["parameters"] == single.largest["gradients"] == 4 * elements
+    ranks = run_ranks(step_of, world_size, layout, policy)
+    for found in ranks:
+        assert {term: found.largest[term] for term in resting} == resting
+        assert found.largest["logits"] == single.largest["logits"]
+        assert found.largest["activations"] == single.largest["activations"] + LOSS
+        assert (found.largest["gathered"] > 0) == (layout != "dp=2")
+    moments = sum(found.largest["optimizer"] for found in ranks)  # which have no padding
+    assert moments == 2 * 4 * elements * (world_size if layout == "dp=2" else 1)
+
+
+def test_some_of_these_arrays_are_padded() -> None:
+    """Otherwise it would not be seen whether they count whole."""
+    elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
+    assert wanted("dp=2")["gradients"] >= 4 * elements
+    assert wanted("zero-1 of 3")["gradients"] > 4 * elements

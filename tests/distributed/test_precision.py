@@ -33,7 +33,7 @@ class Step:
 
 def first_step(case: Case) -> Step:
     engine = engine_of(case)
-    for number, bias in enumerate(engine.model.buffers()):  # no two experts so near to each other that rounding decides
+    for number, (_, bias) in enumerate(engine.buffers()):  # no two experts so near to each other that rounding decides
         bias.copy_(torch.linspace(0.0, 1.0, len(bias)).roll(number))
     engine.recipe = replace(engine.recipe, clip_norm=None)
     engine.updater.recipe = engine.recipe

@@ -15,6 +15,7 @@ from shardwise.data.batches import Batches
 from shardwise.data.corpus import write_corpus
 from shardwise.data.documents import find_sources
 from shardwise.data.shards import TokenShards
+from shardwise.engine.torch.initialise import initial_weights
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -26,7 +27,6 @@ from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
 from shardwise.train.huggingface.initial import require_same
 from shardwise.train.issued import instance_of
-from shardwise.train.model import build, initialise
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
 from shardwise.train.world import World
@@ -119,10 +119,10 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_p
     path = latest(tmp_path / "checkpoints")
     assert path is not None
     checkpoint_to_hf(path, plan.model, tmp_path / "hf", seq_len=SEQ_LEN)
-    found = dict(load_hf(tmp_path / "hf").named_parameters())
+    found = load_hf(tmp_path / "hf").tensors
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
-        torch.testing.assert_close(found[name].detach().flatten().double(), weight, rtol=0, atol=0)
+        torch.testing.assert_close(found[name].flatten().double(), weight, rtol=0, atol=0)
     with pytest.raises(InputError, match=r"the weights of another model than dense: .*; the plan that the run was of"):
         checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
 
@@ -136,15 +136,15 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
 def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS["zero-2 of 2"], "dense")
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
-    model = build(plan.model)
-    initialise(model, 99)
-    save_hf(model, tmp_path / "hf", seq_len=SEQ_LEN)
+    initial = initial_weights(plan.model, 99)
+    save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)
     weights, record = run_ranks(begun, 2, plan, data, str(tmp_path / "hf"))[0]
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(weights[name], parameter.detach().flatten().double(), rtol=0, atol=0)
+    assert weights.keys() == initial.tensors.keys()
+    for name, tensor in initial.tensors.items():
+        torch.testing.assert_close(weights[name], tensor.flatten().double(), rtol=0, atol=0)
     batch = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3).batch(0)
-    with torch.no_grad():
-        wanted = model(torch.tensor(batch.inputs_BT), torch.tensor(batch.targets_BT), SEQS * SEQ_LEN).loss
+    logits, targets = initial.logits(torch.tensor(batch.inputs_BT)), torch.tensor(batch.targets_BT)
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
     assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
     with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
         require_same(tmp_path / "hf", replace(plan.model, num_layers=2))
@@ -173,10 +173,9 @@ def read_bytes(plan: Plan, data: Path, folder: str) -> int:
 )
 def test_each_rank_reads_what_it_keeps_of_a_model(layout: str, parts: int, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "moe")
-    model = build(plan.model)
-    initialise(model, 99)
-    save_hf(model, tmp_path, seq_len=SEQ_LEN)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    initial = initial_weights(plan.model, 99)
+    save_hf(initial, tmp_path, seq_len=SEQ_LEN)
+    size = sum(tensor.nbytes for tensor in initial.tensors.values())
     found = run_ranks(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
     assert sum(found) == size * plan.layout.num_devices // parts, "every element is read by those that keep it, once"
     assert max(found) <= 1.5 * size / parts, "padding aside, all read alike"

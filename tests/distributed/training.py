@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from plain import build, initialise
+from plain.experts import balance
 
+from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision
-from shardwise.train import engine as engine_module
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.issued import policy_of
-from shardwise.train.model import build, initialise
-from shardwise.train.model.experts import balance
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
@@ -143,7 +143,7 @@ def plain(case: Case) -> Found:
 
 
 def engine_of(case: Case) -> Engine:
-    engine_module.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
+    compiling.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
     instance = case.instance()
     made = Engine(instance, case.recipe_of(), World(instance.mesh))
     made.initialise(SEED)
@@ -191,7 +191,7 @@ def trained(case: Case) -> Found:
         found.norms.append(result.norm.item())
         found.gradients.append(before())
     found.weights = gathered(engine, "state")
-    found.biases = [one.clone() for one in engine.model.buffers()]
+    found.biases = [one.clone() for _, one in engine.buffers()]
     return found
 
 

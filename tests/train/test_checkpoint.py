@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError
 from shardwise.files import DamagedError, sealed
 from shardwise.model.architecture import Architecture
 from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, reading, whole
 from shardwise.train.huggingface import load_hf, save_hf
-from shardwise.train.model import build, initialise
 
 DAMAGED = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 FIX = "load it with the plan and the optimizer that it was saved with"
@@ -274,24 +275,24 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
     architecture = Architecture(
         name="small", d_model=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, d_ff=12, vocab_size=11
     )  # fmt: skip
-    model = build(architecture, dtype=torch.float32)
-    initialise(model, seed=1)
+    weights = initial_weights(architecture, seed=1)
     pieces = {
-        f"{kind}.{name}": Piece((parameter.numel(),), (0,), parameter.detach().flatten() + shift)
+        f"{kind}.{name}": Piece((tensor.numel(),), (0,), tensor.flatten() + shift)
         for kind, shift in (("model", 0.0), ("exp_avg", 1.0))
-        for name, parameter in model.named_parameters()
+        for name, tensor in weights.tensors.items()
     }
     with Checkpointer(tmp_path, keep=1) as writer:
         writer.save(1, pieces)
-    found = build(architecture, dtype=torch.float32).to_empty(device="cpu")
-    weights = whole(tmp_path / "step-00000001")
-    with torch.no_grad():
-        for name, parameter in found.named_parameters():
-            parameter.copy_(weights.pop(name).view_as(parameter))
-    assert not weights
-    save_hf(found, tmp_path / "hf", seq_len=16)
-    again = dict(load_hf(tmp_path / "hf").named_parameters())
-    assert all(torch.equal(again[name], parameter) for name, parameter in model.named_parameters())
+    found, shapes = whole(tmp_path / "step-00000001"), parameter_shapes(architecture)
+    assert found.keys() == shapes.keys()
+    save_hf(
+        Weights(architecture, {name: found[name].view(shape) for name, shape in shapes.items()}),
+        tmp_path / "hf",
+        seq_len=16,
+    )
+    again = load_hf(tmp_path / "hf").tensors
+    assert again.keys() == weights.tensors.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.tensors.items())
     with pytest.raises(InputError, match=r"no tensor of .* begins with 'master\.'; found exp_avg"):
         whole(tmp_path / "step-00000001", "master.")
 

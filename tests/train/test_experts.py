@@ -1,108 +1,322 @@
-"""The router's choice and its balance."""
+"""The router's choice and its balance, and rows of tokens through their experts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from shardwise.train.model.experts import Experts, auxiliary_loss, balance, route
+from shardwise.engine.torch import devices, experts
+from shardwise.engine.torch.experts import Routing, route
+from shardwise.engine.torch.functions import FUNCTIONS
+from shardwise.train.recipe import Recipe
+from shardwise.train.routing import Balancer, auxiliary_loss, balance
 
-N, E, K, D, M = 64, 6, 2, 8, 5
+B, T, E, K, D, M = 4, 16, 6, 2, 8, 12
+N = B * T
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
+def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def routed(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> Routing:
+    return route(logits, num_chosen, torch.zeros(E) if bias is None else bias, normalised=normalised)
+
+
+def gates_by_hand(logits: Tensor, choices: Tensor, *, normalised: bool) -> Tensor:
+    chosen = logits.flatten(0, -2).softmax(dim=-1).gather(-1, choices)
+    return chosen / chosen.sum(dim=-1, keepdim=True) if normalised else chosen
+
+
+def uneven() -> Tensor:
+    """Logits by which one expert gets all tokens and another none."""
+    logits = random(B, T, E)
+    logits[..., 3] += 20.0
+    logits[..., 0] -= 20.0
+    return logits
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
-    logits = random(N, E)
-    routing = route(logits, K, torch.zeros(E), normalised=normalised)
-    shares = logits.softmax(dim=-1)
+    logits = random(B, T, E)
+    routing = routed(logits, normalised=normalised)
+    shares = logits.flatten(0, 1).softmax(dim=-1)
     largest, chosen = shares.topk(K)
     assert torch.equal(routing.choices, chosen)
-    wanted = largest / largest.sum(dim=-1, keepdim=True) if normalised else largest
-    torch.testing.assert_close(routing.gates, wanted)
-    assert routing.counts.tolist() == [(chosen == expert).sum().item() for expert in range(E)]
-    torch.testing.assert_close(routing.probabilities, shares.sum(dim=0))
+    torch.testing.assert_close(routing.gates, largest / largest.sum(dim=-1, keepdim=True) if normalised else largest)
+    assert routing.counts.tolist() == routing.sizes == [(chosen == expert).sum().item() for expert in range(E)]
+    torch.testing.assert_close(routing.scores, shares)
+    assert (routing.shape, routing.num_chosen) == ((B, T), K)
+
+
+def test_rows_are_in_the_order_of_their_experts() -> None:
+    routing = routed(random(B, T, E))
+    owners = routing.choices.flatten()[routing.order]
+    assert owners.tolist() == sorted(owners.tolist())
+    assert all(part.tolist() == sorted(part.tolist()) for part in routing.order.split(routing.sizes))
+    assert torch.equal(routing.order[routing.places], torch.arange(N * K))
+    assert routing.ends.tolist() == [sum(routing.sizes[: expert + 1]) for expert in range(E)]
+    assert torch.equal(routing.expanded(torch.arange(E)[:, None])[:, 0], owners)
+
+
+def test_scores_and_gates_are_in_float32() -> None:
+    routing = route(random(B, T, E).to(torch.bfloat16), K, torch.zeros(E), normalised=True)
+    assert routing.scores.dtype == routing.gates.dtype == torch.float32
+    found = experts.route_gradient(random(N, K).float(), routing, None, torch.bfloat16)
+    assert (found.dtype, found.shape) == (torch.bfloat16, (B, T, E))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_gradient_of_the_logits_is_that_of_the_gates_and_the_penalty(normalised: bool) -> None:
+    """The penalty is what a loss adds to the gradient of each token's scores; a bias of the choice has no part in it."""
+    logits, dgates, penalty = random(B, T, E).requires_grad_(), random(N, K, seed=1), random(E, seed=2)
+    routing = routed(logits.detach(), bias=torch.linspace(0.0, 0.3, E), normalised=normalised)
+    gates = gates_by_hand(logits, routing.choices, normalised=normalised)
+    penalised = (logits.softmax(dim=-1) * penalty).sum()
+    for loss, given in (((gates * dgates).sum(), None), ((gates * dgates).sum() + penalised, penalty)):
+        (wanted,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        torch.testing.assert_close(experts.route_gradient(dgates, routing, given, torch.float64), wanted)
+
+
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+def test_dispatch_and_combine_have_their_transposes(logits: Tensor) -> None:
+    """Against autograd of each token's rows by hand."""
+    routing = routed(logits)
+    y, rows, dy = random(B, T, D).requires_grad_(), random(N * K, D, seed=1), random(B, T, D, seed=2)
+    sent = y.flatten(0, 1)[:, None].expand(-1, K, -1).flatten(0, 1)[routing.order]
+    torch.testing.assert_close(experts.dispatch(y.detach(), routing), sent.detach(), rtol=0, atol=0)
+    (wanted,) = torch.autograd.grad(sent, y, rows)
+    torch.testing.assert_close(experts.dispatch_dx(rows, routing), wanted)
+    gates, held = routing.gates.clone().requires_grad_(), rows.clone().requires_grad_()
+    back = torch.zeros(N * K, D, dtype=rows.dtype).index_put((routing.order,), held)
+    out = torch.einsum("nk,nkd->nd", gates, back.view(N, K, D)).view(B, T, D)
+    torch.testing.assert_close(experts.combine(routing, rows), out.detach())
+    dgates, dx = torch.autograd.grad(out, (gates, held), dy)
+    torch.testing.assert_close(experts.combine_dgates(dy, rows, routing), dgates)
+    torch.testing.assert_close(experts.combine_dx(dy, routing), dx)
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "relu"])
 def test_no_row_is_dropped_however_uneven_the_choice(kind: str) -> None:
     """Against every expert over every token, weighted; one expert gets all tokens, others none."""
-    logits, y = random(N, E), random(N, D, seed=1)
-    logits[:, 3] += 20.0
-    logits[:, 0] -= 20.0
-    routing = route(logits, K, torch.zeros(E), normalised=True)
+    y, routing = random(B, T, D, seed=1), routed(uneven())
     assert routing.counts[3] == N
     assert routing.counts[0] == 0
     gate, up, down = (random(E, M, D, seed=seed) for seed in (2, 3, 4))
     gate_bias, up_bias, down_bias = random(E, M, seed=5), random(E, M, seed=6), random(E, D, seed=7)
-    held = (gate, up, down, gate_bias, up_bias, down_bias)
-    experts = Experts(kind, *held) if kind == "swiglu" else Experts(kind, None, up, down, None, up_bias, down_bias)
-    opened, raised = (torch.einsum("nd,emd->nem", y, w) + b for w, b in ((gate, gate_bias), (up, up_bias)))
+    rows = experts.dispatch(y, routing)
+    opened, raised = (
+        experts.expert_product(rows, weight.transpose(1, 2), routing) + routing.expanded(bias)
+        for weight, bias in ((gate, gate_bias), (up, up_bias))
+    )
+    act = FUNCTIONS["swiglu"](opened, raised) if kind == "swiglu" else FUNCTIONS["relu"](raised)
+    found = experts.combine(routing, experts.expert_product(act, down, routing) + routing.expanded(down_bias))
+    opened, raised = (torch.einsum("btd,emd->btem", y, w) + b for w, b in ((gate, gate_bias), (up, up_bias)))
     act = torch.nn.functional.silu(opened) * raised if kind == "swiglu" else raised.relu()
-    out = torch.einsum("nem,emd->ned", act, down) + down_bias
-    weights = torch.zeros(N, E, dtype=y.dtype).scatter(1, routing.choices, routing.gates)
-    torch.testing.assert_close(experts(y, routing), torch.einsum("ne,ned->nd", weights, out))
+    out = torch.einsum("btem,emd->bted", act, down) + down_bias
+    weights = torch.zeros(N, E, dtype=y.dtype).scatter(1, routing.choices, routing.gates).view(B, T, E)
+    torch.testing.assert_close(found, torch.einsum("bte,bted->btd", weights, out))
+
+
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
+    """Written anew, or added to what is there; an expert without rows has none."""
+    routing = routed(logits)
+    rows, weight = random(N * K, D).requires_grad_(), random(E, D, M, seed=1).requires_grad_()
+    dy, rest = random(N * K, M, seed=2), random(E, D, M, seed=3)
+    parts = zip(rows.split(routing.sizes), weight, strict=True)
+    out = torch.cat([part @ matrix for part, matrix in parts])
+    drows, dweight = torch.autograd.grad(out, (rows, weight), dy)
+    torch.testing.assert_close(experts.expert_product(rows.detach(), weight.detach(), routing), out.detach())
+    torch.testing.assert_close(experts.expert_product(dy, weight.detach().transpose(1, 2), routing), drows)
+    for add, wanted in ((False, dweight), (True, dweight + rest)):
+        target = rest.clone() if add else torch.full_like(rest, torch.nan)
+        assert experts.expert_gradient(rows.detach(), dy, routing, target, add=add) is target
+        torch.testing.assert_close(target, wanted)
+    sums = torch.stack([part.sum(dim=0) for part in dy.split(routing.sizes)])
+    torch.testing.assert_close(experts.expert_sum(dy, routing), sums)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+def test_one_product_for_all_experts_is_that_of_each(
+    logits: Tensor, dtype: torch.dtype, tolerance: float, add: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has it, also of a matrix that is turned; one expert may have no rows."""
+    calls, grouped_mm = [], torch.nn.functional.grouped_mm
+
+    def counted(*operands: Tensor, **options: Any) -> Tensor:
+        calls.append(operands)
+        return grouped_mm(*operands, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", counted)
+    wide, routing = 16, routed(logits)
+    rows, weight, dy = (
+        random(*shape, seed=seed).to(dtype)
+        for seed, shape in enumerate(((N * K, D), (E, D, wide), (N * K, wide)), start=1)
+    )
+    rest = random(E, D, wide, seed=5).to(dtype)
+    results = []
+    for grouped in (False, True):
+        monkeypatch.setattr(experts, "can_group", lambda *operands, grouped=grouped: grouped)
+        results.append(
+            (
+                experts.expert_product(rows, weight, routing),
+                experts.expert_product(dy, weight.transpose(1, 2), routing),
+                experts.expert_gradient(rows, dy, routing, rest.clone(), add=add),
+            )
+        )
+    assert len(calls) == 3
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == other.dtype == dtype
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widths", "on_gpu", "wanted"),
+    [
+        (torch.bfloat16, (8, 16), True, True),
+        (torch.bfloat16, (8, 16), False, False),
+        (torch.bfloat16, (12, 16), True, False),
+        (torch.bfloat16, (8, 12), True, False),
+        (torch.float32, (8, 16), True, False),
+    ],
+)
+def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
+    dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "on_gpu", lambda x: on_gpu)
+    assert experts.can_group(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is wanted
+
+
+# Balance. `sums` are what a router's call hands over: rows and probabilities by expert, [2, E].
+
+
+def sums(routing: Routing) -> Tensor:
+    return torch.stack((routing.counts.to(routing.scores.dtype), routing.scores.sum(dim=0)))
+
+
+def losses(*routings: Routing) -> tuple[Tensor, Tensor]:
+    return auxiliary_loss(*torch.stack([sums(one) for one in routings], dim=1).unbind())
+
+
+class Others:
+    """In the place of an exchange: adds what the other processes have."""
+
+    def __init__(self, *others: Tensor) -> None:
+        self.others = others
+
+    def sum_now(self, values: Tensor, axes: Any) -> Tensor:
+        assert axes == ("dp",)
+        return torch.stack((values, *self.others)).sum(dim=0)
+
+
+def balancer(kind: Any, *others: Tensor, biases: dict[int, Tensor] | None = None) -> Balancer:
+    exchange: Any = Others(*others)
+    return Balancer(biases or {}, exchange, ("dp",), Recipe(steps=1, balance=kind))
 
 
 def test_the_auxiliary_loss_is_one_a_layer_when_all_experts_are_alike_and_e_when_one_has_all() -> None:
-    alike = route(torch.zeros(N, E, dtype=torch.float64), K, torch.zeros(E), normalised=True)
-    assert auxiliary_loss([alike, alike]).item() == pytest.approx(2.0)
-    all_to_one = torch.zeros(N, E, dtype=torch.float64)
-    all_to_one[:, 1] = 50.0
-    assert auxiliary_loss([route(all_to_one, 1, torch.zeros(E), normalised=True)]).item() == pytest.approx(E)
-    assert auxiliary_loss([]) is None
+    alike = routed(torch.zeros(B, T, E, dtype=torch.float64))
+    assert losses(alike, alike)[0].item() == pytest.approx(2.0)
+    all_to_one = torch.zeros(B, T, E, dtype=torch.float64)
+    all_to_one[..., 1] = 50.0
+    assert losses(routed(all_to_one, 1))[0].item() == pytest.approx(E)
+
+
+def loss_by_hand(logits: Tensor, routing: Routing) -> Tensor:
+    """E · sum over experts of (share of the rows) · (mean probability)."""
+    return E * (routing.counts / routing.counts.sum() * logits.flatten(0, -2).softmax(dim=-1).mean(dim=0)).sum()
+
+
+def test_the_auxiliary_loss_has_its_gradient_by_each_tokens_probabilities() -> None:
+    logits = [random(B, T, E, seed=seed).requires_grad_() for seed in (0, 1)]
+    routings = [routed(one.detach()) for one in logits]
+    loss, penalties = losses(*routings)
+    wanted = sum(loss_by_hand(one, routing) for one, routing in zip(logits, routings, strict=True))
+    torch.testing.assert_close(loss, wanted.detach())
+    gradients = torch.autograd.grad(wanted, logits)
+    for routing, penalty, gradient in zip(routings, penalties, gradients, strict=True):
+        found = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), routing, penalty, torch.float64)
+        torch.testing.assert_close(found, gradient)
 
 
 def test_the_auxiliary_loss_over_halves_of_a_batch_is_that_of_the_whole() -> None:
-    """Ranks add their sums up; each half's loss then has the gradient of its own tokens."""
-    logits = random(N, E).requires_grad_()
-    whole = route(logits, K, torch.zeros(E), normalised=True)
-    (wanted,) = torch.autograd.grad(auxiliary_loss([whole]), logits)
-    halves = [route(half, K, torch.zeros(E), normalised=True) for half in logits.chunk(2)]
-    total = torch.stack([sum(h.counts for h in halves).to(logits.dtype), sum(h.probabilities.detach() for h in halves)])
+    """Processes add their sums up; each one's penalty then gives the gradient of its own tokens."""
+    logits = random(B, T, E)
+    whole, halves = routed(logits), [routed(half) for half in logits.chunk(2)]
+    nothing, own = torch.zeros(N // 2, K, dtype=torch.float64), []
+    for half, other in (halves, halves[::-1]):
+        one = balancer("auxiliary", sums(other)[:, None])
+        (penalty,) = one.penalties({2: sums(half)}, 1).values()
+        assert one.loss is not None
+        torch.testing.assert_close(one.loss, losses(whole)[0])
+        own.append(experts.route_gradient(nothing, half, penalty, torch.float64))
+    penalty = 0.01 * losses(whole)[1][0]
+    wanted = experts.route_gradient(torch.zeros(N, K, dtype=torch.float64), whole, penalty, torch.float64)
+    torch.testing.assert_close(torch.cat(own), wanted)
 
-    def summed(own: torch.Tensor) -> torch.Tensor:
-        return own + (total[:, None] - own.detach())
 
-    losses = [auxiliary_loss([half], summed) for half in halves]
-    for loss in losses:
-        torch.testing.assert_close(loss, auxiliary_loss([whole]))
-    (found,) = torch.autograd.grad(torch.stack(losses).sum(), logits)
-    torch.testing.assert_close(found, wanted)
+def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
+    """And penalties are shares of it, each for its router."""
+    first, second = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
+    one = balancer("auxiliary")
+    one.begin_step()
+    for routing in (first, second):
+        found = one.penalties({1: sums(routing), 3: sums(second)}, 2)
+        assert list(found) == [1, 3]
+        torch.testing.assert_close(torch.stack(list(found.values())), 0.01 / 2 * losses(routing, second)[1])
+    assert one.loss is not None
+    torch.testing.assert_close(one.loss, (losses(first, second)[0] + losses(second, second)[0]) / 2)
+    counts = torch.stack((first.counts + second.counts, 2 * second.counts)).double()
+    assert one.imbalance == pytest.approx((counts.max(dim=-1).values / (2 * N * K / E)).max().item())
+    one.begin_step()
+    assert one.loss is one.counts is one.imbalance is None
+
+
+@pytest.mark.parametrize("kind", ["bias", "none"])
+def test_without_an_auxiliary_loss_there_are_no_penalties(kind: str) -> None:
+    """Rows are counted on each process alone, and by bias added up at the end of the step."""
+    own, other = (routed(random(B, T, E, seed=seed)) for seed in (0, 1))
+    biases = {1: torch.zeros(E)}
+    one = balancer(kind, other.counts[None], biases=biases)
+    assert one.penalties({1: sums(own)}, 1) == {}
+    assert one.loss is None
+    one.end_step()
+    counts = own.counts + other.counts if kind == "bias" else own.counts
+    mean = counts.double().mean()
+    assert one.imbalance == pytest.approx(float(counts.max() / mean))
+    moved = 1e-3 * torch.sign(mean - counts).float() if kind == "bias" else torch.zeros(E)
+    assert torch.equal(biases[1], moved)
+
+
+@pytest.mark.parametrize("kind", ["auxiliary", "bias", "none"])
+def test_a_model_without_routers_has_nothing_to_balance(kind: str) -> None:
+    one = balancer(kind)
+    assert one.penalties({}, 1) == {}
+    one.end_step()
+    assert one.loss is one.counts is one.imbalance is None
+
+
+def test_biases_move_towards_the_mean_and_stay_there() -> None:
+    bias = torch.tensor([0.5, 0.5, 0.5])
+    balance(bias, torch.tensor([1, 2, 3]), 0.25)
+    assert bias.tolist() == [0.75, 0.5, 0.25]
 
 
 def test_the_balance_bias_evens_the_counts_out_and_leaves_the_gates() -> None:
-    logits = random(N, E)
-    logits[:, 2] += 2.0
+    logits = random(B, T, E)
+    logits[..., 2] += 2.0
     bias = torch.zeros(E)
-    first = route(logits, K, bias, normalised=False)
+    first = routed(logits, bias=bias, normalised=False)
     for _ in range(400):
-        balance(bias, route(logits, K, bias, normalised=False).counts, 1e-3)
-    last = route(logits, K, bias, normalised=False)
+        balance(bias, routed(logits, bias=bias, normalised=False).counts, 1e-3)
+    last = routed(logits, bias=bias, normalised=False)
     mean = N * K / E
     assert (first.counts - mean).abs().max() > mean
     assert (last.counts - mean).abs().max() < 0.35 * mean
-    torch.testing.assert_close(last.gates, logits.softmax(dim=-1).gather(-1, last.choices))
-
-
-@pytest.mark.parametrize("kind", ["swiglu", "relu"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_one_product_for_all_experts_is_that_of_each(kind: str, biased: bool) -> None:
-    """Values and every gradient; one expert has no rows."""
-    wide = 12
-    x, up, gate, down = (random(*shape).float() for shape in ((N, D), *((E, wide, D),) * 3))
-    biases = [random(E, width).float() if biased else None for width in (wide, wide, D)]
-    counts = torch.tensor([20, 0, 5, 30, 8, 1])
-    held = [x, gate if kind == "swiglu" else None, up, down, biases[0] if kind == "swiglu" else None, *biases[1:]]
-    leaves = [tensor.requires_grad_() for tensor in held if tensor is not None]
-    experts = Experts(kind, *held[1:])
-    dy = random(N, D, seed=8).float()
-    results = []
-    for run in (experts.in_turn, experts.grouped):
-        out = run(x, counts)
-        results.append((out, *torch.autograd.grad(out, leaves, dy)))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(last.gates, gates_by_hand(logits, last.choices, normalised=False))

@@ -1,107 +1,423 @@
-"""Functions with backward passes of their own: against finite differences, and against PyTorch's in narrow formats."""
+"""The executor's kernels: each result against a formula, and each gradient against PyTorch's autograd of that formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.data.batches import IGNORED
-from shardwise.train.model.functions import GATED_ACTIVATIONS, activate
-from shardwise.train.model.gradients import Dispatch, HeadLoss, Reorder, RMSNorm, applied
+from shardwise.engine.torch import attention as attention_module
+from shardwise.engine.torch.attention import Attention, Sight, sink_gradient
+from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
+from shardwise.engine.torch.loss import capped, cross_entropy
+from shardwise.engine.torch.norms import NORMS
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, Numerics
 
-TARGETS = torch.tensor([3, IGNORED, 0, 6, 3])
-ORDER = torch.tensor([4, 0, 5, 2, 1, 3])
-Made = Callable[..., Tensor]
+Formula = Callable[..., Tensor]
+EXACT = 1e-12
+NARROW = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, None, 1.0), [(5, 4), (7, 4)]),
-        (lambda x, weight: applied(HeadLoss, x, weight, TARGETS, 1.5, 1 / 3) / 2, [(5, 4), (7, 4)]),
-        (lambda x, weight: applied(RMSNorm, x, weight, 1e-5), [(2, 3, 4), (4,)]),
-        (lambda x, weight: applied(RMSNorm, x, weight, 1e-5), [(2, 3, 2, 4), (2, 4)]),
-        (lambda y: applied(Dispatch, y, ORDER, ORDER.argsort(), 2), [(3, 4)]),
-        (lambda rows: applied(Reorder, rows, ORDER.argsort(), ORDER), [(6, 4)]),
-        *((lambda gate, up, kind=kind: activate(kind, gate, up), [(3, 4), (3, 4)]) for kind in GATED_ACTIVATIONS),
-        (lambda gate, up: activate("swiglu", gate, up), [(3, 4), (3, 4)]),
-    ],
-)
-def test_gradients_are_those_of_finite_differences(function: Made, shapes: list[tuple[int, ...]]) -> None:
-    operands = tuple(random(*shape, seed=seed) for seed, shape in enumerate(shapes))
-    assert torch.autograd.gradcheck(function, operands)
+def gradients_of(formula: Formula, operands: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A formula's result, and by autograd its gradients."""
+    leaves = [operand.detach().clone().requires_grad_() for operand in operands]
+    out = formula(*leaves)
+    return out.detach(), torch.autograd.grad(out, leaves, dy)
 
 
-def both(function: Made, reference: Made, *operands: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Results and gradients of the two, side by side."""
-    found: list[list[Any]] = []
-    for one in (function, reference):
-        own = [operand.detach().clone().requires_grad_() for operand in operands]
-        out = one(*own)
-        out.float().square().sum().backward()
-        found.append([out, *(operand.grad for operand in own)])
-    return list(zip(*found, strict=True))
+def assert_near(found: Any, wanted: Any, tolerance: float = EXACT) -> None:
+    """Same shape and format, and a small relative error."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert float((found - wanted).double().norm()) <= tolerance * float(wanted.double().norm())
 
 
-NARROW = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
+# Norms.
 
 
-def assert_alike(pairs: list[tuple[Tensor, Tensor]], tolerance: float) -> None:
-    for found, wanted in pairs:
-        assert found.dtype == wanted.dtype
-        assert (found - wanted).float().norm() <= tolerance * wanted.float().norm()
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    dims = tuple(range(-weight.dim(), 0))
+    return x / torch.sqrt(x.square().mean(dim=dims, keepdim=True) + epsilon) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + epsilon) * weight
+
+
+NORM_FORMULAS: dict[str, Formula] = {"rms_norm": rms_norm, "layer_norm": layer_norm}
+PYTORCHS: dict[str, Formula] = {
+    "rms_norm": lambda x, weight, epsilon: F.rms_norm(x, weight.shape, weight, epsilon),
+    "layer_norm": lambda x, weight, epsilon: F.layer_norm(x, weight.shape, weight, None, epsilon),
+}
+
+
+def assert_norm_is(
+    kind: str, formula: Formula, x: Tensor, weight: Tensor, dy: Tensor, epsilon: float, tolerance: float = EXACT
+) -> None:
+    norm = NORMS[kind]
+    y, *kept = norm.forward(x, weight, epsilon)
+    dx, dweight = norm.backward(dy, x, *kept, weight, needs_weight=True)
+    wanted = gradients_of(lambda x, weight: formula(x, weight, epsilon), (x, weight), dy)
+    for found, own in zip((y, dx, dweight), (wanted[0], *wanted[1]), strict=True):
+        assert_near(found, own, tolerance)
+    alone, nothing = norm.backward(dy, x, *kept, weight, needs_weight=False)
+    assert nothing is None
+    assert torch.equal(alone, dx)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.3])
+@pytest.mark.parametrize("kind", NORM_FORMULAS)
+def test_norms_are_those_of_their_formulas(kind: str, epsilon: float) -> None:
+    assert_norm_is(kind, NORM_FORMULAS[kind], random(2, 3, 4), random(4, seed=1), random(2, 3, 4, seed=2), epsilon)
+
+
+def test_a_norm_over_several_dims_is_over_all_of_them() -> None:
+    """As over queries of all heads, which come as a view of another order."""
+    x, dy = random(3, 2, 2, 4).transpose(0, 1), random(2, 2, 3, 4, seed=2).transpose(1, 2)
+    assert_norm_is("rms_norm", rms_norm, x, random(2, 4, seed=1), dy, 1e-5)
 
 
 @NARROW
-def test_norm_and_activation_are_pytorchs(dtype: torch.dtype, tolerance: float) -> None:
-    x, weight, up = random(6, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(6, 8, dtype=dtype, seed=2)
-    pairs = both(lambda x, w: applied(RMSNorm, x, w, 1e-5), lambda x, w: F.rms_norm(x, (8,), w, 1e-5), x, weight)
-    pairs += both(lambda g, u: activate("swiglu", g, u), lambda g, u: F.silu(g) * u, x, up)
-    assert_alike(pairs, tolerance)
+@pytest.mark.parametrize("kind", NORM_FORMULAS)
+def test_norms_in_narrow_formats_are_pytorchs(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Results are in the format of the operands; of an RMSNorm what is kept is in float32."""
+    x, weight, dy = random(64, 8, dtype=dtype), random(8, dtype=dtype, seed=1), random(64, 8, dtype=dtype, seed=2)
+    assert_norm_is(kind, PYTORCHS[kind], x, weight, dy, 1e-5, tolerance)
+    _, *kept = NORMS[kind].forward(x, weight, 1e-5)
+    assert {one.numel() for one in kept} == {64}
+    assert kind == "layer_norm" or kept[0].dtype == torch.float32
+
+
+def test_the_gradient_of_a_norms_weight_is_added_up_in_float32() -> None:
+    """Of 4000 rows of ones: added up in bf16 it would stop at 256."""
+    x = torch.ones(4000, 8, dtype=torch.bfloat16)
+    weight = torch.ones(8, dtype=torch.bfloat16)
+    _, scale = NORMS["rms_norm"].forward(x, weight, 1e-5)
+    _, dweight = NORMS["rms_norm"].backward(x, x, scale, weight, needs_weight=True)
+    assert dweight is not None
+    assert_near(dweight, torch.full((8,), 4000.0, dtype=torch.bfloat16), 1e-2)
+
+
+# Elementwise functions: the operands of each, in order, and the formula.
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    low = gate.clamp(max=CLAMP)
+    return low / (1.0 + torch.exp(-CLAMPED_SLOPE * low)) * (up.clamp(-CLAMP, CLAMP) + 1.0)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+FORMULAS: dict[str, tuple[tuple[str, ...], Formula]] = {
+    "swiglu": (("gate", "up"), lambda gate, up: gate / (1.0 + torch.exp(-gate)) * up),
+    "geglu": (("gate", "up"), lambda gate, up: gelu(gate) * up),
+    "clamped_swiglu": (("gate", "up"), clamped_swiglu),
+    "gelu": (("x",), gelu),
+    "relu": (("x",), torch.relu),
+    "sigmoid_gate": (("x", "logit"), lambda x, logit: x / (1.0 + torch.exp(-logit))),
+}
+# What a gradient reads beside dy, where it is not all operands.
+READS = {"swiglu_dup": ("gate",), "geglu_dup": ("gate",), "sigmoid_gate_dx": ("logit",)}
+
+
+def test_every_function_with_a_gradient_has_a_formula() -> None:
+    partners = {f"{name}_d{operand}" for name, (operands, _) in FORMULAS.items() for operand in operands}
+    assert {name for name in FUNCTIONS if "_d" in name} == partners
+    assert set(FUNCTIONS) - partners - set(FORMULAS) == {"add", "add_vector", "negate", "sum_to"}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_functions_and_their_gradients_are_those_of_their_formulas(name: str) -> None:
+    """On both sides of every clamp, and at each; no operand is written over."""
+    names, formula = FORMULAS[name]
+    operands = {operand: 5.0 * random(40, 8, seed=seed) for seed, operand in enumerate(names)}
+    for place, operand in enumerate(operands.values()):
+        operand[place, :3] = torch.tensor([-CLAMP, 0.0, CLAMP])
+    dy, before = random(40, 8, seed=9), [operand.clone() for operand in operands.values()]
+    result, gradients = gradients_of(formula, list(operands.values()), dy)
+    assert_near(FUNCTIONS[name](*operands.values()), result)
+    for operand, gradient in zip(names, gradients, strict=True):
+        partner = f"{name}_d{operand}"
+        reads = [operands[one] for one in READS.get(partner, names)]
+        assert_near(FUNCTIONS[partner](dy, *reads), gradient)
+    assert all(torch.equal(one, other) for one, other in zip(before, operands.values(), strict=True))
+    assert torch.equal(dy, random(40, 8, seed=9))
 
 
 @NARROW
-def test_loss_in_parts_is_cross_entropy(dtype: torch.dtype, tolerance: float) -> None:
-    """More rows than a part has, the last part shorter."""
-    x, weight = random(301, 8, dtype=dtype), random(2000, 8, dtype=dtype, seed=1)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_functions_in_narrow_formats_stay_in_them(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    names, formula = FORMULAS[name]
+    operands = [random(40, 8, dtype=dtype, seed=seed) for seed, _ in enumerate(names)]
+    dy = random(40, 8, dtype=dtype, seed=9)
+    result, gradients = gradients_of(lambda *x: formula(*(one.double() for one in x)), operands, dy.double())
+    assert_near(FUNCTIONS[name](*operands), result.to(dtype), tolerance)
+    for operand, gradient in zip(names, gradients, strict=True):
+        partner = f"{name}_d{operand}"
+        reads = [operands[names.index(one)] for one in READS.get(partner, names)]
+        assert_near(FUNCTIONS[partner](dy, *reads), gradient, tolerance)
+
+
+def test_sums_are_of_all_terms() -> None:
+    terms = [random(3, 4, seed=seed) for seed in range(4)]
+    for count in (2, 3, 4):
+        assert_near(FUNCTIONS["add"](*terms[:count]), torch.stack(terms[:count]).sum(dim=0))
+    assert torch.equal(FUNCTIONS["negate"](terms[0]), 0.0 - terms[0])
+    assert torch.equal(FUNCTIONS["add_vector"](terms[0], terms[1][0]), terms[0] + terms[1][:1])
+    assert FUNCTIONS["sum_to"](terms[0]) is terms[0]
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("heads", [(), (3,), (3, 2)])
+@pytest.mark.parametrize("sequences", [(), (2,)])
+def test_rotation_is_a_product_of_complex_numbers(
+    heads: tuple[int, ...], sequences: tuple[int, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second half of a head are the imaginary parts; positions are each sequence's own, or shared."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    x, dy = random(2, 5, *heads, 8), random(2, 5, *heads, 8, seed=1)
+    angles = random(*sequences, 5, 4, seed=2)
+    turns = torch.polar(torch.ones_like(angles), angles).view(*sequences, 5, *(1 for _ in heads), 4)
+    turned = torch.complex(x[..., :4], x[..., 4:]) * turns
+    tables = (angles.cos(), angles.sin())
+    found, back = rotate(x, tables), rotate_back(dy, tables)
+    assert_near(found, torch.cat((turned.real, turned.imag), dim=-1))
+    assert (found * dy).sum().item() == pytest.approx((x * back).sum().item(), rel=1e-12)
+    assert_near(rotate_back(found, tables), x)
+
+
+# The loss.
+
+
+def loss_by_hand(logits: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
+    bent = logits if cap is None else cap * torch.tanh(logits / cap)
+    return scale * F.cross_entropy(bent.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3])
+@pytest.mark.parametrize("width", [7, 2000])
+def test_logits_become_their_gradient(width: int, scale: float, cap: float | None) -> None:
+    """More rows than a part has, the last part shorter; some targets are ignored. Without a backward pass logits stay."""
+    logits = 2.0 * random(7, 43, width)
+    targets = torch.randint(width, (7, 43), generator=torch.Generator().manual_seed(2))
+    targets[0, 5:9] = IGNORED
+    targets[3] = IGNORED
+    loss, (gradient,) = gradients_of(lambda x: loss_by_hand(x, targets, scale, cap), [logits], torch.tensor(1.0))
+    held = logits.clone()
+    assert_near(cross_entropy(held, targets, scale, cap, replace=False), loss)
+    assert torch.equal(held, logits)
+    assert_near(cross_entropy(held, targets, torch.tensor(scale, dtype=torch.float64), cap, replace=True), loss)
+    assert_near(held, gradient)
+    assert not held[3].any()
+
+
+@NARROW
+def test_loss_in_narrow_formats_is_cross_entropy(dtype: torch.dtype, tolerance: float) -> None:
+    """The loss is in float32, its gradient in the format of the logits."""
+    logits = random(301, 2000, dtype=dtype)
     targets = torch.randint(2000, (301,), generator=torch.Generator().manual_seed(2))
     targets[5:9] = IGNORED
-
-    def reference(x: Tensor, weight: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(x, weight).float(), targets, ignore_index=IGNORED, reduction="sum") / 300
-
-    pairs = both(lambda x, w: applied(HeadLoss, x, w, targets, None, 1 / 300), reference, x, weight)
-    assert_alike(pairs, tolerance)
-
-
-def test_a_loss_without_gradients_leaves_none() -> None:
-    x, weight = random(5, 4), random(7, 4, seed=1)
-    with torch.no_grad():
-        loss = applied(HeadLoss, x, weight, TARGETS, None, 1.0)
-    assert loss.grad_fn is None
-    torch.testing.assert_close(loss, applied(HeadLoss, x, weight, TARGETS, None, 1.0).detach(), rtol=1e-14, atol=0)
+    loss, (gradient,) = gradients_of(
+        lambda x: loss_by_hand(x.double(), targets, 1 / 300, None), [logits], torch.tensor(1.0)
+    )
+    found = cross_entropy(logits, targets, 1 / 300, None, replace=True)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(loss.item(), rel=2e-6)
+    assert_near(logits, gradient, tolerance)
 
 
 def test_a_loss_over_many_targets_scales_its_gradient_in_float32() -> None:
     """1/3000 is no number of bf16: rounded to one, it would make the whole gradient 0.15% too large."""
-    generator = torch.Generator().manual_seed(3)
-    x, weight = (torch.randn(*shape, generator=generator) for shape in ((3000, 16), (40, 16)))
-    targets = torch.randint(40, (3000,), generator=generator)
-    found = {}
-    for dtype in (torch.float64, torch.bfloat16):
-        own = weight.to(torch.bfloat16).to(dtype).requires_grad_()
-        applied(HeadLoss, x.to(torch.bfloat16).to(dtype), own, targets, None, 1 / 3000).backward()
-        assert own.grad is not None
-        found[dtype] = own.grad.double().flatten()
-    exact = found[torch.float64]
-    assert torch.dot(found[torch.bfloat16], exact) / torch.dot(exact, exact) == pytest.approx(1.0, abs=5e-4)
+    logits = random(3000, 40, dtype=torch.bfloat16)
+    targets = torch.randint(40, (3000,), generator=torch.Generator().manual_seed(3))
+    exact = logits.double()
+    for one in (logits, exact):
+        cross_entropy(one, targets, 1 / 3000, None, replace=True)
+    found, exact = logits.double().flatten(), exact.flatten()
+    assert torch.dot(found, exact) / torch.dot(exact, exact) == pytest.approx(1.0, abs=5e-4)
+
+
+def test_capped_logits_are_in_float32() -> None:
+    logits = random(3, 5, dtype=torch.bfloat16)
+    assert torch.equal(capped(logits, None), logits.float())
+    assert_near(capped(logits, 0.5), 0.5 * torch.tanh(logits.float() / 0.5), 1e-6)
+    assert capped(logits.double(), 0.5).dtype == torch.float64
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [one for one in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(one, Tensor)]
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
+        sizes = [one.numel() for one in made if one.untyped_storage().data_ptr() not in given]
+        self.elements = max([self.elements, *sizes])
+        return out
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize(
+    ("rows", "width", "part"),
+    [
+        (1000, 64, 512),  # of 2^15 logits
+        (40 * 128, 1024, 40),  # 1/128 of all rows
+        (40 * 128 + 1, 1024, 41),
+        (3, 40_000, 1),
+        (0, 40_000, 1),
+    ],
+)
+def test_no_copy_of_all_logits_is_made(rows: int, width: int, part: int, cap: float | None) -> None:
+    """The loss is made of some rows at a time, and nothing that is made beside the logits is larger."""
+    logits, targets = torch.zeros(rows, width, dtype=torch.bfloat16), torch.zeros(rows, dtype=torch.long)
+    with Largest() as largest:
+        cross_entropy(logits, targets, 1.0, cap, replace=True)
+    assert largest.elements == max(min(part, rows) * width, 1)
+
+
+# Attention. Letters: B, T, K, G, H and U as in `model/decoder.py`.
+
+B, T, K, G, H = 2, 70, 2, 3, 4
+DOCUMENTS = torch.repeat_interleave(torch.arange(8), torch.tensor([3, 37, 20, 10, 33, 1, 30, 6])).view(B, T)
+SIGHTS = {
+    "causal": Sight(),
+    "window": Sight(window=5),
+    "wide window": Sight(window=40),
+    "documents": Sight(documents=DOCUMENTS),
+    "documents and window": Sight(window=5, documents=DOCUMENTS),
+}
+BLOCKS = pytest.mark.parametrize("block", [32, 512])  # so that queries go in three blocks, two or one
+
+
+def seen_by_hand(sight: Sight) -> Tensor:
+    """Which keys each query sees, [B or 1, T, T]."""
+    queries, keys = torch.arange(T)[:, None], torch.arange(T)
+    seen = (keys <= queries) & (queries - keys < (sight.window or T))
+    same = DOCUMENTS[:, :, None] == DOCUMENTS[:, None, :]
+    return seen[None] if sight.documents is None else seen & same
+
+
+def attention_by_hand(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, sight: Sight, scale: float, cap: float | None
+) -> Tensor:
+    """Softmax over scores [B, K, G, T, S], and where there are sinks over these too."""
+    scores = torch.einsum("btkgh,bskh->bkgts", q, k) * scale
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~seen_by_hand(sight)[:, None, None], float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, :, None, None].expand(len(q), -1, -1, T, 1)), dim=-1)
+    return torch.einsum("bkgts,bsku->btkgu", scores.softmax(dim=-1)[..., :T], v)
+
+
+def operands_of(width: int, groups: int = G, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Queries, keys, values, and the gradient of what comes out."""
+    shapes = (B, T, K, groups, H), (B, T, K, H), (B, T, K, width), (B, T, K, groups, width)
+    q, k, v, dy = (random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes))
+    return q, k, v, dy
+
+
+def run(
+    attention: Attention, sight: Sight, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *sinks: Tensor
+) -> list[Tensor]:
+    """What attention gives: its result, and the gradients of queries, keys, values and sinks."""
+    out, lse = attention.forward(q, k, v, sight, *sinks)
+    assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
+    gradients = attention.backward(q, k, v, sight, out, lse, dy, *sinks)
+    return [out, *gradients, *(sink_gradient(dy, out, lse, one) for one in sinks)]
+
+
+@BLOCKS
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("width", [H, H - 1])
+@pytest.mark.parametrize("groups", [1, G])
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention_is_a_softmax_over_what_is_seen(
+    has_sinks: bool, cap: float | None, groups: int, width: int, sight: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "BLOCK", block)
+    q, k, v, dy = operands_of(width, groups)
+    sinks, seen = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return attention_by_hand(q, k, v, sinks, seen, 0.6, cap)
+
+    result, wanted = gradients_of(by_hand, (q, k, v, *sinks), dy)
+    for own, other in zip(run(Attention(0.6, cap), seen, q, k, v, dy, *sinks), (result, *wanted), strict=True):
+        assert_near(own, other)
+
+
+@BLOCKS
+@NARROW
+@pytest.mark.parametrize("kind", ["fused", "capped", "sinks"])
+def test_attention_in_narrow_formats_stays_in_them(
+    kind: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the log-sum-exp, which is in float32."""
+    monkeypatch.setattr(attention_module, "BLOCK", block)
+    q, k, v, dy = operands_of(H, dtype=dtype)
+    sinks, cap = [random(K, G, dtype=dtype, seed=5)] if kind == "sinks" else [], 0.7 if kind == "capped" else None
+
+    def exact(*operands: Tensor) -> Tensor:
+        q, k, v, *sinks = (one.double() for one in operands)
+        return attention_by_hand(q, k, v, sinks[0] if sinks else None, SIGHTS["window"], 0.5, cap)
+
+    result, wanted = gradients_of(exact, (q, k, v, *sinks), dy.double())
+    found = run(Attention(0.5, cap), SIGHTS["window"], q, k, v, dy, *sinks)
+    for own, other in zip(found, (result.to(dtype), *wanted), strict=True):
+        assert_near(own, other, 2 * tolerance)
+
+
+def test_attention_is_pytorchs() -> None:
+    q, k, v, dy = operands_of(H)
+
+    def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = q.flatten(2, 3).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return torch.unflatten(out.transpose(1, 2), 2, (K, G))
+
+    result, wanted = gradients_of(pytorchs, (q, k, v), dy)
+    for own, other in zip(run(Attention.of(Numerics(), H), Sight(), q, k, v, dy), (result, *wanted), strict=True):
+        assert_near(own, other)
+
+
+def test_scale_and_cap_are_the_models() -> None:
+    assert Attention.of(Numerics(), 16) == Attention(0.25, None)
+    assert Attention.of(Numerics(attention_scale=0.1, attention_cap=50.0), 16) == Attention(0.1, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("sight", "cap", "most"),
+    [
+        (Sight(), None, 0),  # the kernel has no scores in memory
+        (Sight(window=5), None, 0),
+        (Sight(window=5), 0.7, B * K * G * 32 * (32 + 4)),  # scores of a block over the keys that it sees
+        (Sight(), 0.7, B * K * G * 32 * T),
+    ],
+)
+def test_no_square_of_all_positions_is_made(
+    sight: Sight, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "BLOCK", 32)
+    operands = operands_of(H)
+    with Largest() as largest:
+        run(Attention(0.5, cap), sight, *operands)
+    assert operands[0].numel() <= largest.elements <= max(most, operands[0].numel())

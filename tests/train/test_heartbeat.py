@@ -84,7 +84,7 @@ class Watched:
             meeting_of(rank), self.stop, silent_after_s=30.0, timeout_s=600.0, remains=lambda: "this remains",
             say=self.said.append, end=self.codes.append,
         )  # fmt: skip
-        self.now = float(int(self.heartbeat._looked))  # whole seconds: sums of them are exact
+        self.now = self.heartbeat._looked
 
     def hear(self, beats: dict[int, Beat]) -> None:
         self.heartbeat.listener.hear(beats, self.now)

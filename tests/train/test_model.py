@@ -1,16 +1,24 @@
-"""The model's loss and every gradient are those of the derivation's program, executed in NumPy in float64."""
+"""The executor's loss and every gradient, in float64: those of the derivation's program in NumPy, and of a decoder by hand."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from executing import Executor, decoder_of, errors, random_weights, weights_of
+from plain import build, initialise
 
+from shardwise.data.batches import IGNORED
 from shardwise.derive.derivation import derive, derive_unit
 from shardwise.engine.numpy.step import run_step
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.engine.torch.model import TorchModel
+from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError
 from shardwise.layout.family import Family
 from shardwise.lowering.parameters import parameters
@@ -19,9 +27,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.decoder import unit_counts, whole_program
 from shardwise.model.load import load_model
-from shardwise.model.numerics import Numerics
+from shardwise.model.numerics import Numerics, Rotary
 from shardwise.sharding import Mesh
-from shardwise.train.model import IGNORED, Decoder, build, initialise, parameter_weights
 
 TOLERANCE = 1e-10
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
@@ -62,21 +69,11 @@ def small(structure: str) -> Architecture:
     return dataclasses.replace(SMALL, **STRUCTURES[structure])
 
 
-def made(architecture: Architecture, seed: int = 0) -> Decoder:
-    """A model in float64 whose weights are all random and none small."""
-    model = build(architecture, dtype=torch.float64)
-    initialise(model, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.5, generator=generator)
-    return model
-
-
-def whole_names(model: Decoder) -> dict[str, str]:
+def whole_names(architecture: Architecture) -> dict[str, str]:
     """Names in the program of the whole model, which tells layers apart by a prefix, by the parameters' names."""
-    layer = {name: f"{name.split('.')[1]}." if name.startswith("layers.") else "" for name in parameter_weights(model)}
-    return {name: f"{layer[name]}{weight.name}" for name, weight in parameter_weights(model).items()}
+    found = parameters(architecture, Family(0, False, "none"))
+    layer = {one.name: f"{one.path.split('.')[1]}." if one.path.startswith("layers.") else "" for one in found}
+    return {one.name: f"{layer[one.name]}{one.weight}" for one in found}
 
 
 def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
@@ -84,14 +81,12 @@ def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
     return tuple(rng.integers(architecture.vocab_size, size=(SEQS, POSITIONS)) for _ in range(2))
 
 
-def judged(
-    architecture: Architecture, model: Decoder, ids: Any, targets: Any, num_targets: int
-) -> tuple[float, dict[str, Any]]:
-    """Loss and gradients by parameter of the derivation's unsharded step with the model's weights."""
-    family = Family(0, False, "none")
+def judged(weights: Weights, ids: Any, targets: Any, num_targets: int) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients by parameter of the derivation's unsharded step with these weights."""
+    architecture, family = weights.architecture, Family(0, False, "none")
     unit = derive_unit("whole", whole_program(architecture), family, recompute="none")
-    parameters, names = dict(model.named_parameters()), whole_names(model)
-    state = {whole: parameters[name].detach().numpy() for name, whole in names.items()}
+    names = whole_names(architecture)
+    state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
     zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in ("master", "first", "second")}
     batch = {"ids": ids, "targets": targets, "positions": np.arange(POSITIONS), "loss_scale": np.array(1 / num_targets)}
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
@@ -101,24 +96,96 @@ def judged(
     return result.loss, {name: result.gradients[gradient] for name, gradient in trained.items()}
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_loss_and_gradients_are_the_derivations(structure: str) -> None:
-    architecture = small(structure)
-    model, (ids, targets), num_targets = made(architecture), tokens(architecture), 3 * SEQS * POSITIONS
-    output = model(torch.tensor(ids), torch.tensor(targets), num_targets)
-    output.loss.backward()
-    loss, gradients = judged(architecture, model, ids, targets, num_targets)
-    assert output.loss.item() == pytest.approx(loss, rel=1e-12)
-    # the bias of keys that are not rotated moves all scores of a query alike: its gradient is rounding alone
-    least = 1e-6 * np.linalg.norm([np.linalg.norm(gradient) for gradient in gradients.values()])
-    assert set(gradients) == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, parameter in model.named_parameters():
-        if name not in gradients:
-            assert parameter.grad is None
-            continue
-        assert parameter.grad is not None
-        error = np.linalg.norm(parameter.grad.numpy() - gradients[name]) / max(np.linalg.norm(gradients[name]), least)
+def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, error in errors(found, wanted).items():
         assert error <= TOLERANCE, f"{name}: relative error {error}"
+
+
+@pytest.mark.parametrize("takes_products", [True, False])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_loss_and_gradients_are_the_derivations(structure: str, takes_products: bool) -> None:
+    """Whether products write gradients where these rest, or hand them over."""
+    weights = random_weights(small(structure))
+    (ids, targets), num_targets = tokens(weights.architecture), 3 * SEQS * POSITIONS
+    executor = Executor(weights, takes_products=takes_products)
+    found = executor.train(ids, targets, num_targets)
+    loss, gradients = judged(weights, ids, targets, num_targets)
+    assert found.item() == pytest.approx(loss, rel=1e-12)
+    assert_near(executor.gradients.found, gradients)
+
+
+LAYERS = {"num_layers": 3, "sliding_window": 3, "global_every": 2}
+BENT = Rotary(base=10.0, factor=4.0, original_positions=12)
+# What the NumPy kernels lack; with documents, or without.
+FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
+    "documents": ({}, Numerics(), True),
+    "documents and learned positions": (STRUCTURES["gpt-2"], Numerics(), True),
+    "documents and experts": (EXPERTS, Numerics(), True),
+    "windows": (LAYERS, Numerics(), False),
+    "windows and documents": (LAYERS, Numerics(), True),
+    "windows and narrow values": ({**STRUCTURES["latent"], **LAYERS}, Numerics(), False),
+    "capped scores": ({}, Numerics(attention_cap=0.7), False),
+    "capped scores, windows and documents": (LAYERS, Numerics(attention_cap=0.7), True),
+    "capped scores and narrow values": (STRUCTURES["latent"], Numerics(attention_cap=0.7), False),
+    "capped logits": ({}, Numerics(logit_cap=1.5), False),
+    "capped logits, tied": ({"tied_embeddings": True}, Numerics(logit_cap=1.5), False),
+    "offset of norms": ({"qk_norm": True, "post_norms": True}, Numerics(norm_offset=1.0), False),
+    "offset of layer norms": ({"norm": "layer", "norm_bias": True}, Numerics(norm_offset=1.0), False),
+    "epsilon": ({}, Numerics(norm_epsilon=0.3), False),
+    "scaled embedding": ({"tied_embeddings": True}, Numerics(embedding_scale=3.0), False),
+    "scaled embedding and learned positions": (STRUCTURES["gpt-2"], Numerics(embedding_scale=3.0), True),
+    "scaled scores": ({}, Numerics(attention_scale=0.2), False),
+    "scaled and capped scores": ({}, Numerics(attention_scale=0.2, attention_cap=0.7), False),
+    "other angles in windows": (LAYERS, Numerics(local_rotary=Rotary(base=50.0)), True),
+    "gates as they are": (EXPERTS, Numerics(normalised_gates=False), False),
+    "angles of long sequences": ({}, Numerics(rotary=BENT), True),
+    "divided angles": ({}, Numerics(rotary=Rotary(base=10.0, factor=4.0)), False),
+    "sinks and windows": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(), False),
+    "sinks, windows, documents and caps": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(attention_cap=0.7), True),
+}  # fmt: skip
+HAND_WRITTEN = {**{name: (structure, Numerics(), False) for name, structure in STRUCTURES.items()}, **FURTHER}
+
+
+@pytest.mark.parametrize("case", HAND_WRITTEN)
+def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
+    """Under PyTorch's autograd; of two micro-batches, so that gradients are added up."""
+    structure, numerics, with_documents = HAND_WRITTEN[case]
+    weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
+    executor, decoder, num_targets = Executor(weights), decoder_of(weights), 3 * SEQS * POSITIONS
+    documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]) if with_documents else None
+    for seed in (1, 2):
+        ids, targets = map(torch.tensor, tokens(SMALL, seed))
+        output = decoder(ids, targets, num_targets, documents)
+        output.loss.backward()
+        assert executor.train(ids, targets, num_targets, documents).item() == pytest.approx(
+            output.loss.item(), rel=1e-12
+        )
+        logits = weights.logits(ids, documents)
+        torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
+    wanted = {name: one.grad for name, one in decoder.named_parameters() if one.grad is not None}
+    assert_near(executor.gradients.found, wanted)
+
+
+@pytest.mark.parametrize("case", HAND_WRITTEN)
+def test_a_micro_batch_without_sequences_has_no_loss_and_gradients_of_nothing(case: str) -> None:
+    """As a rank has it whose replica gets none of a last, smaller batch."""
+    structure, numerics, with_documents = HAND_WRITTEN[case]
+    weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
+    executor, ids = Executor(weights), torch.zeros(0, POSITIONS, dtype=torch.long)
+    assert executor.train(ids, ids, 7, ids if with_documents else None).item() == 0.0
+    assert executor.gradients.found.keys() == executor.gradients.tensors.keys()
+    assert not any(gradient.any() for gradient in executor.gradients.found.values())
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_what_numpy_lacks_is_not_without_effect(case: str) -> None:
+    """Otherwise it would prove nothing that both decoders agree."""
+    structure, numerics, with_documents = FURTHER[case]
+    plain = dataclasses.replace(SMALL, **{**structure, "sliding_window": None}, numerics=Numerics())
+    weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
+    documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]) if with_documents else None
+    ids = torch.tensor(tokens(SMALL)[0])
+    assert not torch.allclose(weights.logits(ids, documents), Weights(plain, weights.tensors).logits(ids))
 
 
 FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
@@ -129,24 +196,39 @@ FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) 
 def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: Family) -> None:
     """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
     architecture = small(structure)
-    model, units = build(architecture), derive(architecture, family)
+    shapes, units = parameter_shapes(architecture), derive(architecture, family)
+    by_hand = dict(build(architecture).named_parameters())
     alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = {one.name: one for one in parameters(architecture, family)}
-    assert list(found) == [name for name, _ in model.named_parameters()]
-    for name, parameter in model.named_parameters():
-        spec = found[name]
-        sizes = architecture.dense().dims if spec.unit == "dense_block" else architecture.dims
-        assert spec.trained == parameter.requires_grad
-        assert spec.use.dims == units[spec.unit].weights[spec.weight]
-        assert spec.use.local_shape(alone, sizes) == tuple(parameter.shape)
-    held: dict[str, list[tuple[str, ...]]] = {name: [] for name in unit_counts(architecture)}
-    for module in (model.embedding, *model.layers.values(), model.head):
-        (unit,) = {weight.unit for weight in module.weights.values()}
-        held[unit].append(tuple(weight.name for weight in module.weights.values()))
+    found = parameters(architecture, family)
+    assert [one.name for one in found] == list(shapes) == list(by_hand)
+    for one in found:
+        sizes = architecture.dense().dims if one.unit == "dense_block" else architecture.dims
+        assert one.trained == by_hand[one.name].requires_grad
+        assert one.use.dims == units[one.unit].weights[one.weight]
+        assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)
+    held: dict[str, dict[str, list[str]]] = {name: {} for name in unit_counts(architecture)}
+    for one in found:
+        held[one.unit].setdefault(one.path, []).append(one.weight)
     lent = {"head"} if architecture.tied_embeddings else set()
     for unit, count in unit_counts(architecture).items():
-        wanted = tuple(name for name in units[unit].weights if unit != "head" or name not in lent)
-        assert held[unit] == [wanted] * count
+        wanted = [name for name in units[unit].weights if unit != "head" or name not in lent]
+        assert list(held[unit].values()) == [wanted] * count
+
+
+def model_of(architecture: Architecture) -> TorchModel:
+    return Executor(random_weights(architecture)).model
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
+    """All of them and no others; layers that are alike share what was compiled for them, and no layer has another's weights."""
+    architecture = small(structure)
+    model = model_of(architecture)
+    for layer in model.layers:
+        assert set(layer.weights) == set(layer.unit.unit.weights) <= set(layer.unit.place)
+    assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
+    given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
+    assert len(given) - len(set(given)) == (1 if architecture.tied_embeddings else 0)
 
 
 # Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
@@ -181,12 +263,13 @@ def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
 )
 def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: str) -> None:
     architecture = load_model(name)
-    assert sum(parameter.numel() for parameter in build(architecture).parameters()) == num_params(architecture)
+    assert sum(math.prod(shape) for shape in parameter_shapes(architecture).values()) == num_params(architecture)
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
+    architecture = dataclasses.replace(SMALL, num_predict_layers=1)
     with pytest.raises(InputError, match=r"not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
-        build(load_model("deepseek-v3"))
+        _ = Weights(architecture, {"embedding.embedding": torch.zeros(11, 6)}).model
 
 
 def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
@@ -198,83 +281,116 @@ def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
-    shallow, deep = (build(dataclasses.replace(SMALL, num_layers=n, **EXPERTS)) for n in (2, 4))
-    again = build(dataclasses.replace(SMALL, **EXPERTS), dtype=torch.bfloat16)
-    for model in (shallow, deep, again):
-        initialise(model, 7)
-    values, other = dict(shallow.named_parameters()), dict(deep.named_parameters())
-    for name, parameter in again.named_parameters():
-        assert torch.equal(parameter, values[name].to(torch.bfloat16))
+    shallow, deep = (initial_weights(dataclasses.replace(SMALL, num_layers=n, **EXPERTS), 7) for n in (2, 4))
+    again = initial_weights(dataclasses.replace(SMALL, **EXPERTS), 7, torch.bfloat16)
+    assert again.dtype == torch.bfloat16
+    assert shallow.dtype == torch.float32
+    values, other = shallow.tensors, deep.tensors
+    for name, tensor in again.tensors.items():
+        assert torch.equal(tensor, values[name].to(torch.bfloat16))
         scale = 2**0.5 if name.endswith(("wo", "experts_down")) else 1.0  # of what is added to the residual stream
         torch.testing.assert_close(other[name] * scale, values[name])
     assert not torch.equal(values["layers.0.wq"], values["layers.1.wq"])
-    initialise(again, 8)
-    assert not torch.equal(again.get_parameter("layers.0.wq"), values["layers.0.wq"].to(torch.bfloat16))
-    assert again.get_buffer("layers.0.balance_bias").dtype == torch.float32
-    assert all(not buffer.any() for buffer in again.buffers())
+    another = initial_weights(dataclasses.replace(SMALL, **EXPERTS), 8)
+    assert not torch.equal(another.tensors["layers.0.wq"], values["layers.0.wq"])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_initial_values_are_those_of_the_decoder_by_hand(structure: str) -> None:
+    model = build(small(structure))
+    initialise(model, 5)
+    found, wanted = initial_weights(small(structure), 5).tensors, weights_of(model).tensors
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+
+
+def test_biases_of_the_choice_begin_as_nothing_in_float32() -> None:
+    """Each router has its own; a leading layer without experts has none."""
+    architecture = small("leading dense layers")
+    biases = initial_weights(architecture, 0, torch.bfloat16).model.balance_biases
+    assert list(biases) == [2, 3]
+    assert all(bias.dtype == torch.float32 and bias.shape == (5,) and not bias.any() for bias in biases.values())
+    assert biases[2].data_ptr() != biases[3].data_ptr()
+    assert not model_of(SMALL).balance_biases
 
 
 def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
-    adapted, plain = build(small("adapters")), build(dataclasses.replace(SMALL, bias=ALL_BIASES))
-    for model in (adapted, plain):
-        initialise(model, 3)
+    adapted, plain = (
+        initial_weights(small("adapters"), 3),
+        initial_weights(dataclasses.replace(SMALL, bias=ALL_BIASES), 3),
+    )
     ids = torch.arange(6)[None]
     assert torch.equal(adapted.logits(ids), plain.logits(ids))
-    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-    assert trained == num_trained_params(small("adapters"))
+    executor = Executor(adapted)
+    executor.train(ids, ids, 6)
+    assert sum(gradient.numel() for gradient in executor.gradients.found.values()) == num_trained_params(
+        small("adapters")
+    )
+    assert all("lora" in name for name in executor.gradients.found)
 
 
 def test_initial_values_are_of_the_right_size() -> None:
     numerics = Numerics(norm_offset=1.0)
-    model = build(dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True, numerics=numerics))
-    initialise(model, 0)
-    assert model.get_parameter("layers.0.w_up").std().item() == pytest.approx(0.02, rel=0.05)
-    assert model.get_parameter("layers.0.w_down").std().item() == pytest.approx(0.01, rel=0.05)
-    assert not model.get_parameter("layers.0.mlp_norm_weight").any()  # to which the norm adds its offset
-    assert not model.get_parameter("layers.0.mlp_norm_bias").any()
+    architecture = dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True, numerics=numerics)
+    values = initial_weights(architecture, 0).tensors
+    assert values["layers.0.w_up"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert values["layers.0.w_down"].std().item() == pytest.approx(0.01, rel=0.05)
+    assert not values["layers.0.mlp_norm_weight"].any()  # to which the norm adds its offset
+    assert not values["layers.0.mlp_norm_bias"].any()
 
 
 @pytest.mark.parametrize("structure", ["llama", "gpt-2"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_documents_packed_together_are_as_they_are_alone(structure: str, window: int | None) -> None:
+    """Their losses, and what they add to every gradient."""
     architecture = dataclasses.replace(small(structure), sliding_window=window, global_every=2)
-    model = made(architecture)
+    weights = random_weights(architecture)
     lengths = [(4, 3, 7), (6, 8)]
     generator = torch.Generator().manual_seed(2)
     ids, targets = torch.randint(architecture.vocab_size, (2, len(lengths), 14), generator=generator)
     rows = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths]
-    whole = model.logits(ids[:, :7], None)
-    assert not torch.allclose(model.logits(ids[:, :7], torch.stack(rows)[:, :7]), whole)
+    whole = weights.logits(ids[:, :7], None)
+    assert not torch.allclose(weights.logits(ids[:, :7], torch.stack(rows)[:, :7]), whole)
     if structure == "gpt-2":  # its table of positions is shorter than the sequence
         ids, targets, rows, lengths = ids[:, :7], targets[:, :7], [row[:7] for row in rows], [(4, 3), (6, 1)]
-    together = model(ids, targets, 10, torch.stack(rows)).loss
+    packed, alone = Executor(weights), Executor(weights)
+    together = packed.train(ids, targets, 10, torch.stack(rows))
     apart = [
-        model(i[None], t[None], 10).loss
+        alone.train(i[None], t[None], 10)
         for row, length in enumerate(lengths)
         for i, t in zip(ids[row].split(length), targets[row].split(length), strict=True)
     ]
     torch.testing.assert_close(together, torch.stack(apart).sum(), rtol=1e-12, atol=0)
+    assert_near(packed.gradients.found, alone.gradients.found)
 
 
 def test_a_window_shuts_out_what_is_further_back() -> None:
-    model = made(dataclasses.replace(SMALL, num_layers=1, sliding_window=3))
+    weights = random_weights(dataclasses.replace(SMALL, num_layers=1, sliding_window=3))
     ids = torch.arange(8)[None]
     changed = ids.clone()
     changed[0, 2] = 9
-    moved = (model.logits(ids) != model.logits(changed)).any(dim=-1)[0]
+    moved = (weights.logits(ids) != weights.logits(changed)).any(dim=-1)[0]
     assert moved.tolist() == [False, False, True, True, True, False, False, False]
 
 
 def test_targets_that_are_ignored_do_not_count() -> None:
-    model = made(SMALL)
+    weights = random_weights(SMALL)
     ids, targets = map(torch.tensor, tokens(SMALL))
-    logits = model.logits(ids)
+    logits = weights.logits(ids)
     targets[0, 1:] = IGNORED
     kept = targets != IGNORED
     each = -logits[kept].log_softmax(dim=-1).gather(-1, targets[kept][:, None])
-    torch.testing.assert_close(model(ids, targets, 40).loss, each.sum() / 40, rtol=1e-12, atol=0)
+    executor = Executor(weights)
+    torch.testing.assert_close(executor.train(ids, targets, 40), each.sum() / 40, rtol=1e-12, atol=0)
+    torch.testing.assert_close(executor.loss(ids, targets, 40), each.sum() / 40, rtol=1e-12, atol=0)
+    decoder = decoder_of(weights)
+    decoder(ids, targets, 40).loss.backward()
+    assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
 
 
-def test_sequences_longer_than_the_table_of_positions_are_refused() -> None:
+@pytest.mark.parametrize("of", [Weights.logits, lambda weights, ids: Executor(weights).train(ids, ids, 8)])
+def test_sequences_longer_than_the_table_of_positions_are_refused(
+    of: Callable[[Weights, torch.Tensor], object],
+) -> None:
     with pytest.raises(InputError, match="learned table of positions has 7 rows"):
-        made(small("gpt-2")).logits(torch.zeros(1, 8, dtype=torch.long))
+        of(random_weights(small("gpt-2")), torch.zeros(1, 8, dtype=torch.long))

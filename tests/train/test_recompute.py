@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from executing import Executor, batch_of, random_weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.derive.derivation import derived_unit
+from shardwise.engine.torch import experts
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.engine.torch.weights import Weights
 from shardwise.layout.family import Family
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import policy_names
-from shardwise.train.clock import Clock
-from shardwise.train.model import Decoder, block, build, initialise
-from shardwise.train.recompute import recompute
+from shardwise.precision import precision_named
+from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
 
 POLICIES = tuple(name for name in policy_names() if name != "none")
 SMALL: dict[str, Any] = {
@@ -30,6 +37,8 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "dense": {},
     "tied and biased": {"tied_embeddings": True, "bias": ("qkv", "attention_out", "mlp"), "qk_norm": True},
     "gpt-2": {"mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "learned", "max_positions": 7},
+    "parallel": {"mlp": "relu", "norm": "layer", "parallel": True, "post_norms": False},
+    "post-norms": {"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
     "experts": {**EXPERTS, "num_dense_layers": 1, "dense_d_ff": 7, "shared_expert_width": 3, "shared_gate": True},
     "biased experts": {**EXPERTS, "mlp": "clamped_swiglu", "bias": ("router", "experts")},
     "latent": {"num_kv_heads": 4, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 4, "q_lora_rank": 3},
@@ -39,32 +48,29 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 IDS, TARGETS = torch.randint(11, (2, 2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def made(structure: str) -> Decoder:
-    model = build(Architecture(**{**SMALL, **STRUCTURES[structure]}), dtype=torch.float64)
-    initialise(model, 0)
-    return model
+def made(structure: str) -> Weights:
+    return initial_weights(Architecture(**{**SMALL, **STRUCTURES[structure]}), 0, torch.float64)
 
 
-def gradients(model: Decoder) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(IDS, TARGETS, IDS.numel()).loss.backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+def gradients(executor: Executor) -> dict[str, Tensor]:
+    executor.train(IDS, TARGETS, IDS.numel())
+    return executor.gradients.found
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_gradients_are_those_without_recomputation(structure: str, policy: str) -> None:
-    model = made(structure)
-    wanted = gradients(model)
-    recompute(model, policy)
-    found = gradients(model)
+    weights = made(structure)
+    wanted, found = gradients(Executor(weights)), gradients(Executor(weights, policy))
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-12, atol=1e-15)
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations of the slices that are run again."""
+    """Counts the operations of what is run again, layer by layer."""
+
+    KINDS = dict.fromkeys(("mm", "addmm", "mv", "bmm", "addmv", "dot"), "contract")
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,21 +84,28 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        kinds = {"mm": "contract", "addmm": "contract", "mv": "contract"}
-        self.slices[-1][kinds.get(name, "scan" if "scaled_dot_product" in name else "other")] += 1
+        self.slices[-1][self.KINDS.get(name, "scan" if "scaled_dot_product" in name else "other")] += 1
         return func(*args, **(kwargs or {}))
 
 
+def run_again(weights: Weights, policy: str, num_layers: int | None = None) -> list[Counter[str]]:
+    """The operations that each layer runs again, from the last layer to the first."""
+    found = Operations()
+    gradients(Executor(weights, policy, num_layers=num_layers, recomputing=found.clock))
+    return found.slices
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("structure", ["dense", "tied and biased", "gpt-2", "latent"])
+@pytest.mark.parametrize(
+    "structure", ["dense", "tied and biased", "gpt-2", "parallel", "post-norms", "latent", "adapters"]
+)
 def test_products_and_attention_are_run_again_as_derived(structure: str, policy: str) -> None:
-    model, found = made(structure), Operations()
-    recompute(model, policy, clock=found.clock)
-    gradients(model)
-    unit = derived_unit(model.architecture.structure, Family(0, False, policy), "block")
+    weights = made(structure)
+    unit = derived_unit(weights.architecture.structure, Family(0, False, policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
-    assert len(found.slices) == SMALL["num_layers"]
-    for one in found.slices:
+    found = run_again(weights, policy)
+    assert len(found) == SMALL["num_layers"]
+    for one in found:
         assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
 
 
@@ -100,28 +113,27 @@ def test_products_and_attention_are_run_again_as_derived(structure: str, policy:
 @pytest.mark.parametrize(("policy", "products"), [("selective", 0), ("full", 5 + 2 * 5)])
 def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tuple[str, ...]) -> None:
     """Run again by `full`: queries, keys, values, attention's output, the router, and up and gate of five experts."""
-    model, found = build(Architecture(**{**SMALL, **EXPERTS}, bias=bias), dtype=torch.float64), Operations()
-    initialise(model, 0)
-    recompute(model, policy, clock=found.clock)
-    gradients(model)
+    weights = initial_weights(Architecture(**{**SMALL, **EXPERTS}, bias=bias), 0, torch.float64)
     down = 5 if policy == "full" else 0  # what came back from the experts is read again, so all of it is made
-    assert [one["contract"] for one in found.slices] == [products + down] * SMALL["num_layers"]
+    assert [one["contract"] for one in run_again(weights, policy)] == [products + down] * SMALL["num_layers"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same scores and biases, or what is run again would be of other experts."""
     chosen: list[Tensor] = []
-    route = block.route
+    route = experts.route
 
     def watched(*operands: Any, **options: Any) -> Any:
         routing = route(*operands, **options)
         chosen.append(routing.choices.clone())
         return routing
 
-    monkeypatch.setattr(block, "route", watched)
-    model = made("experts")
-    recompute(model, policy)
-    gradients(model)
+    monkeypatch.setattr(experts, "route", watched)
+    executor = Executor(random_weights(made("experts").architecture), policy)
+    for bias in executor.model.balance_biases.values():
+        bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
+    gradients(executor)
     forward, again = chosen[:2], chosen[2:]
     assert len(again) == len(forward) == 2
     assert all(torch.equal(one, other) for one, other in zip(forward, reversed(again), strict=True))
@@ -130,57 +142,61 @@ def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("num_layers", [1, 2, None])
 def test_the_first_layers_alone_are_run_again(num_layers: int | None) -> None:
-    model, found = made("dense"), Operations()
-    recompute(model, "full", num_layers, found.clock)
-    gradients(model)
-    assert len(found.slices) == (num_layers or SMALL["num_layers"])
+    weights, wanted = made("dense"), SMALL["num_layers"] if num_layers is None else num_layers
+    assert len(run_again(weights, "full", num_layers)) == wanted
+    executor = Executor(weights, "full", num_layers=num_layers)
+    passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=True)
+    kept = [sum(isinstance(one, Tensor) for one in held) for held in passes.held[1:-1]]
+    assert kept == sorted(kept)
+    assert len(set(kept)) == (1 if wanted == SMALL["num_layers"] else 2)
 
 
-def test_without_gradients_nothing_is_run_again() -> None:
-    model, found = made("dense"), Operations()
-    recompute(model, "selective", clock=found.clock)
-    with torch.no_grad():
-        loss = model(IDS, TARGETS, IDS.numel()).loss
-    torch.testing.assert_close(loss, made("dense")(IDS, TARGETS, IDS.numel()).loss.detach(), rtol=1e-14, atol=0)
+def test_without_gradients_nothing_is_run_again_or_held() -> None:
+    weights, found = made("dense"), Operations()
+    executor = Executor(weights, "selective", recomputing=found.clock)
+    passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=False)
+    torch.testing.assert_close(passes.loss, Executor(weights).train(IDS, TARGETS, IDS.numel()), rtol=1e-14, atol=0)
+    assert not passes.held
     assert not found.slices
+    assert not executor.gradients.found
 
 
-def test_the_policy_none_changes_nothing() -> None:
-    model = made("dense")
-    recompute(model, "none")
-    assert all(one.around is block.at_once for one in model.layers.values())
+def test_the_policy_none_runs_nothing_again() -> None:
+    assert run_again(made("dense"), "none") == []
 
 
-class Ticks:
-    """A clock that goes on by a second for each run of a block's steps."""
+class Ticks(TorchDispatchMode):
+    """A clock that goes on by a second for each kernel of attention, forward or backward."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0.0
 
     def perf_counter(self) -> float:
         return self.now
 
-    def counting(self, steps: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*operands: Any) -> Any:
-            self.now += 1.0
-            return steps(*operands)
-
-        return run
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.now += 1.0 if "scaled_dot_product" in func.overloadpacket.__name__ else 0.0
+        return func(*args, **(kwargs or {}))
 
 
-def test_the_seconds_of_what_is_run_again_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "num_layers", "again"), [("full", 2, 2.0), ("full", None, 3.0), ("none", None, None)]
+)
+def test_the_seconds_of_what_is_run_again_are_added_up(
+    policy: str, num_layers: int | None, again: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the trainer's step, and are none of its backward pass's."""
     ticks = Ticks()
     monkeypatch.setattr("shardwise.train.clock.time", ticks)
-    model, clock = made("dense"), Clock(torch.device("cpu"))
-    for one in model.layers.values():
-        monkeypatch.setattr(one, "steps", ticks.counting(one.steps))
-    recompute(model, "selective", 2, lambda: clock("recompute"))
-    clock.begin()
-    loss = model(IDS, TARGETS, IDS.numel()).loss
-    assert "recompute" not in clock.end()
-    clock.begin()
-    with clock("backward"):
-        loss.backward()
-        ticks.now += 5.0  # what else the backward pass takes
-    found = clock.end()
-    assert (found["recompute"], found["backward"]) == (2.0, 5.0)
+    layout = Layout(micro_batch_seqs=len(IDS), recompute=policy, recompute_layers=num_layers)
+    architecture = made("dense").architecture
+    instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
+    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
+    engine.initialise(0)
+    engine.clock.begin()
+    with ticks:
+        engine.step([MicroBatch(IDS, TARGETS)], IDS.numel(), 1, 0)
+    found = engine.clock.end()
+    assert found.get("recompute") == again
+    assert (found["forward"], found["backward"]) == (3.0, 3.0)

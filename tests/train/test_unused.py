@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
@@ -14,30 +17,61 @@ from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
 SMALL = Architecture(
-    name="small", num_layers=1, d_model=8, d_ff=12, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=11
-)
-TOKENS = torch.arange(24).reshape(2, 12) % 11
-BATCH = MicroBatch(TOKENS[:, :-1], TOKENS[:, 1:])
+    name="small", num_layers=1, d_model=8, d_ff=12, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=11,
+    num_experts=4, experts_per_token=2,
+)  # fmt: skip
+ALL_WORDS = torch.arange(24).reshape(2, 12) % 11
+FEW_WORDS = torch.arange(24).reshape(2, 12) % 5
+EXPERTS = ("layers.0.experts_gate", "layers.0.experts_up", "layers.0.experts_down")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16_fp32_main_gradients", "bf16_fp32_gradients"])
-def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precision: str) -> None:
+def engine_of(precision: str) -> Engine:
     instance = Instance(architecture=SMALL, layout=Layout(micro_batch_seqs=2), precision=PRECISIONS[precision])
-    engine = Engine(instance, Recipe(steps=2, clip_norm=None), World(instance.mesh))
+    engine = Engine(instance, Recipe(steps=3, clip_norm=None, balance="none", learning_rate=0.0), World(instance.mesh))
     engine.initialise(0)
-    engine.step([BATCH], BATCH.ids_BT.numel(), 1, 0)  # every weight has one, which the next step must not see
-    used = gradients(engine)
-    engine.model.head.norm = lambda x, name: x  # type: ignore[method-assign]
-    engine.step([BATCH], BATCH.ids_BT.numel(), 1, 1)
-    found = gradients(engine)
-    assert all(gradient.any() for gradient in used.values())
-    assert not found.pop("head.final_norm_weight").any()
-    assert all(gradient.any() for gradient in found.values())
+    return engine
 
 
-def gradients(engine: Engine) -> dict[str, torch.Tensor]:
+def stepped(engine: Engine, micro_batches: Sequence[tuple[Tensor, Sequence[int]]]) -> dict[str, Tensor]:
+    """The gradients of a step of micro-batches, each with its words and the experts that all of its tokens take."""
+    (bias,) = engine.model.balance_biases.values()
+
+    def chosen() -> Iterator[MicroBatch]:
+        for words, experts in micro_batches:
+            bias.zero_()
+            bias[list(experts)] = 10.0
+            yield MicroBatch(words[:, :-1], words[:, 1:])
+
+    engine.step(chosen(), 2 * 22, len(micro_batches), 0)
     return {
-        one.member.parameter.name: group.gradient_shard[one.start : one.start + one.size].clone()
+        one.member.parameter.name: group.gradient_shard[one.start : one.start + one.size].view(one.member.shape).clone()
         for group in engine.groups
         for one in group.intervals()
     }
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_fp32_main_gradients", "bf16_fp32_gradients"])
+def test_an_unused_weight_has_no_gradient_and_its_neighbours_keep_theirs(precision: str) -> None:
+    """Of a step before, which used it, nothing is left."""
+    engine = engine_of(precision)
+    used = stepped(engine, [(ALL_WORDS, (0, 1)), (ALL_WORDS, (2, 3))])
+    assert all(
+        gradient.flatten(1).any(dim=1).all() if gradient.dim() > 1 else gradient.any() for gradient in used.values()
+    )
+    found = stepped(engine, [(FEW_WORDS, (0, 1))])
+    assert found["embedding.embedding"].any(dim=1).tolist() == [True] * 5 + [False] * 6
+    for name in EXPERTS:
+        assert found[name].flatten(1).any(dim=1).tolist() == [True, True, False, False]
+    assert all(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_fp32_main_gradients", "bf16_fp32_gradients"])
+def test_a_weight_that_one_micro_batch_uses_keeps_its_gradient_through_the_next(precision: str) -> None:
+    engine = engine_of(precision)
+    first, second = (ALL_WORDS, (0, 3)), (FEW_WORDS, (0, 1))
+    alone, together = stepped(engine, [first]), stepped(engine, [first, second])
+    assert torch.equal(together["embedding.embedding"][5:], alone["embedding.embedding"][5:])
+    for name in EXPERTS:
+        assert torch.equal(together[name][3], alone[name][3])
+        assert not together[name][2].any()
+        assert not torch.equal(together[name][0], alone[name][0])

@@ -260,8 +260,8 @@ SAID = {
     ("planning/explain/schedules.py", "schedule"), ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
     ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
     ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
-    ("train/recompute.py", "policy"), ("train/admission.py", "recompute"), ("train/model/block.py", "norm"),
-    ("train/model/decoder.py", "positions"), ("train/huggingface/config.py", "mlp"), ("engine/numpy/step.py", "loss"),
+    ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),
+    ("engine/numpy/step.py", "loss"),
 }  # fmt: skip
 
 

@@ -6,40 +6,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from shardwise.engine.torch.batch import MicroBatch
+from shardwise.engine.torch.build import Ends, torch_model
+from shardwise.engine.torch.initialise import initial_value
+from shardwise.engine.torch.weights import used_weights
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
-from shardwise.train.model import build, parameter_weights
-from shardwise.train.model.initialise import initial_value
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.parallel.reducer import GradientReducer
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.recipe import Recipe
-from shardwise.train.recompute import recompute
 from shardwise.train.routing import Balancer
 from shardwise.train.world import World
 
-COMPILER = "inductor"  # of torch.compile: its default
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Ids, targets and, where attention keeps to documents, their numbers: [B, T] each."""
-
-    ids_BT: Tensor
-    targets_BT: Tensor
-    documents_BT: Tensor | None = None
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device; from pinned memory the copy runs beside what the host does next."""
-        tensors = (self.ids_BT, self.targets_BT, self.documents_BT)
-        return MicroBatch(*(one if one is None else one.to(device, non_blocking=True) for one in tensors))  # type: ignore[arg-type]
+__all__ = ["Engine", "MicroBatch", "StepResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +38,32 @@ class StepResult:
 
 
 class Engine:
-    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
+    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first.
+
+    Raises `InputError` for what a plan may have and the engine does not run.
+    """
 
     def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
         self.instance, self.recipe, self.world = instance, recipe, world
         formats = formats_of(instance.precision)
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
-        self.model = build(instance.architecture, formats.weights)
-        self._make_buffers()
-        self.groups = [FlatGroup(group, self.model, formats, world) for group in instance.groups]
+        self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
         self.batch_axes = instance.several(instance.batch_axes)
         self._join_groups()
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
-            trained, self.exchange, reduction=recipe.reduction, each_micro_batch=recipe.reduce_each_micro_batch
-        )
+            trained, self._gradient_names(), self.exchange, reduction=recipe.reduction,
+            each_micro_batch=recipe.reduce_each_micro_batch,
+        )  # fmt: skip
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe)
-        self.balancer = Balancer(self.model, self.exchange, self.batch_axes, recipe)
+        self.model = torch_model(
+            instance, formats.weights, self._ends, world.device, movement=self.gatherer,
+            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,
+        )  # fmt: skip
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, self.batch_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
-        self._run_blocks_as_planned()
-
-    def _run_blocks_as_planned(self) -> None:
-        layout = self.instance.layout
-        # compiled inside: the hooks that gather weights, and recomputation, stay out of the graph
-        for block in self.model.layers.values() if self.recipe.compile else ():
-            block.steps = torch.compile(block.steps, backend=COMPILER)  # type: ignore[assignment, arg-type]
-        recompute(self.model, layout.recompute, layout.recompute_layers, lambda: self.clock("recompute"))
-
-    def _make_buffers(self) -> None:
-        for module in self.model.modules():
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                module.register_buffer(name, torch.zeros_like(buffer, device=self.world.device))
 
     def _join_groups(self) -> None:
         """Make every process group at once, in one order on all processes."""
@@ -93,22 +73,31 @@ class Engine:
         for axes in sorted(used - {()}):
             self.world.group(axes)
 
+    def _gradient_names(self) -> dict[str, dict[str, str]]:
+        """By unit's path, of each weight whose gradient it gives the parameter's full name."""
+        used = used_weights(self.instance)
+        return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
+
+    def _ends(self, path: str) -> Ends:
+        """The weights that the unit at a path uses, and where its gradients go."""
+        views = {name: view for group in self.groups for name, view in group.views.items()}
+        used = used_weights(self.instance)[path]
+        return Ends({weight: views[one.name] for weight, one in used.items()}, self.reducer.of_unit(path))
+
     def _gatherer(self) -> WeightGatherer:
         flat = dict(zip(self.instance.groups, self.groups, strict=True))
-        paths = dict(unit_paths(self.instance.architecture))
-        units: dict[str, nn.Module] = {path: self.model.get_submodule(path) for path in paths}
-        used = {path: [flat[group] for group in self.instance.used_groups(path)] for path in paths}
-        backward = frozenset(path for path, unit in paths.items() if "backward" in self.instance.gathers(unit))
-        kept = frozenset(path for path, unit in paths.items() if self.instance.keeps_gathered(unit))
-        return WeightGatherer(units, used, backward, kept, self.exchange)
+        paths = list(unit_paths(self.instance.architecture))
+        used = [[flat[group] for group in self.instance.used_groups(path)] for path, _ in paths]
+        kinds = [unit for _, unit in paths]
+        backward = {place for place, unit in enumerate(kinds) if "backward" in self.instance.gathers(unit)}
+        kept = {place for place, unit in enumerate(kinds) if self.instance.keeps_gathered(unit)}
+        return WeightGatherer(used, backward, kept, self.exchange)
 
     def initialise(self, seed: int) -> None:
-        """Give every weight its initial value (`train.model.initialise`): the same in every layout."""
-        weights = parameter_weights(self.model)
+        """Give every weight its initial value (`engine.torch.initialise`): the same in every layout."""
 
         def value(part: Interval) -> Tensor:
-            name = part.member.parameter.name
-            whole = initial_value(self.model, name, weights[name], part.member.shape, seed)
+            whole = initial_value(self.instance.architecture, part.member.parameter, seed)
             return whole.reshape(-1)[part.offset : part.offset + part.size]
 
         self.fill(value)
@@ -126,6 +115,7 @@ class Engine:
             if group.sync.step_gather:
                 self.exchange.all_gather(group.weights, group.shard.clone(), group.sync.step_gather).wait()
 
+    @torch.no_grad()
     def step(
         self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int
     ) -> StepResult:
@@ -147,23 +137,26 @@ class Engine:
     def _micro_batch(self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool) -> Tensor:
         self.reducer.begin_micro_batch(last=last)
         with self.clock("forward"):
-            output = self.model(batch.ids_BT, batch.targets_BT, num_targets, batch.documents_BT)
-            penalty = self.balancer.penalty(output, num_micro_batches)
-            total = output.loss if penalty is None else output.loss + penalty
+            on_way = self.model.forward(batch, num_targets, trains=True)
+            penalties = self.balancer.penalties(on_way.routed, num_micro_batches)
         self.forward_ended()
         with self.clock("backward"):
-            total.backward()
+            self.model.backward(on_way, penalties)
             self.reducer.end_micro_batch()
             self.gatherer.end()
-        loss: Tensor = output.loss.detach()
-        return loss
+        return on_way.loss
 
     @torch.no_grad()
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """The loss of a batch, without a step."""
-        parts = [self.model(one.ids_BT, one.targets_BT, num_targets, one.documents_BT).loss for one in micro_batches]
+        parts = [self.model.forward(one, num_targets, trains=False).loss for one in micro_batches]
         self.gatherer.end()
         return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""
+        biases = self.model.balance_biases
+        yield from ((f"{self.model.layers[place].path}.balance_bias", bias) for place, bias in biases.items())
 
     def watch(self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None]) -> None:
         """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with

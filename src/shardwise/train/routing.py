@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from shardwise.sharding.spec import Axes
-from shardwise.train.model.block import Block
-from shardwise.train.model.decoder import Decoder, Output
-from shardwise.train.model.experts import balance
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.recipe import Recipe
 
 
-class _Summed(torch.autograd.Function):
-    """A sum over processes whose gradient is each process's own: every process adds the whole loss that it goes into, and
-    gradients of parameters are summed afterwards."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, add_up: Callable[[Tensor], Tensor]) -> Tensor:
-        return add_up(own.detach().clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
 class Balancer:
-    """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are."""
+    """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are.
 
-    def __init__(self, model: Decoder, exchange: Exchange, axes: Axes, recipe: Recipe) -> None:
-        self.blocks = [
-            block for block in model.layers.values() if isinstance(block, Block) and block.architecture.num_experts
-        ]
-        self.exchange, self.axes, self.recipe = exchange, axes, recipe
+    `biases` are those of the routers' choice [E], by the routers' places in the forward pass.
+    """
+
+    def __init__(self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe) -> None:
+        self.biases, self.exchange, self.axes, self.recipe = biases, exchange, axes, recipe
         self.counts: Tensor | None = None
         self.loss: Tensor | None = None
 
     def begin_step(self) -> None:
         self.counts = self.loss = None
 
-    def penalty(self, output: Output, num_micro_batches: int) -> Tensor | None:
-        """What a micro-batch adds to the loss; None where nothing. Statistics are those of all processes."""
-        if not self.blocks:
-            return None
-        counts = torch.stack([routing.counts for routing in output.routings])
-        if self.recipe.balance != "auxiliary":
-            self._count(counts)
-            return None
-        loss = output.auxiliary(self._whole)
-        assert loss is not None
-        self.loss = loss.detach() / num_micro_batches + (0.0 if self.loss is None else self.loss)
-        return self.recipe.balance_coefficient / num_micro_batches * loss
+    @torch.no_grad()
+    def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:
+        """What a loss adds to the gradient of each token's scores [E], by router; nothing where the recipe has no such loss.
 
-    def _whole(self, sums: Tensor) -> Tensor:
-        whole: Tensor = _Summed.apply(sums, lambda own: self.exchange.sum_now(own, self.axes))  # type: ignore[no-untyped-call]
-        self._count(whole[0].detach())
-        return whole
+        `routed` [2, E] are the rows and the probabilities that each expert got on this process. Statistics are those of all
+        processes, but a process's gradient is that of its own tokens: gradients of parameters are summed afterwards.
+        """
+        if not routed:
+            return {}
+        sums = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
+        if self.recipe.balance != "auxiliary":
+            self._count(sums[0])
+            return {}
+        counts, probabilities = self.exchange.sum_now(sums, self.axes).unbind()
+        self._count(counts)
+        loss, gradient = auxiliary_loss(counts, probabilities)
+        self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
+        scale = self.recipe.balance_coefficient / num_micro_batches
+        return dict(zip(routed, (scale * gradient).unbind(), strict=True))
 
     def _count(self, counts: Tensor) -> None:
         self.counts = counts if self.counts is None else self.counts + counts
@@ -69,10 +54,9 @@ class Balancer:
         """Move the biases of the choice, where the recipe balances by them."""
         if self.counts is None or self.recipe.balance != "bias":
             return
-        own = self.counts.to(torch.float64 if self.blocks[0].own("router").dtype == torch.float64 else torch.float32)
-        self.counts = self.exchange.sum_now(own, self.axes)
-        for block, counts in zip(self.blocks, self.counts, strict=True):
-            balance(block.get_buffer("balance_bias"), counts, self.recipe.balance_rate)
+        self.counts = self.exchange.sum_now(self.counts, self.axes)
+        for bias, counts in zip(self.biases.values(), self.counts, strict=True):
+            balance(bias, counts, self.recipe.balance_rate)
 
     @property
     def imbalance(self) -> float | None:
@@ -81,3 +65,29 @@ class Balancer:
             return None
         counts = self.counts.to(torch.float64)
         return float((counts.max(dim=-1).values / counts.mean(dim=-1).clamp(min=1e-12)).max())
+
+
+def auxiliary_loss(counts: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """E · sum over experts of (share of the rows) · (mean probability), added over routers: 1 for each whose experts are alike.
+    And its gradient by each token's probabilities, [routers, E].
+
+    Both operands are sums over all tokens that share a micro-batch. Source: Fedus et al. 2021 (Switch Transformer), equation 4;
+    for more than one choice as Megatron-Core has it.
+
+    >>> loss, gradient = auxiliary_loss(torch.tensor([[3.0, 3.0]]), torch.tensor([[2.0, 2.0]]))
+    >>> loss.item(), gradient.tolist()
+    (1.0, [[0.25, 0.25]])
+    """
+    # every token's probabilities add up to one, and every row of a token is counted once
+    shares, tokens = counts / counts.sum(dim=-1, keepdim=True), probabilities.sum(dim=-1, keepdim=True)
+    gradient = counts.shape[-1] * shares / tokens
+    return (gradient * probabilities).sum(), gradient
+
+
+def balance(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
+    """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got more.
+
+    Source: Wang et al. 2024, algorithm 1.
+    """
+    counts = counts.to(balance_bias.dtype)
+    balance_bias += rate * torch.sign(counts.mean() - counts)

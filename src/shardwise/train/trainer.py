@@ -96,7 +96,7 @@ class Trainer:
             f"{kind}.{one.member.parameter.name}": Piece(one.member.shape, (one.offset,), values.detach())
             for kind, one, values in self.engine.pieces()
         }
-        for name, buffer in self.engine.model.named_buffers():
+        for name, buffer in self.engine.buffers():
             found[f"buffer.{name}"] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
         return {**found, "step": self.step}
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from shardwise.bench.kernels import DTYPES
 from shardwise.bench.machine.samples import FORMS, Product, Sample
+from shardwise.engine.torch.attention import Attention, Sight
+from shardwise.engine.torch.calls import ANGLES, GRADIENTS, SIGHT
+from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
+from shardwise.engine.torch.initialise import STD, initial_weights
+from shardwise.engine.torch.loss import cross_entropy
+from shardwise.engine.torch.norms import rms_backward, rms_forward
+from shardwise.engine.torch.places import rotation
+from shardwise.engine.torch.unit import run
+from shardwise.engine.torch.weights import parameter_shapes
 from shardwise.lowering.instance import Instance
 from shardwise.model.numerics import DEFAULT
 from shardwise.precision import precision_named
 from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.model.attention import attend
-from shardwise.train.model.block import Block
-from shardwise.train.model.functions import activate, rms_norm
-from shardwise.train.model.gradients import HeadLoss, applied
-from shardwise.train.model.initialise import STD
-from shardwise.train.model.places import rotate, rotation
 from shardwise.train.parallel.update import SMALLEST_NORM, sum_of_squares
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
@@ -41,6 +44,7 @@ class Operation(NamedTuple):
 
 
 Operations = Iterator[tuple[str, Operation]]
+Made = TypeVar("Made", bound=Tensor | tuple[Tensor, ...])
 
 
 def operations(sample: Sample, place: torch.device) -> Operations:
@@ -78,36 +82,65 @@ def attention(sample: Sample, place: torch.device) -> Operations:
     heads = (one.num_kv_heads, one.head_dim)
     q = _random(sample, place, heads[0], groups, heads[1])
     k, v = (_random(sample, place, *heads) for _ in range(2))
-    yield from _both("attention", lambda: attend(q, k, v, None, DEFAULT), (q, k, v))
+    kernel, sight = Attention.of(DEFAULT, one.head_dim), Sight()
+
+    def backward(made: tuple[Tensor, Tensor]) -> object:
+        out, lse = made
+        return kernel.backward(q, k, v, sight, out, lse, torch.ones_like(out))
+
+    yield from _both("attention", lambda: kernel.forward(q, k, v, sight), backward)
 
 
 def elementwise(sample: Sample, place: torch.device) -> Operations:
     """A norm, rotations of queries and keys, and an activation, each forward and backward; a sum of hidden states."""
     one = sample.architecture
     x, other = (_random(sample, place, one.d_model) for _ in range(2))
-    scale = torch.ones(one.d_model, device=place, dtype=x.dtype, requires_grad=True)
-    yield from _both("norm", lambda: rms_norm(x, scale, DEFAULT.norm_epsilon, 0.0), (x, scale))
+    scale, given = torch.ones(one.d_model, device=place, dtype=x.dtype), torch.ones_like(x)
+    yield from _both(
+        "norm", lambda: rms_forward(x, scale, DEFAULT.norm_epsilon),
+        lambda made: rms_backward(given, x, made[1], scale, needs_weight=True),
+    )  # fmt: skip
     angles = rotation(torch.arange(sample.seq_len, device=place), one.head_dim, DEFAULT.rotary, x.dtype)
     for name, heads in (("query", one.num_heads), ("key", one.num_kv_heads)):
         head = _random(sample, place, one.num_kv_heads, heads // one.num_kv_heads, one.head_dim)
-        yield from _both(f"rotary of a {name}", partial(rotate, head, angles), (head,))
+        yield from _both(
+            f"rotary of a {name}", partial(rotate, head, angles), lambda made: rotate_back(made, angles)
+        )  # fmt: skip
     gate, up = (_random(sample, place, one.d_ff) for _ in range(2))
-    yield from _both("activation", lambda: activate("swiglu", gate, up), (gate, up))
-    first, second = x.detach(), other.detach()
-    yield "sum", _kept(lambda: first + second)
+    dy = torch.ones_like(up)
+    yield from _both(
+        "activation", lambda: FUNCTIONS["swiglu"](gate, up),
+        lambda made: (FUNCTIONS["swiglu_dgate"](dy, gate, up), FUNCTIONS["swiglu_dup"](dy, gate)),
+    )  # fmt: skip
+    yield "sum", _kept(lambda: x + other)
+
+
+class Discarded:
+    """Gradients of weights that nobody takes."""
+
+    def target(self, weight: str) -> tuple[Tensor | None, bool]:
+        return None, False
+
+    def give(self, weight: str, gradient: Tensor | None) -> None:
+        return
 
 
 def layer(sample: Sample, place: torch.device) -> Operation:
     """A whole layer forward and backward."""
-    block = Block(sample.architecture, DEFAULT, 0).to(device=place, dtype=DTYPES[sample.dtype])
-    for weight in block.parameters():
-        torch.nn.init.normal_(weight, std=STD)
+    one = initial_weights(sample.architecture, 0, DTYPES[sample.dtype], place).model.layers[1]
     x = _random(sample, place, sample.architecture.d_model)
     places = torch.arange(sample.seq_len, device=place)
     angles = rotation(places, sample.architecture.head_dim, DEFAULT.rotary, x.dtype)
-    given = torch.ones_like(x)
-    inputs = (x, *block.parameters())
-    return Operation(lambda: torch.autograd.grad(block(x, angles, None)[0], inputs, given), 1)
+    unit, given = one.unit, torch.ones_like(x)
+
+    def both() -> None:
+        held = unit.held()
+        one.put(held, {**one.weights, ANGLES: angles, "x": x, SIGHT: Sight(), GRADIENTS: Discarded()})
+        run(unit.forward, held)
+        one.put(held, {f"d.{unit.output}": given.clone()})
+        run(unit.backward, held)
+
+    return Operation(both, 1)
 
 
 def whole_step(sample: Sample, num_processes: int, place: torch.device) -> Operation:
@@ -124,25 +157,31 @@ def whole_step(sample: Sample, num_processes: int, place: torch.device) -> Opera
 def loss_operands(sample: Sample, place: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised hidden states [N, D], the head's weight [V, D] as a run begins with it, and targets [N]."""
     one = sample.architecture
-    x = _random(sample, place, one.d_model).detach().flatten(0, 1).requires_grad_()
-    weight = (torch.randn(one.vocab_size, one.d_model, device=place) * STD).to(x.dtype).requires_grad_()
+    x = _random(sample, place, one.d_model).flatten(0, 1)
+    weight = (torch.randn(one.vocab_size, one.d_model, device=place) * STD).to(x.dtype)
     return x, weight, torch.randint(one.vocab_size, (sample.tokens,), device=place)
 
 
 def _loss(sample: Sample, place: torch.device) -> Operation:
     """The head's products and its loss, forward and backward."""
     x, weight, targets = loss_operands(sample, place)
-    return Operation(lambda: torch.autograd.grad(applied(HeadLoss, x, weight, targets, None, 1.0), (x, weight)), 1)
+
+    def both() -> object:
+        logits = torch.mm(x, weight.t())
+        loss = cross_entropy(logits, targets, 1.0, None, replace=True)
+        return loss, torch.mm(logits, weight), torch.mm(logits.t(), x)
+
+    return Operation(both, 1)
 
 
 def _update(sample: Sample, place: torch.device) -> Operation:
     """Norm, clipping and AdamW of a layer's weights, in the format that they are updated in."""
-    weights = list(Block(sample.architecture, DEFAULT, 0).to(place).parameters())
+    shapes = parameter_shapes(sample.architecture)
+    weights = [torch.zeros(shape, device=place) for name, shape in shapes.items() if name.startswith("layers.")]
     flat = torch.full((sum(weight.numel() for weight in weights),), 1e-3, device=place)
     parts = torch.split(flat, [weight.numel() for weight in weights])
     for weight, part in zip(weights, parts, strict=True):
-        torch.nn.init.zeros_(weight)
-        weight.grad = part.view_as(weight)
+        weight.requires_grad_().grad = part.view_as(weight)
     optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True)
 
     def update() -> None:
@@ -154,30 +193,29 @@ def _update(sample: Sample, place: torch.device) -> Operation:
 
 
 def _random(sample: Sample, place: torch.device, *dims: int) -> Tensor:
-    """Values [B, T, *dims] that gradients are wanted of."""
-    values = torch.randn(sample.num_seqs, sample.seq_len, *dims, device=place)
-    return values.to(DTYPES[sample.dtype]).requires_grad_()
+    """Values [B, T, *dims]."""
+    return torch.randn(sample.num_seqs, sample.seq_len, *dims, device=place).to(DTYPES[sample.dtype])
 
 
-def _both(name: str, made: Callable[[], Tensor], wanted: tuple[Tensor, ...]) -> Operations:
+def _both(name: str, made: Callable[[], Made], backward: Callable[[Made], object]) -> Operations:
     """An operation forward, its results kept, and backward from what it kept."""
     yield f"{name} forward", _kept(made)
-    graphs = [made() for _ in range(_times(made()))]
-    dy = torch.ones_like(graphs[0])
+    kept = [made() for _ in range(_times(made()))]
 
-    def backward() -> None:
-        for out in graphs:
-            torch.autograd.grad(out, wanted, dy, retain_graph=True)
+    def back() -> None:
+        for one in kept:
+            backward(one)
 
-    yield f"{name} backward", Operation(backward, len(graphs))
+    yield f"{name} backward", Operation(back, len(kept))
 
 
-def _kept(made: Callable[[], Tensor]) -> Operation:
+def _kept(made: Callable[[], Any]) -> Operation:
     times = _times(made())
     return Operation(lambda: [made() for _ in range(times)], times)
 
 
-def _times(out: Tensor) -> int:
+def _times(made: Any) -> int:
+    out = made if isinstance(made, Tensor) else made[0]
     return int(max(2, min(MOST_KEPT, KEPT_BYTES // max(out.nbytes, 1))))
 
 

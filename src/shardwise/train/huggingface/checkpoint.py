@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 
+from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.train.checkpoint import whole
 from shardwise.train.huggingface.files import save_hf
-from shardwise.train.model import build
 
 
 def checkpoint_to_hf(
@@ -23,9 +24,8 @@ def checkpoint_to_hf(
     sequence that the model was trained for. Raises `InputError` as `whole` and `save_hf` do, and where the checkpoint is of
     another architecture.
     """
-    values = whole(checkpoint)
-    model = build(architecture, dtype or next(iter(values.values())).dtype)
-    wanted = {name: one.numel() for name, one in model.named_parameters()}
+    values, shapes = whole(checkpoint), parameter_shapes(architecture)
+    wanted = {name: math.prod(shape) for name, shape in shapes.items()}
     found = {name: one.numel() for name, one in values.items()}
     if found != wanted:
         other = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
@@ -33,8 +33,5 @@ def checkpoint_to_hf(
             f"{checkpoint}: found the weights of another model than {architecture.name}: {', '.join(other[:4])} differ; the plan "
             "that the run was of is required"
         )
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name].view(parameter.shape))
-    save_hf(model, folder, seq_len=seq_len)
+    tensors = {name: values[name].view(shape).to(dtype or values[name].dtype) for name, shape in shapes.items()}
+    save_hf(Weights(architecture, tensors), folder, seq_len=seq_len)

@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError, require
 from shardwise.train.box import Box, Shape, interval_boxes
 from shardwise.train.huggingface.config import read_config, write_config
 from shardwise.train.huggingface.layout import Place, places, shape_of, stored, taken
-from shardwise.train.model.decoder import Decoder, build
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as its default (max_shard_size) for years
@@ -27,14 +27,12 @@ SHOWN = 4  # names of tensors in a message
 class StoredModel:
     """The model of a folder, whose parameters are read box by box. Raises `InputError` for what its config does not say."""
 
-    def __init__(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """`dtype` is that of `model`, which has shapes and no memory: by default the format of the files."""
+    def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
+        self.architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
         self.tensors = Tensors(folder)
-        self.model = build(architecture, dtype or self.tensors.dtype())
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        found = list(places(self.model, family))
+        self.shapes = parameter_shapes(self.architecture)
+        found = list(places(self.architecture, family))
         self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found})
         self.places: dict[str, list[Place]] = {}
         for place in found:
@@ -63,39 +61,37 @@ class StoredModel:
         return torch.cat([self.read(parameter, box).flatten() for box in boxes])
 
 
-def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Decoder:
-    """The model of a folder on the CPU, in `dtype` or in the format of its weights. Raises `InputError`."""
-    stored = StoredModel(folder, dtype)
-    model = stored.model.to_empty(device="cpu")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = stored.shapes[name]
-            parameter.copy_(stored.read(name, Box((0,) * len(shape), shape)))
-        for buffer in model.buffers():
-            buffer.zero_()
-    return model
+def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
+    """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""
+    stored = StoredModel(folder)
+    wanted = dtype or stored.tensors.dtype()
+    read = (
+        (name, stored.read(name, Box((0,) * len(shape), shape)).to(wanted).contiguous())
+        for name, shape in stored.shapes.items()
+    )
+    return Weights(stored.architecture, dict(read))
 
 
 def save_hf(
-    model: Decoder, folder: str | Path, *, seq_len: int, model_type: str = "", bytes_per_file: int = BYTES_PER_FILE
+    weights: Weights, folder: str | Path, *, seq_len: int, model_type: str = "", bytes_per_file: int = BYTES_PER_FILE
 ) -> None:
-    """Write a model so that `transformers` reads it; `seq_len` is the longest sequence that it was made for.
+    """Write weights so that `transformers` reads it; `seq_len` is the longest sequence that it was made for.
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
-    config, family = write_config(model.architecture, seq_len, model_type)
-    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config, family = write_config(weights.architecture, seq_len, model_type)
+    config["dtype"] = str(weights.dtype).removeprefix("torch.")
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(model, list(places(model, family)), folder, bytes_per_file)
+        _write(weights, list(places(weights.architecture, family)), folder, bytes_per_file)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise InputError(f"model: cannot write to {folder}: {error}") from None
 
 
-def _write(model: Decoder, found: Iterable[Place], folder: Path, bytes_per_file: int) -> None:
-    parameters = dict(model.named_parameters())
+def _write(weights: Weights, found: Iterable[Place], folder: Path, bytes_per_file: int) -> None:
+    parameters = weights.tensors
     files: list[list[Place]] = []
     room = 0
     for place in found:
@@ -109,7 +105,7 @@ def _write(model: Decoder, found: Iterable[Place], folder: Path, bytes_per_file:
     index: dict[str, str] = {}
     for number, held in enumerate(files, start=1):
         name = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {place.name: stored(place.part(parameters[place.parameter].detach()), place) for place in held}
+        tensors = {place.name: stored(place.part(parameters[place.parameter]), place) for place in held}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
     if len(files) > 1:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.weights import on_one_device
 from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.names import StoredFamily
-from shardwise.train.model.decoder import Decoder
-from shardwise.train.model.weights import parameter_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class Place:
         return tuple(dim for group in self.groups for dim in group)
 
 
-def places(model: Decoder, family: StoredFamily) -> Iterator[Place]:
+def places(architecture: Architecture, family: StoredFamily) -> Iterator[Place]:
     """Where a family keeps each parameter. Raises `InputError` that names what it has no place for."""
-    experts = model.architecture.num_experts
-    for parameter, weight in parameter_weights(model).items():
-        found = family.names.get(weight.name)
+    experts = architecture.num_experts
+    for one in on_one_device(architecture).parameters:
+        found = family.names.get(one.weight)
         if found is None:
-            raise InputError(f"model: {weight.name} of the {weight.unit} has no place in a {family.built_as}")
-        layer = parameter.split(".")[1]
+            raise InputError(f"model: {one.weight} of the {one.unit} has no place in a {family.built_as}")
+        layer = one.name.split(".")[1]
         single = "{expert}" not in found.name
-        dims = weight.dims if single else weight.dims[1:]
+        dims = one.use.dims if single else one.use.dims[1:]
         groups = (
             tuple(tuple(d for d in group.split() if d != "1") for group in found.layout.split(","))
             if found.layout
             else (dims,)
         )
         for expert in (None,) if single else range(experts):
-            yield Place(found.name.format(layer=layer, expert=expert), parameter, expert, dims, groups)
+            yield Place(found.name.format(layer=layer, expert=expert), one.name, expert, dims, groups)
 
 
 def stored(part: Tensor, place: Place) -> Tensor:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardwise.lowering.groups import Group, Member
-from shardwise.lowering.parameters import attribute
 from shardwise.lowering.weights import Sync
 from shardwise.train.formats import Formats
 from shardwise.train.world import World
@@ -27,21 +26,20 @@ class Interval(NamedTuple):
 class FlatGroup:
     """The flat arrays of a group on this process.
 
-    `weights` [padded] are what the model's parameters are views of; with `splits_weights` they have memory only while they are
-    gathered. `shard` [shard] is this process's part of them, `state` [shard] what the optimizer updates: the master copy where
-    there is one, otherwise `shard` itself. `gradients` rest whole [padded], or with `scatters` [shard]; `gradient_shard` is this
-    process's part. Frozen groups have no gradients.
+    `weights` [padded] are what the model's parameters are views of, the `views` by name; with `splits_weights` they have memory
+    only while they are gathered. `shard` [shard] is this process's part of them, `state` [shard] what the optimizer updates: the
+    master copy where there is one, otherwise `shard` itself. `gradients` rest whole [padded], or with `scatters` [shard];
+    `gradient_shard` is this process's part. Frozen groups have no gradients.
     """
 
-    def __init__(self, group: Group, model: nn.Module, formats: Formats, world: World) -> None:
-        """Puts the group's parameters into `model`, which may be on the meta device, as views of the weights."""
+    def __init__(self, group: Group, formats: Formats, world: World) -> None:
         self.group, self.formats, self.world = group, formats, world
         sync = group.sync
         self.splits_weights, self.scatters = bool(sync.gather), bool(sync.scatter)
         self.begin = world.position(sync.shard) * group.shard_size
         self.resized: Callable[[Tensor], None] = lambda weights: None  # called whenever gathered weights come and go
         self._make_weights()
-        self.parameters = [self._put(model, member) for member in group.members]
+        self.views = {member.parameter.name: self.view(self.weights, member) for member in group.members}
         if self.splits_weights:
             self.release()
         if group.trained:
@@ -63,10 +61,6 @@ class FlatGroup:
         """A parameter's part of a flat array, in its shape."""
         return flat[member.start : member.stop].view(member.shape)
 
-    @property
-    def members(self) -> Iterator[tuple[Member, nn.Parameter]]:
-        return zip(self.group.members, self.parameters, strict=True)
-
     def _make_weights(self) -> None:
         formats, size = self.formats, self.group.shard_size
         self.weights = self.zeros(self.group.padded_size, formats.weights)
@@ -75,27 +69,19 @@ class FlatGroup:
         self.state = self.zeros(size, formats.state) if self.has_master else self.shard
         self.whole = True
 
-    def _put(self, model: nn.Module, member: Member) -> nn.Parameter:
-        """A parameter of the model. It has a count of changes of its own (`.data`), so that weights may be gathered anew between
-        the forward and the backward pass."""
-        one = member.parameter
-        parameter = nn.Parameter(self.view(self.weights, member).data, requires_grad=one.trained)
-        model.get_submodule(one.path).register_parameter(attribute(one.weight), parameter)
-        return parameter
-
     def _make_gradients(self) -> None:
         size = self.group.shard_size if self.scatters else self.group.padded_size
         self.gradients = self.zeros(size, self.formats.held)
         self.gradient_shard = self.gradients if self.scatters else self.own(self.gradients)
 
     def allocate(self) -> None:
-        """Give the gathered weights their memory; the parameters are views of it again."""
+        """Give the gathered weights their memory; the views are of it again."""
         self.weights.untyped_storage().resize_(self.group.padded_size * self.weights.element_size())
         self.whole = True
         self.resized(self.weights)
 
     def release(self) -> None:
-        """Take it away. Whatever autograd has kept of the parameters is good again once they are gathered."""
+        """Take it away. Whatever views a unit holds are good again once the weights are gathered."""
         self.weights.untyped_storage().resize_(0)
         self.whole = False
         self.resized(self.weights)

@@ -5,23 +5,23 @@ A step's loss is divided by the targets of the whole step, so gradients are summ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardwise.lowering.groups import Member
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup
 
 
 class GroupGradients:
-    """The gradients of one group in one micro-batch after the other."""
+    """The gradients of one group in one micro-batch after the other. `uses`: how many units give a gradient of each member."""
 
-    def __init__(self, flat: FlatGroup, exchange: Exchange) -> None:
-        self.flat, self.exchange = flat, exchange
+    def __init__(self, flat: FlatGroup, exchange: Exchange, uses: Counter[str]) -> None:
+        self.flat, self.exchange, self.uses = flat, exchange, uses
+        self.members = {member.parameter.name: member for member in flat.group.members}
         self.fresh = True  # nothing has been added up in this step yet
-        self.absent = set(range(len(flat.parameters)))  # of this micro-batch's gradients
+        self.absent = Counter(uses)  # of this micro-batch's gradients
         self.low = self._low()
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
@@ -38,57 +38,54 @@ class GroupGradients:
 
     def begin_step(self) -> None:
         self.fresh = True
-        for parameter in self.flat.parameters:
-            parameter.grad = None
 
     def begin_micro_batch(self) -> None:
-        self.absent = set(range(len(self.flat.parameters)))
+        self.absent = Counter(self.uses)
 
-    @torch.no_grad()
-    def take(self, number: int, member: Member, parameter: nn.Parameter) -> None:
-        """A parameter's gradient is ready, the `number`th of the group's."""
-        self.absent.discard(number)
-        gradient = parameter.grad
-        assert gradient is not None
-        if self.flat.scatters:
-            if self.moving is None:
-                self.moving = self.flat.zeros(self.flat.group.padded_size, self.flat.formats.reduced)
-                self.made(self.moving)
-            self.flat.view(self.moving, member).copy_(gradient)
-            parameter.grad = None
-        else:
-            self._keep(member, parameter, gradient)
+    @property
+    def array(self) -> Tensor:
+        """Where this micro-batch's gradients are put, or added up."""
+        flat = self.flat
+        if not flat.scatters:
+            return flat.gradients
+        if self.moving is None:
+            self.moving = flat.zeros(flat.group.padded_size, flat.formats.reduced)
+            self.made(self.moving)
+        return self.moving
 
-    def _keep(self, member: Member, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add a gradient to those that rest whole. Where it rests as products give it, the next one is added by autograd."""
-        resting = self.flat.view(self.flat.gradients, member)
+    def adds(self, name: str) -> bool:
+        """Whether a gradient is added to what is there."""
+        first = self.absent[name] == self.uses[name]
+        return not first or not (self.fresh or self.flat.scatters)
+
+    def target(self, name: str) -> tuple[Tensor | None, bool]:
+        """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""
+        member, formats = self.members[name], self.flat.formats
         if self.low is not None:
-            low = self.flat.view(self.low, member)
-            low.copy_(gradient)
-            gradient = low
-        if resting.dtype != parameter.dtype:
-            parameter.grad = None
-        elif parameter.grad is not None and parameter.grad.data_ptr() == resting.data_ptr():
-            return
-        else:
-            parameter.grad = resting
-        resting.copy_(gradient) if self.fresh else resting.add_(gradient)
+            return self.flat.view(self.low, member), False
+        if self.array.dtype != formats.weights:
+            return None, False
+        return self.flat.view(self.array, member), self.adds(name)
 
-    @torch.no_grad()
-    def do_without(self) -> None:
-        """Whatever this micro-batch did not use has no gradient in it."""
-        for number in self.absent if self.fresh and not self.flat.scatters else ():
-            self.flat.view(self.flat.gradients, self.flat.group.members[number]).zero_()
-        self.absent = set()
+    def take(self, name: str, gradient: Tensor | None) -> bool:
+        """A parameter's gradient is ready (None: at its target). Whether it was the last of the group's."""
+        member = self.members[name]
+        if gradient is None and self.low is not None:
+            gradient = self.flat.view(self.low, member)
+        elif gradient is not None and self.low is not None:
+            gradient = self.flat.view(self.low, member).copy_(gradient)
+        if gradient is not None:
+            resting = self.flat.view(self.array, member)
+            resting.add_(gradient) if self.adds(name) else resting.copy_(gradient)
+        self.absent[name] -= 1
+        self.absent += Counter()  # what is there of is not absent
+        return not self.absent
 
-    @torch.no_grad()
     def send(self) -> None:
         """All are there: begin to sum them over the mesh."""
         flat = self.flat
         if flat.scatters:
-            whole = flat.zeros(flat.group.padded_size, flat.formats.reduced) if self.moving is None else self.moving
-            self.moving = whole  # until it has been sent
-            self._scatter(whole, flat.sync.scatter)
+            self._scatter(self.array, flat.sync.scatter)
         elif flat.sync.step_scatter:
             self._scatter(flat.gradients.to(flat.formats.reduced), flat.sync.step_scatter)
         elif flat.sync.reduce:
@@ -100,7 +97,6 @@ class GroupGradients:
         self.made(self.arriving)
         self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes)
 
-    @torch.no_grad()
     def receive(self) -> None:
         """Wait for the sum, and put it where gradients rest."""
         if self.pending is None or self.arriving is None:
@@ -115,7 +111,6 @@ class GroupGradients:
         self.moving = self.arriving = self.pending = None
         self.fresh = self.fresh and not flat.scatters
 
-    @torch.no_grad()
     def reduce_shards(self) -> None:
         """Begin to sum what was scattered over the axes that replicate it."""
         flat = self.flat
@@ -123,7 +118,6 @@ class GroupGradients:
             self.arriving = flat.gradient_shard.to(flat.formats.reduced)
             self.pending = self.exchange.all_reduce(self.arriving, flat.sync.reduce)
 
-    @torch.no_grad()
     def receive_shards(self) -> None:
         """Wait for these."""
         if self.pending is not None and self.arriving is not None:
@@ -132,7 +126,6 @@ class GroupGradients:
                 self.flat.gradient_shard.copy_(self.arriving)
         self.arriving = self.pending = None
 
-    @torch.no_grad()
     def keep_own(self) -> None:
         """After a sum that is not the step's last: of what was summed one process keeps each part, so that it is counted once."""
         flat, world = self.flat, self.flat.world

@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor
 
-from shardwise.lowering.groups import Member
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients
+
+Names = Mapping[str, Mapping[str, str]]  # by unit's path, of each trained weight that it uses the parameter's full name
+
+
+@dataclass(frozen=True, slots=True)
+class UnitGradients:
+    """Where one unit's gradients go (`engine.torch.calls.Gradients`)."""
+
+    reducer: GradientReducer
+    names: Mapping[str, str]
+
+    def target(self, weight: str) -> tuple[Tensor | None, bool]:
+        name = self.names[weight]
+        return self.reducer.group_of[name].target(name)
+
+    def give(self, weight: str, gradient: Tensor | None) -> None:
+        self.reducer.take(self.names[weight], gradient)
 
 
 class GradientReducer:
     """The gradients of all groups. `groups` in the order in which they are ready; they are sent in this order on every process.
 
-    `reduction`: "after" the backward pass, or as soon as a group is ready. `each_micro_batch`: not only in a step's last.
+    `names` are those of the weights whose gradients each unit gives. `reduction`: "after" the backward pass, or as soon as a
+    group is ready. `each_micro_batch`: not only in a step's last.
     """
 
     def __init__(
-        self, groups: Sequence[FlatGroup], exchange: Exchange, *, reduction: str, each_micro_batch: bool
+        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, *, reduction: str, each_micro_batch: bool
     ) -> None:
-        self.groups = [GroupGradients(group, exchange) for group in groups]
+        uses = Counter(name for of_unit in names.values() for name in of_unit.values())
+        self.groups = [GroupGradients(group, exchange, _uses(group, uses)) for group in groups]
+        self.group_of = {name: one for one in self.groups for name in one.members}
+        self.names = names
         self.after, self.each_micro_batch = reduction == "after", each_micro_batch
         self.last = True
         self.num_sent = 0
-        for one in self.groups:
-            for number, (member, parameter) in enumerate(one.flat.members):
-                self._hook(one, number, member, parameter)
 
-    def _hook(self, one: GroupGradients, number: int, member: Member, parameter: nn.Parameter) -> None:
-        def ready(parameter: nn.Parameter) -> None:
-            one.take(number, member, parameter)
-            if not one.absent:
-                self._ready(one)
+    def of_unit(self, path: str) -> UnitGradients:
+        """Where the gradients of the unit at a path go."""
+        return UnitGradients(self, self.names[path])
 
-        parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+    def take(self, name: str, gradient: Tensor | None) -> None:
+        """A parameter's gradient is ready; None: at its target."""
+        one = self.group_of[name]
+        if one.take(name, gradient):
+            self._ready(one)
 
     def begin_step(self) -> None:
         for one in self.groups:
@@ -68,8 +89,6 @@ class GradientReducer:
 
     def end_micro_batch(self) -> None:
         """Send what is left, wait for all of it; after the step's last micro-batch each process has the whole sum of its part."""
-        for one in self.groups:
-            one.do_without()
         self._send_ready()
         for one in self.groups:
             one.receive()
@@ -86,3 +105,7 @@ class GradientReducer:
             one.receive_shards()
             if not self.last:
                 one.keep_own()
+
+
+def _uses(group: FlatGroup, uses: Counter[str]) -> Counter[str]:
+    return Counter({member.parameter.name: uses[member.parameter.name] for member in group.group.members})

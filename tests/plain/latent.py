@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plain.functions import project, rms_norm
+from plain.places import Rotation, rotate
+from plain.weights import UnitModule
 from shardwise.model.numerics import Numerics
-from shardwise.train.model.functions import project, rms_norm
-from shardwise.train.model.places import Rotation, rotate
-from shardwise.train.model.weights import UnitModule
 
 
 def latent_heads(

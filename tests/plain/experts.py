@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.train.model.functions import activate
-from shardwise.train.model.gradients import Dispatch, Reorder, applied, at_least_fp32
+from plain.functions import activate
+from plain.gradients import Dispatch, Reorder, applied, at_least_fp32
 
 
 @dataclass(frozen=True, slots=True)

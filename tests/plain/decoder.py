@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plain.block import Block, NormedUnit
+from plain.experts import Routing, auxiliary_loss
+from plain.functions import cap
+from plain.gradients import HeadLoss, applied, at_least_fp32
+from plain.places import Rotation, mask_of, positions_of, rotation
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics, Rotary
-from shardwise.train.model.block import Block, NormedUnit
-from shardwise.train.model.experts import Routing, auxiliary_loss
-from shardwise.train.model.functions import cap
-from shardwise.train.model.gradients import HeadLoss, applied, at_least_fp32
-from shardwise.train.model.places import Rotation, mask_of, positions_of, rotation
 
 LACKING: dict[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out
     "multi-token prediction (--set model.num_predict_layers=0 trains without)": lambda architecture: (

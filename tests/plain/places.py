@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from plain.gradients import at_least_fp32
 from shardwise.model.numerics import Rotary
-from shardwise.train.model.gradients import at_least_fp32
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, H/2] or [B, T, H/2]
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plain.functions import cap
+from plain.gradients import at_least_fp32
 from shardwise.model.numerics import Numerics
-from shardwise.train.model.functions import cap
-from shardwise.train.model.gradients import at_least_fp32
 
 
 def attend(

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plain.gradients import GatedActivation, RMSNorm, SwiGLU, applied
 from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
-from shardwise.train.model.gradients import GatedActivation, RMSNorm, SwiGLU, applied
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from plain.attention import attend
+from plain.experts import Experts, Routing, route
+from plain.functions import activate, collect, layer_norm, project, rms_norm, spread
+from plain.latent import latent_heads
+from plain.places import Rotation, rotate
+from plain.weights import UnitModule
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
-from shardwise.train.model.attention import attend
-from shardwise.train.model.experts import Experts, Routing, route
-from shardwise.train.model.functions import activate, collect, layer_norm, project, rms_norm, spread
-from shardwise.train.model.latent import latent_heads
-from shardwise.train.model.places import Rotation, rotate
-from shardwise.train.model.weights import UnitModule
 
 Result = tuple[Tensor, Routing | None]
-
-
-def at_once(steps: Callable[..., Result], *operands: Tensor | Rotation | None) -> Result:
-    """Run a block's steps as they are."""
-    return steps(*operands)
 
 
 class NormedUnit(UnitModule):
@@ -43,10 +36,7 @@ class NormedUnit(UnitModule):
 
 
 class Block(NormedUnit):
-    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts.
-
-    `around` runs its steps: `at_once`, or so that what they make is made again for the backward pass (`train/recompute.py`).
-    """
+    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts."""
 
     def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
         dense = layer < architecture.num_dense_layers
@@ -54,12 +44,8 @@ class Block(NormedUnit):
         super().__init__("dense_block" if dense else "block", shape, numerics)
         if shape.num_experts:
             self.register_buffer("balance_bias", torch.zeros(shape.num_experts, dtype=torch.float32))
-        self.around: Callable[..., Result] = at_once
 
     def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
-        return self.around(self.steps, x, angles, mask)
-
-    def steps(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
         y = self.before(x, "attention_norm")
         attended = self.after(self.attention(y, angles, mask), "attention_post_norm")
         if self.architecture.parallel:

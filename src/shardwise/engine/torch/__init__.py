@@ -1,0 +1,1 @@
+"""The executor in PyTorch."""

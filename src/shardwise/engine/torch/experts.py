@@ -1,0 +1,158 @@
+"""Experts: the router's choice, its balance, and the rows of tokens through their experts, none dropped.
+
+The program has routed tokens as [E, B, T, D], of which a token fills the rows of its experts; here are these rows alone, [R, D],
+in the order of their experts. Letters: N tokens, k choices of each, R = N·k rows, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.engine.torch import devices
+from shardwise.engine.torch.functions import at_least_fp32
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What one layer's router did with tokens of a `shape` [B, T].
+
+    `scores` [N, E] are its softmax, `gates` and `choices` [N, k]; `counts` [E] the rows that each expert got. Rows are in the
+    `order` of (token, choice) pairs; `places` is the inverse of it.
+    """
+
+    shape: tuple[int, ...]
+    scores: Tensor
+    gates: Tensor
+    choices: Tensor
+    counts: Tensor
+    order: Tensor
+    places: Tensor
+    normalised: bool
+
+    @property
+    def num_chosen(self) -> int:
+        return self.choices.shape[-1]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each expert, on the host."""
+        found: list[int] = self.counts.tolist()
+        return found
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Where each expert's rows end, as grouped products take it."""
+        return self.counts.cumsum(0).to(torch.int32)
+
+    def expanded(self, vectors: Tensor) -> Tensor:
+        """A vector of each expert [E, M] for each of its rows."""
+        return vectors.repeat_interleave(self.counts, dim=0, output_size=len(self.order))
+
+
+def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool) -> Routing:
+    """The experts that each token takes, from logits [B, T, E].
+
+    `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
+    """
+    rows = logits.flatten(0, -2)
+    scores = rows.softmax(dim=-1, dtype=at_least_fp32(logits.dtype))
+    choices = (scores + balance_bias).topk(num_chosen, dim=-1).indices
+    gates = scores.gather(-1, choices)
+    if normalised:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    order = choices.flatten().argsort(stable=True)
+    counts = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
+    counts.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
+    return Routing(tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort(), normalised)
+
+
+def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The gradient of the logits [B, T, E] from that of the gates [N, k]; `penalty` [E] is that of each token's scores by a loss
+    that evens the experts' shares out."""
+    scores, gates, choices = routing.scores, routing.gates, routing.choices
+    dchosen = dgates
+    if routing.normalised:
+        total = scores.gather(-1, choices).sum(dim=-1, keepdim=True)
+        dchosen = (dgates - (dgates * gates).sum(dim=-1, keepdim=True)) / total
+    dscores = torch.zeros_like(scores).scatter_(-1, choices, dchosen)
+    if penalty is not None:
+        dscores += penalty
+    dlogits = scores * (dscores - (dscores * scores).sum(dim=-1, keepdim=True))
+    return dlogits.to(dtype).view(*routing.shape, dlogits.shape[-1])
+
+
+def dispatch(y: Tensor, routing: Routing) -> Tensor:
+    """Each token of y [B, T, D] as often as it is sent."""
+    return y.flatten(0, -2).index_select(0, routing.order // routing.num_chosen)
+
+
+def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
+    """The gradients of a token's rows added up, in one order on any device."""
+    back = torch.unflatten(drows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
+    return back.sum(dim=1).view(*routing.shape, drows.shape[-1])
+
+
+def combine(routing: Routing, rows: Tensor) -> Tensor:
+    """The results of each token's experts, weighted by its gates."""
+    back = torch.unflatten(rows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
+    return (routing.gates[..., None] * back).sum(dim=1).to(rows.dtype).view(*routing.shape, rows.shape[-1])
+
+
+def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
+    """The gradient of the gates [N, k]."""
+    back = torch.unflatten(rows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
+    return torch.einsum("nd,nkd->nk", dy.flatten(0, -2).to(routing.gates.dtype), back.to(routing.gates.dtype))
+
+
+def combine_dx(dy: Tensor, routing: Routing) -> Tensor:
+    """The gradient of the experts' results."""
+    given = (routing.gates[..., None] * dy.flatten(0, -2)[:, None]).to(dy.dtype)
+    return given.flatten(0, 1).index_select(0, routing.order)
+
+
+def can_group(rows: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch has one kernel for all experts: on a GPU in bf16, for rows of whole 16 bytes. The host then needs not wait
+    for the counts."""
+    aligned = all(width * rows.element_size() % 16 == 0 for width in weight.shape[1:])
+    return devices.on_gpu(rows) and rows.dtype == torch.bfloat16 and aligned
+
+
+def expert_product(rows: Tensor, weight: Tensor, routing: Routing) -> Tensor:
+    """Rows [R, D] each by its expert's matrix of weight [E, D, M]."""
+    if can_group(rows, weight):
+        return F.grouped_mm(rows, weight, offs=routing.ends)
+    out = rows.new_empty(len(rows), weight.shape[-1])
+    for (part, into), matrix in zip(_parts(routing, rows, out), weight, strict=True):
+        torch.mm(part, matrix, out=into)
+    return out
+
+
+def expert_gradient(left: Tensor, right: Tensor, routing: Routing, out: Tensor, *, add: bool) -> Tensor:
+    """Of each expert leftᵀ · right over its rows, to `out` [E, M, D] or added to it."""
+    if can_group(left, out):
+        found = F.grouped_mm(left.t(), right, offs=routing.ends)
+        return out.add_(found) if add else out.copy_(found)
+    for (one, other), matrix in zip(_parts(routing, left, right), out, strict=True):
+        if add:
+            matrix.addmm_(one.t(), other)
+        else:
+            torch.mm(one.t(), other, out=matrix)
+    return out
+
+
+def expert_sum(rows: Tensor, routing: Routing) -> Tensor:
+    """The rows of each expert added up, [E, M]."""
+    out = rows.new_zeros(len(routing.counts), rows.shape[-1])
+    owner = routing.choices.flatten()[routing.order]
+    return out.index_add_(0, owner, rows)
+
+
+def _parts(routing: Routing, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of each expert."""
+    yield from zip(*(torch.split_with_sizes(one, routing.sizes) for one in rows), strict=True)

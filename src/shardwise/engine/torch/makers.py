@@ -1,0 +1,238 @@
+"""Derived steps as calls of PyTorch kernels: one maker for each kind of operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.derive.walk import Compute
+from shardwise.engine.torch import experts
+from shardwise.engine.torch.attention import Attention, sink_gradient
+from shardwise.engine.torch.calls import ANGLES, SIGHT, Call, Calls
+from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
+from shardwise.engine.torch.products import einsum_of, product_of
+from shardwise.engine.torch.routed import expert_contract, of_rows, route, route_gradient
+from shardwise.model.operations import (
+    Accumulate,
+    Contract,
+    Join,
+    Lookup,
+    Map,
+    Operation,
+    Part,
+    Route,
+    RouteGradient,
+    Scan,
+    ScanGradient,
+    Scatter,
+)
+
+
+def call_of(calls: Calls, step: Compute, phase: str) -> Call:
+    """The call of one step."""
+    return replace(MAKERS[type(step.operation)](calls, step, step.operation), phase=phase)
+
+
+def _contract(calls: Calls, step: Compute, operation: Contract) -> Call:
+    (name,), reads = operation.outputs, operation.inputs
+    if calls.is_routed(*reads):
+        return expert_contract(calls, step, operation)
+    dims = [spec.dims for spec in step.placed.inputs]
+    result = step.placed.outputs[0].dims
+    product = product_of(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None
+    if product is None:
+        return Call(einsum_of(dims, result), reads, (name,))
+    return Call(product, reads, (name,), into=product.into)
+
+
+def _accumulate(calls: Calls, step: Compute, operation: Accumulate) -> Call:
+    reads, (name,) = operation.operands, operation.outputs
+    if len(reads) == 1:
+        return Call(lambda x: x, reads, (name,), is_view=True)
+
+    def kernel(first: Tensor, second: Tensor, *further: Tensor) -> Tensor:
+        out = first + second
+        for one in further:
+            out.add_(one)
+        return out
+
+    return Call(kernel, reads, (name,), over={place: partial(_added_to, place) for place in range(len(reads))})
+
+
+def _added_to(place: int, *terms: Tensor) -> Tensor:
+    """The sum of all, over one of them."""
+    out = terms[place]
+    for one in (*terms[:place], *terms[place + 1 :]):
+        out.add_(one)
+    return out
+
+
+def _map(calls: Calls, step: Compute, operation: Map) -> Call:
+    special = SPECIAL.get(operation.function)
+    if special is not None:
+        return special(calls, step, operation)
+    (name,), reads = operation.outputs, operation.inputs
+    if calls.is_routed(*reads):
+        if operation.function == "add_vector":
+            return Call(
+                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, calls.gates), (name,),
+                over={0: lambda x, vectors, routing: x.add_(routing.expanded(vectors))},
+            )  # fmt: skip
+        if operation.function == "sum_to":
+            return Call(experts.expert_sum, (*reads, calls.gates), (name,))
+    if operation.function == "sum_to" and "T" in step.placed.outputs[0].dims:
+        return _as_it_is(
+            calls, step, operation
+        )  # of positions, which documents have of their own: `_scatter` adds them up
+    over = {}
+    if operation.function in ("add", "add_vector") and len(reads) == 2:
+        full = [place for place, spec in enumerate(step.placed.inputs) if spec.dims == step.placed.outputs[0].dims]
+        over = {place: partial(_added_to, place) for place in full}
+    return Call(_aligned(calls, step, operation), reads, (name,), over=over)
+
+
+def _aligned(calls: Calls, step: Compute, operation: Map) -> Callable[..., Tensor]:
+    """A function of aligned operands, summed over the dims that its result lacks, in the result's format."""
+    function, out = FUNCTIONS[operation.function], step.placed.outputs[0].dims
+    dims = [spec.dims for spec in step.placed.inputs]
+    union = max((*dims, out), key=len)
+    views = [_aligner(one, union) for one in dims]
+    summed = tuple(place for place, dim in enumerate(union) if dim not in out)
+    dtype = calls.format_of(operation.outputs[0])
+    plain = all(view is None for view in views) and not summed
+
+    def kernel(*operands: Tensor) -> Tensor:
+        result = function(*(x if view is None else view(x) for view, x in zip(views, operands, strict=True)))
+        result = result.sum(dim=summed) if summed else result
+        return result if result.dtype == dtype else result.to(dtype)
+
+    def direct(*operands: Tensor) -> Tensor:
+        result = function(*operands)
+        return result if result.dtype == dtype else result.to(dtype)
+
+    return direct if plain else kernel
+
+
+def _aligner(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor], Tensor] | None:
+    """An operand's view with a dim of 1 for each that it lacks; None where it broadcasts as it is."""
+    if union[len(union) - len(dims) :] == dims:
+        return None
+    order = [dims.index(dim) for dim in union if dim in dims]
+    lacking = [place for place, dim in enumerate(union) if dim not in dims]
+
+    def view(x: Tensor) -> Tensor:
+        x = x.permute(order)
+        for place in lacking:
+            x = x.unsqueeze(place)
+        return x
+
+    return view
+
+
+def _join(calls: Calls, step: Compute, operation: Join) -> Call:
+    out, dims = step.placed.outputs[0].dims, [spec.dims for spec in step.placed.inputs]
+    place = next(i for i, dim in enumerate(out) if all(dim not in one for one in dims))
+    own = [tuple(part if i == place else dim for i, dim in enumerate(out)) for part in operation.parts]
+    views = [_aligner(one, whole) for one, whole in zip(dims, own, strict=True)]
+    fullest = max(range(len(dims)), key=lambda one: len(dims[one]))
+
+    def kernel(*operands: Tensor) -> Tensor:
+        whole = operands[fullest].shape
+        aligned = [x if view is None else view(x) for view, x in zip(views, operands, strict=True)]
+        return torch.cat([x.expand(*whole[:place], x.shape[place], *whole[place + 1 :]) for x in aligned], dim=place)
+
+    return Call(kernel, operation.inputs, operation.outputs)
+
+
+def _part(calls: Calls, step: Compute, operation: Part) -> Call:
+    spec, like = step.placed.inputs[0].dims, step.placed.outputs[0].dims
+    sizes = [calls.sizes[dim] for dim in operation.parts]
+    place, width = spec.index(operation.joined), sizes[operation.position]
+    start = sum(sizes[: operation.position])
+    dims = [operation.parts[operation.position] if dim == operation.joined else dim for dim in spec]
+    summed = tuple(i for i, dim in enumerate(dims) if dim not in like)
+
+    def kernel(dy: Tensor) -> Tensor:
+        taken = dy.narrow(place, start, width)
+        return taken.sum(dim=summed) if summed else taken
+
+    return Call(kernel, operation.operands, operation.outputs, is_view=not summed)
+
+
+def _lookup(calls: Calls, step: Compute, operation: Lookup) -> Call:
+    scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
+
+    def kernel(table: Tensor, index: Tensor) -> Tensor:
+        rows = F.embedding(index, table)
+        return rows if scale == 1.0 else rows * scale
+
+    return Call(kernel, operation.inputs, operation.outputs)
+
+
+def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
+    """Rows added up at their indices; positions of documents have gradients of every sequence, others one of them all."""
+    scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
+    sizes = calls.local_sizes(step)
+    shape = [sizes[dim] for dim in step.placed.outputs[0].dims]
+
+    def into(target: Tensor, dy: Tensor, index: Tensor, *, add: bool) -> Tensor:
+        if not add:
+            target.zero_()
+        rows = dy.reshape(-1, dy.shape[-1])
+        wanted = index.expand(dy.shape[:-1]).reshape(-1)
+        return target.index_add_(0, wanted, rows.to(target.dtype), alpha=scale)
+
+    def kernel(dy: Tensor, index: Tensor) -> Tensor:
+        return into(dy.new_empty(shape), dy, index, add=False)
+
+    return Call(kernel, operation.operands, operation.outputs, into=into)
+
+
+def _scan(calls: Calls, step: Compute, operation: Scan) -> Call:
+    attention = Attention.of(calls.numerics, calls.sizes["H"])
+    q, k, v, _, _, *sinks = operation.inputs
+    return Call(attention.forward, (q, k, v, SIGHT, *sinks), operation.outputs)
+
+
+def _scan_gradient(calls: Calls, step: Compute, operation: ScanGradient) -> Call:
+    attention = Attention.of(calls.numerics, calls.sizes["H"])
+    q, k, v, _, _, out, lse, dy = operation.inputs
+    program = calls.unit.forward.program
+    sinks = next(one.inputs[5:] for one in program.operations if isinstance(one, Scan) and out in one.outputs)
+    return Call(attention.backward, (q, k, v, SIGHT, out, lse, dy, *sinks), operation.outputs)
+
+
+def _rotary(function: Callable[..., Tensor], calls: Calls, step: Compute, operation: Map) -> Call:
+    return Call(function, (operation.inputs[0], ANGLES), operation.outputs)
+
+
+def _as_it_is(calls: Calls, step: Compute, operation: Map) -> Call:
+    return Call(lambda x: x, operation.inputs[:1], operation.outputs, is_view=True)
+
+
+def _sink_share(calls: Calls, step: Compute, operation: Map) -> Call:
+    return Call(sink_gradient, operation.inputs, operation.outputs)
+
+
+Maker = Callable[[Calls, Compute, Any], Call]
+SPECIAL: Mapping[str, Maker] = {
+    "rotary": partial(_rotary, rotate),
+    "rotary_back": partial(_rotary, rotate_back),
+    "handover": _as_it_is,
+    "dispatch": partial(of_rows, experts.dispatch),
+    "dispatch_dx": partial(of_rows, experts.dispatch_dx),
+    "combine": partial(of_rows, experts.combine),
+    "combine_dgates": partial(of_rows, experts.combine_dgates),
+    "combine_dx": partial(of_rows, experts.combine_dx),
+    "sink_share": _sink_share,
+}
+MAKERS: Mapping[type[Operation], Maker] = {
+    Contract: _contract, Accumulate: _accumulate, Map: _map, Join: _join, Part: _part, Lookup: _lookup, Scatter: _scatter,
+    Route: route, RouteGradient: route_gradient, Scan: _scan, ScanGradient: _scan_gradient,
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""Steps of a router and of the rows of experts as calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shardwise.derive.walk import Compute
+from shardwise.engine.torch import experts
+from shardwise.engine.torch.calls import BALANCE_BIAS, PENALTY, ROUTED, Call, Calls
+from shardwise.model.operations import Contract, Map, Route, RouteGradient
+
+
+def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
+    """Of the rows of experts: by their matrices, or with other rows to the gradient of these."""
+    (name,), (left, right) = operation.outputs, operation.inputs
+    dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
+    if calls.is_routed(left) and calls.is_routed(right):
+        reads = (left, right) if dims[0][-1] == result[1] else (right, left)
+        shape = [calls.local_sizes(step)[dim] for dim in result]
+
+        def gradient(one: Tensor, other: Tensor, routing: experts.Routing) -> Tensor:
+            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False)
+
+        def into(target: Tensor, one: Tensor, other: Tensor, routing: experts.Routing, *, add: bool) -> None:
+            experts.expert_gradient(one, other, routing, target, add=add)
+
+        return Call(gradient, (*reads, calls.gates), (name,), into=into)
+    rows, weight = (left, right) if calls.is_routed(left) else (right, left)
+    matrix = dims[0] if weight == left else dims[1]
+    turned = matrix[-1] != result[-1]
+
+    def kernel(rows: Tensor, weight: Tensor, routing: experts.Routing) -> Tensor:
+        return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing)
+
+    return Call(kernel, (rows, weight, calls.gates), (name,))
+
+
+def route(calls: Calls, step: Compute, operation: Route) -> Call:
+    num_chosen, normalised = calls.sizes[operation.num_chosen], calls.numerics.normalised_gates
+
+    def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
+        routing = experts.route(logits, num_chosen, balance_bias, normalised=normalised)
+        return routing, torch.stack((routing.counts.to(routing.scores.dtype), routing.scores.sum(dim=0)))
+
+    return Call(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTED))
+
+
+def route_gradient(calls: Calls, step: Compute, operation: RouteGradient) -> Call:
+    dtype = calls.dtype
+
+    def kernel(dgates: Tensor, routing: experts.Routing, penalty: Tensor | None) -> Tensor:
+        return experts.route_gradient(dgates, routing, penalty, dtype)
+
+    return Call(kernel, (*operation.inputs, PENALTY), operation.outputs)
+
+
+def of_rows(kernel: Callable[..., Tensor], calls: Calls, step: Compute, operation: Map) -> Call:
+    """A function of tokens and of what their router did."""
+    reads = operation.inputs if calls.gates in operation.inputs else (*operation.inputs, calls.gates)
+    return Call(kernel, reads, operation.outputs)

@@ -1,0 +1,130 @@
+"""One kind of unit on one rank: its instructions as calls of PyTorch kernels on numbered places, run forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from shardwise.engine.torch.calls import ROUTED, SIGHT, Call, Calls
+from shardwise.engine.torch.compiling import compiled
+from shardwise.engine.torch.fusing import Phase, in_calls
+from shardwise.engine.torch.giving import with_giving, with_giving_behind
+from shardwise.lowering.instruction import Launch
+from shardwise.lowering.template import Template
+from shardwise.model.architecture import Architecture
+from shardwise.model.program import Role
+from shardwise.sharding.mesh import Mesh
+
+Held = list[Any]  # what a unit holds, by place
+
+
+class Step(NamedTuple):
+    """A call on places: reads from `get`, writes to one place or several, and lets go of what nobody reads any more."""
+
+    kernel: Callable[..., Any]
+    get: Callable[[Held], tuple[Any, ...]]
+    put: int | tuple[int, ...]
+    frees: tuple[int, ...]
+
+
+class TorchUnit:
+    """The passes of a unit, from its template. `place` numbers what it holds by name.
+
+    `compiled`: calls that follow one another are compiled together.
+    """
+
+    def __init__(
+        self, template: Template, architecture: Architecture, mesh: Mesh, dtype: torch.dtype, *, compiled: bool = False
+    ) -> None:
+        self.template, self.unit, self.compiled = template, template.unit, compiled
+        self.place: dict[str, int] = {}
+        program, calls = self.unit.forward.program, Calls(self.unit, architecture, mesh, dtype)
+        own_gradients, outputs = set(self.unit.gradients.values()), self.unit.backward.program.outputs
+        self.output = program.outputs[0]
+        self.input = next((name for name in program.inputs if program.tensors[name].role is Role.RESIDUAL), None)
+        self.gradient_of_input = next((name for name in outputs if name not in own_gradients), None)
+        saved = {*self.unit.saved, *program.outputs, ROUTED}
+        self.forward_calls = self._calls(calls, "forward", ("forward",), saved)
+        self.forward = self._steps(self.forward_calls, saved)
+        given = {self.gradient_of_input or ""}
+        backward_calls = self._calls(calls, "backward", ("recompute", "backward"), given)
+        both = self._steps(backward_calls, given)
+        border = sum(call.phase == "recompute" for call in backward_calls)
+        self.recompute, self.backward = both[:border], both[border:]
+
+    def _calls(self, calls: Calls, name: str, phases: Sequence[str], stays: Set[str]) -> list[Call]:
+        """The calls of a pass; `stays` is read after it."""
+        kernels = [one.kernel for one in self.template.passes[name] if isinstance(one, Launch)]
+        of_phase = (
+            Phase(phase, [step for kernel in kernels if kernel.phase == phase for step in kernel.steps])
+            for phase in phases
+        )
+        weight_of = {gradient: weight for weight, gradient in self.unit.gradients.items()}
+        made = [call for phase in of_phase for call in in_calls(calls, phase)]
+        if not self.compiled:
+            return list(with_giving(made, weight_of))
+        return compiled(list(with_giving_behind(made, weight_of)), stays, {calls.gates, SIGHT})
+
+    def until(self, name: str) -> tuple[Step, ...]:
+        """The forward pass up to a tensor."""
+        made = next(number for number, call in enumerate(self.forward_calls) if name in call.writes)
+        return self._steps(self.forward_calls[: made + 1], {name})
+
+    def at(self, name: str) -> int:
+        """The place of a tensor."""
+        return self.place.setdefault(name, len(self.place))
+
+    def held(self) -> Held:
+        """Nothing yet."""
+        return [None] * len(self.place)
+
+    def _steps(self, calls: Sequence[Call], stays: Set[str]) -> tuple[Step, ...]:
+        """Calls with their places. What is read for the last time is let go of, or written over where it is this pass's own."""
+        last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
+        tensors, own = self.unit.tensors, {f"d.{self.output}"}
+        steps = []
+        for number, call in enumerate(calls):
+            ends = {name for name in (*call.reads, *call.writes) if last[name] == number and _passes(tensors, name)}
+            ends -= stays
+            kernel = next(
+                (call.over[i] for i, n in enumerate(call.reads) if i in call.over and n in own & ends), call.kernel
+            )
+            own = (own - set(call.reads)) if call.is_view else (own | set(call.writes))
+            steps.append(Step(kernel, _getter([self.at(n) for n in call.reads]), self._put(call), self._places(ends)))
+        return tuple(steps)
+
+    def _put(self, call: Call) -> int | tuple[int, ...]:
+        places = tuple(self.at(name) for name in call.writes)
+        return places[0] if len(places) == 1 else places
+
+    def _places(self, names: Iterable[str]) -> tuple[int, ...]:
+        return tuple(sorted(self.at(name) for name in names))
+
+
+def _passes(tensors: Any, name: str) -> bool:
+    """Whether a tensor comes and goes within a pass: no weight, no constant, and nothing from outside the program."""
+    return name in tensors and tensors[name].role not in (Role.WEIGHT, Role.CONSTANT)
+
+
+def _getter(places: Sequence[int]) -> Callable[[Held], tuple[Any, ...]]:
+    if len(places) == 1:
+        (only,) = places
+        return lambda held: (held[only],)
+    return itemgetter(*places)
+
+
+def run(steps: Iterable[Step], held: Held) -> None:
+    """Run steps on what a unit holds."""
+    for kernel, get, put, frees in steps:
+        made = kernel(*get(held))
+        if put.__class__ is int:
+            held[put] = made
+        elif put:
+            for place, one in zip(put, made, strict=True):  # type: ignore[arg-type]
+                held[place] = one
+        made = None
+        for place in frees:
+            held[place] = None

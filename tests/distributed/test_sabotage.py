@@ -1,0 +1,121 @@
+"""What goes wrong between ranks is noticed: each sabotage of the engine gives other numbers than one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from harness import run_ranks
+from torch import Tensor
+from training import Case, Found, plain, trained
+
+from shardwise.engine.torch import experts
+from shardwise.layout.layout import Layout
+from shardwise.sharding.spec import Axes
+from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.parallel.gradients import GroupGradients
+from shardwise.train.parallel.weights import WeightGatherer
+
+
+@dataclass
+class Late:
+    """A collective that does not begin before it is waited for."""
+
+    begin: Callable[[], Any]
+
+    def wait(self) -> None:
+        self.begin().wait()
+
+
+def gathers_come_late() -> None:
+    """No harm by itself: weights are there when they have been waited for, and not before."""
+    gather = Exchange.all_gather
+
+    def late(self: Exchange, whole: Tensor, part: Tensor, axes: Axes) -> Any:
+        whole.zero_()
+        return Late(lambda: gather(self, whole, part, axes))
+
+    Exchange.all_gather = late  # type: ignore[assignment, method-assign]
+
+
+def dropped_wait() -> None:
+    gathers_come_late()
+    require = WeightGatherer._require
+
+    def forgetful(self: WeightGatherer, place: int) -> None:
+        if place != 1:
+            require(self, place)
+        for group in self.used[place]:
+            self._start(group)
+            self.pending.pop(id(group), None)
+
+    WeightGatherer._require = forgetful  # type: ignore[method-assign]
+
+
+def dropped_reduction() -> None:
+    send = GroupGradients.send
+
+    def forgetful(self: GroupGradients) -> None:
+        if "layers.1.wq" not in self.members:
+            send(self)
+
+    GroupGradients.send = forgetful  # type: ignore[method-assign]
+
+
+def wrong_axis() -> None:
+    reduce = Exchange.all_reduce
+
+    def narrow(self: Exchange, values: Tensor, axes: Axes) -> Any:
+        return reduce(self, values, axes[:1])
+
+    Exchange.all_reduce = narrow  # type: ignore[method-assign]
+
+
+def scaled_expert_gradient() -> None:
+    gradient = experts.expert_gradient
+
+    def scaled(left: Tensor, right: Tensor, routing: Any, out: Tensor, *, add: bool) -> Tensor:
+        return gradient(left, right * 1.001, routing, out, add=add)
+
+    experts.expert_gradient = scaled
+
+
+SABOTAGES: Mapping[str, Callable[[], None]] = {
+    one.__name__: one
+    for one in (gathers_come_late, dropped_wait, dropped_reduction, wrong_axis, scaled_expert_gradient)
+}
+HYBRID = Case(layout=Layout(dp=2, fsdp=2))
+SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
+CASES: Mapping[str, Case] = {
+    "dropped_wait": SHARDED,
+    "dropped_reduction": Case(layout=Layout(dp=2, micro_batch_seqs=2)),
+    "wrong_axis": HYBRID,
+    "scaled_expert_gradient": Case("moe", Layout(dp=2, micro_batch_seqs=2)),
+}
+
+
+def sabotaged(name: str, case: Case) -> Found:
+    """A run on a rank whose engine is changed."""
+    SABOTAGES[name]()
+    return trained(case)
+
+
+def differs(found: Found, wanted: Found) -> bool:
+    """By more than rounding, in the norms of gradients: those of the first step are of weights that are alike."""
+    return found.norms[0] != pytest.approx(wanted.norms[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_sabotage_is_noticed(name: str) -> None:
+    case = CASES[name]
+    wanted = plain(case)
+    assert any(differs(found, wanted) for found in run_ranks(sabotaged, case.layout.num_devices, name, case))
+
+
+def test_a_gather_that_comes_late_is_waited_for() -> None:
+    wanted = plain(SHARDED)
+    for found in run_ranks(sabotaged, 2, "gathers_come_late", SHARDED):
+        assert not differs(found, wanted)
+        assert found.losses == pytest.approx(wanted.losses, rel=1e-12)

@@ -1,0 +1,100 @@
+"""Twenty steps of the engine beside the model of `transformers` under plain PyTorch: the same losses, norms and weights."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.engine.torch.batch import MicroBatch
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.precision import precision_named
+from shardwise.train.engine import Engine
+from shardwise.train.huggingface.files import StoredModel
+from shardwise.train.huggingface.initial import values_of
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+STEPS, SEQS, POSITIONS = 20, 4, 16
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": 61, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.1,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": ("gemma", {}),
+}
+RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=3, clip_norm=0.5, balance="none")
+
+
+def theirs(name: str) -> Any:
+    """A model of `transformers` with random weights."""
+    kind, own = MODELS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **own})
+        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+
+
+def batch(step: int) -> torch.Tensor:
+    """[SEQS, POSITIONS + 1] of a step."""
+    return torch.randint(1, SMALL["vocab_size"], (SEQS, POSITIONS + 1), generator=torch.Generator().manual_seed(step))
+
+
+def plain_steps(model: Any) -> list[tuple[float, float]]:
+    """Loss and norm of each step of a loop that anybody would write."""
+    kinds = [[one for one in model.parameters() if (one.dim() > 1) is matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": kinds[0], "weight_decay": RECIPE.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
+        betas=(RECIPE.beta1, RECIPE.beta2), eps=RECIPE.epsilon, lr=1.0,
+    )  # fmt: skip
+    found = []
+    for step in range(STEPS):
+        tokens = batch(step)
+        optimizer.zero_grad()
+        logits = model(input_ids=tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE.clip_norm or 0.0)
+        for group in optimizer.param_groups:
+            group["lr"] = RECIPE.learning_rate_at(step)
+        optimizer.step()
+        found.append((loss.item(), norm.item()))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "before")
+    architecture = StoredModel(tmp_path / "before").architecture
+    layout = Layout(micro_batch_seqs=SEQS // 2)
+    instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
+    engine = Engine(instance, RECIPE, World(instance.mesh))
+    engine.fill(values_of(tmp_path / "before"))
+    wanted, found = plain_steps(model), []
+    for step in range(STEPS):
+        halves = [MicroBatch(half[:, :-1], half[:, 1:]) for half in batch(step).split(SEQS // 2)]
+        result = engine.step(halves, SEQS * POSITIONS, len(halves), step)
+        found.append((result.loss.item(), result.norm.item()))
+    assert found[-1][0] < found[0][0]
+    for (loss, norm), (own_loss, own_norm) in zip(wanted, found, strict=True):
+        assert own_loss == pytest.approx(loss, rel=1e-6)
+        assert own_norm == pytest.approx(norm, rel=2e-5)
+    model.save_pretrained(tmp_path / "after")
+    stored = StoredModel(tmp_path / "after")
+    for kind, part, values in engine.pieces():
+        if kind == "model":
+            after = stored.interval(part.member.parameter.name, part.offset, part.size)
+            torch.testing.assert_close(values, after, rtol=1e-4, atol=3e-5)
