@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from executing import Executor, batch_of
 
 from shardwise.cli import main
 from shardwise.cluster import stacks
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.engine.torch.initialise import initial_weights
 from shardwise.errors import InputError
 from shardwise.job import Job
+from shardwise.layout import context
 from shardwise.layout.layout import Layout
 from shardwise.model import families, recompute
+from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
 from shardwise.search.space import Choices
@@ -123,6 +128,24 @@ def test_a_policy_is_one_entry(policy: str) -> None:
     assert len(set(kept)) == len(set(again)) == 4
 
 
+def test_the_engine_runs_it(policy: str) -> None:
+    """Gradients are those without recomputation, and attention alone is kept."""
+    architecture = Architecture(
+        name="small", num_layers=2, d_model=8, d_ff=12, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=11
+    )
+    weights, ids = initial_weights(architecture, 0, torch.float64), torch.arange(10).view(2, 5)
+    found = {}
+    for name in ("none", policy):
+        executor = Executor(weights, name)
+        passes = executor.model.forward(batch_of(ids, ids), ids.numel(), trains=True)
+        executor.model.backward(passes)
+        found[name] = executor.gradients.found
+    assert found["none"].keys() == found[policy].keys()
+    assert all(torch.equal(gradient, found[policy][name]) for name, gradient in found["none"].items())
+    block = executor.model.layers[1].unit
+    assert block.unit.saved.keys() == {"x", "attended", "lse"}
+
+
 def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", f"fsdp=8 recompute={policy}"]) == 0
     assert f"recompute {policy}" in capsys.readouterr().out
@@ -137,3 +160,33 @@ def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[st
 def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8 recompute=attention"]) == 2
     assert "recompute is 'attention'; one of none, selective, full, alternate is required" in capsys.readouterr().err
+
+
+@pytest.fixture
+def variant(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's variant in the table."""
+    name, value = entry("A variant of context parallelism", vars(context))
+    assert name not in context.VARIANTS
+    monkeypatch.setitem(context.VARIANTS, name, value)
+    return name
+
+
+def test_a_variant_is_one_entry(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is priced, searched and listed; its time is that of a ring whose ranks wait for nobody."""
+    assert Choices().cp_variant == ("all_gather", "zigzag", "ulysses", variant)
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
+    job = Job(global_batch_tokens=2**16, seq_len=2**16)
+    seconds = {
+        name: estimate(model, cluster, job, Layout(cp=8, zero_stage=3, cp_variant=name)).step_time_s
+        for name in ("zigzag", "ring", variant)
+    }
+    assert seconds[variant] == pytest.approx(seconds["zigzag"])
+    assert seconds[variant] < seconds["ring"]
+    long = ["llama-3.2-1b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "64Ki"]
+    assert main(["plan", *long, "--pin", "cp=8", "--pin", f"cp_variant={variant}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"]["cp_variant"] == variant
+
+
+def test_without_the_entry_it_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "cp=8 cp_variant=striped"]) == 2
+    assert "cp_variant is 'striped'; one of all_gather, zigzag, ulysses, ring is required" in capsys.readouterr().err

@@ -37,7 +37,7 @@ from shardwise.issuing import REDUCTIONS, IssuePolicy
 from shardwise.job import OVERLAPS, Job
 from shardwise.layout.context import VARIANTS, variant_of
 from shardwise.layout.family import Mode, mode_family
-from shardwise.layout.layout import CP_VARIANTS, OFFLOADED, OFFLOADS, CpVariant, Layout, Offload, offloaded_by
+from shardwise.layout.layout import OFFLOADED, OFFLOADS, Layout, Offload, offloaded_by
 from shardwise.loss import LOSSES, loss_named
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
@@ -118,13 +118,15 @@ CHOICES: Mapping[str, Choice] = {
     # recomputation, context parallelism, offload
     "recompute, Layout": Choice(lambda name: Layout(recompute=name), policy_names()),
     "recompute, policy_named": Choice(policy_named, policy_names()),
-    "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), CP_VARIANTS),
-    "cp_variant, pin": Choice(pinned("cp_variant"), CP_VARIANTS),
-    "cp_variant, variant_of": Choice(variant_of, CP_VARIANTS),
+    "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), tuple(VARIANTS)),
+    "cp_variant, pin": Choice(pinned("cp_variant"), tuple(VARIANTS)),
+    "cp_variant, variant_of": Choice(variant_of, tuple(VARIANTS)),
     "cp_variant, mode_family": Choice(
-        lambda name: mode_family(0, False, "none", Mode(name, False, False)), CP_VARIANTS
+        lambda name: mode_family(0, False, "none", Mode(name, False, False)), tuple(VARIANTS)
     ),
-    "cp_variant, unit_values": Choice(lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), CP_VARIANTS),
+    "cp_variant, unit_values": Choice(
+        lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), tuple(VARIANTS)
+    ),
     "offload, Layout": Choice(lambda name: Layout(offload=name), OFFLOADS),
     "offload, pin": Choice(pinned("offload"), OFFLOADS),
     "offload, offloaded_by": Choice(offloaded_by, OFFLOADS),
@@ -209,9 +211,9 @@ def test_every_name_is_known(where: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "names"),
     [
-        (FORMS, (*get_args(Schedule), NATURAL)), (VARIANTS, get_args(CpVariant)), (OFFLOADED, get_args(Offload)),
+        (FORMS, (*get_args(Schedule), NATURAL)), (OFFLOADED, get_args(Offload)),
         (overlap.CONVENTIONS, OVERLAPS), (nccl.FORMS, nccl.OPERATIONS), (WRAPS, get_args(WrapRule)),
-        (dict.fromkeys(SCHEDULES), get_args(Schedule)), (dict.fromkeys(CP_VARIANTS), get_args(CpVariant)),
+        (dict.fromkeys(SCHEDULES), get_args(Schedule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],
 )  # fmt: skip

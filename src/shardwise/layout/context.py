@@ -5,7 +5,6 @@ One table; derivation, legality, costs and searches read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.errors import chosen
@@ -28,12 +27,18 @@ class Variant:
     waits_for_last: bool = False
 
 
-VARIANTS: Mapping[str, Variant] = {
+# The first is the one that a layout has by default.
+VARIANTS: dict[str, Variant] = {
     "all_gather": Variant(structure="all_gather"),
     "zigzag": Variant(structure="ring", ring=True),
     "ulysses": Variant(structure="ulysses", exchanges_heads=True),
     "ring": Variant(structure="ring", ring=True, pieces=1, waits_for_last=True),
 }
+
+
+def variant_names() -> tuple[str, ...]:
+    """All that a layout may name."""
+    return tuple(VARIANTS)
 
 
 def variant_of(name: str) -> Variant:

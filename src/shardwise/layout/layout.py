@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from shardwise.errors import chosen, require
+from shardwise.layout.context import variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 from shardwise.names import did_you_mean
 from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
 
-CpVariant = Literal["all_gather", "zigzag", "ulysses", "ring"]
 Offload = Literal["none", "optimizer", "activations", "both"]
-CP_VARIANTS: tuple[CpVariant, ...] = ("all_gather", "zigzag", "ulysses", "ring")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 
@@ -65,7 +64,7 @@ class Layout:
     num_virtual_stages: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
-    cp_variant: CpVariant = "all_gather"
+    cp_variant: str = "all_gather"
     async_tp: bool = False
     micro_batch_seqs: int = 1
     recompute: str = "none"
@@ -109,7 +108,7 @@ class Layout:
             "zero_stage": (0, 1, 2, 3),
             "recompute": policy_names(),
             "schedule": SCHEDULES,
-            "cp_variant": CP_VARIANTS,
+            "cp_variant": variant_names(),
             "offload": OFFLOADS,
         }
         problems += [
@@ -157,7 +156,7 @@ class Layout:
             parts.append(f"zero_stage={self.zero_stage}")
         if self.sequence_parallel or self.tp > 1:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
-        if self.cp > 1 or self.cp_variant != CP_VARIANTS[0]:
+        if self.cp > 1 or self.cp_variant != variant_names()[0]:
             parts.append(f"cp_variant={self.cp_variant}")
         if self.expert_tp != self.tp:
             parts.append(f"etp={self.expert_tp}")

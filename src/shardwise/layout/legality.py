@@ -8,9 +8,9 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.job import Job
-from shardwise.layout.context import Variant, variant_of
+from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
-from shardwise.layout.layout import CP_VARIANTS, Layout
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.closed_form import form_of, natural_schedule
 from shardwise.symbolic import Value, ceil_div, maximum
@@ -64,7 +64,7 @@ def _pieces(degrees: Degrees) -> int:
 
 def _variant(degrees: Degrees) -> Variant:
     """The variant that is meant by its number among the choices."""
-    return variant_of(CP_VARIANTS[degrees["cp_variant"]])
+    return variant_of(variant_names()[degrees["cp_variant"]])
 
 
 def _borrows_evenly(degrees: Degrees) -> Value:
@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
         "cp_variant",
         lambda a, j, n, d: (d["cp_variant"] == 0) | (d["cp"] > 1),
         lambda a, j, n, d: (
-            f"cp_variant = {CP_VARIANTS[d['cp_variant']]} is a way to split sequences over cp, which is 1; leave it out, or "
+            f"cp_variant = {variant_names()[d['cp_variant']]} is a way to split sequences over cp, which is 1; leave it out, or "
             "give a cp"
         ),
     ),
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         "heads_by_cp",
         lambda a, j, n, d: (not _variant(d).exchanges_heads) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
         lambda a, j, n, d: (
-            f"{CP_VARIANTS[d['cp_variant']]} splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, "
+            f"{variant_names()[d['cp_variant']]} splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, "
             "which does not divide them; choose other degrees, or cp_variant=zigzag"
         ),
     ),
@@ -283,7 +283,7 @@ def degrees_of(layout: Layout) -> dict[str, Any]:
     """The numbers of a layout that rules and costs read."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
-    flags |= {"cp_variant": CP_VARIANTS.index(layout.cp_variant), "etp": layout.expert_tp}
+    flags |= {"cp_variant": variant_names().index(layout.cp_variant), "etp": layout.expert_tp}
     return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
 
 
@@ -299,7 +299,7 @@ def possible_modes(architecture: Architecture, job: Job, degrees: Degrees, modes
             **degrees,
             "etp": degrees["tp"],
             **whole,
-            "cp_variant": CP_VARIANTS.index(mode.cp_variant),
+            "cp_variant": variant_names().index(mode.cp_variant),
             "async_tp": mode.async_tp,
         }
         legal: Value = degrees["tp"] > 1 if mode.whole_experts else True

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
-from shardwise.layout.context import variant_of
+from shardwise.layout.context import VARIANTS, variant_names
 from shardwise.layout.family import Mode
-from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, offloaded_by
+from shardwise.layout.layout import OFFLOADS, offloaded_by
 from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
@@ -34,13 +34,18 @@ NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # wha
 FLAGS = ("sequence_parallel", "async_tp")
 NAMED: Mapping[str, Collection[str]] = {  # choices by name
     "recompute": POLICIES,
-    "cp_variant": CP_VARIANTS,
+    "cp_variant": VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
 }
 PINNABLE = (*NUMERIC, *FLAGS, *NAMED, "recompute_layers")
 QUARTERS = (0.25, 0.5, 0.75)  # of a stage's layers
 MOST = 10**7  # of any number of a layout, as of devices
+
+
+def _searched_variants() -> tuple[str, ...]:
+    """Variants of context parallelism but those of which others are never slower."""
+    return tuple(name for name, variant in VARIANTS.items() if not variant.waits_for_last)
 
 
 class Policy(NamedTuple):
@@ -92,7 +97,7 @@ class Choices(Limits):
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
     recompute_layers: tuple[int | float | None, ...] = (None,)
     offload: tuple[str, ...] = ("none",)
-    cp_variant: tuple[str, ...] = tuple(name for name in CP_VARIANTS if not variant_of(name).waits_for_last)
+    cp_variant: tuple[str, ...] = field(default_factory=lambda: _searched_variants())
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = (NATURAL,)
     divisible: bool = False
@@ -285,7 +290,7 @@ def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, .
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
     # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
-    columns |= {"cp_variant": min(map(CP_VARIANTS.index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns |= {"cp_variant": min(map(variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
     return columns, shape

@@ -12,7 +12,8 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.job import Job
-from shardwise.layout.layout import CP_VARIANTS, Layout
+from shardwise.layout.context import VARIANTS
+from shardwise.layout.layout import Layout
 from shardwise.layout.legality import (
     RULES,
     degrees_of,
@@ -197,7 +198,7 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
         seen = set()
-        for number, schedule in itertools.product(range(len(CP_VARIANTS)), (NATURAL, *SCHEDULES)):
+        for number, schedule in itertools.product(range(len(VARIANTS)), (NATURAL, *SCHEDULES)):
             if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
