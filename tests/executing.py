@@ -120,11 +120,6 @@ def decoder_of(weights: Weights) -> Decoder:
     return model
 
 
-def weights_of(model: Decoder) -> Weights:
-    """Copies of a plain decoder's parameters."""
-    return Weights(model.architecture, {name: one.detach().clone() for name, one in model.named_parameters()})
-
-
 def errors(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, float]:
     """Each gradient's ‖found - wanted‖ / ‖wanted‖; of one that is rounding alone, over a millionth of the whole norm."""
     assert set(found) == set(wanted)

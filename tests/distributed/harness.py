@@ -18,10 +18,11 @@ TIMEOUT_S = 120.0
 PRELOADED = ["preload"]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, grace_s: float = 0.0) -> list[Any]:
     """What `function(*arguments)` returns on each rank of a gloo world; it must be importable, and its results picklable.
 
-    When one rank fails the others are ended, and `AssertionError` has its traceback.
+    When one rank fails the others are ended, those that do not end by themselves within `grace_s`, and `AssertionError` has
+    its traceback.
     """
     context = multiprocessing.get_context("forkserver")
     _serve()
@@ -32,7 +33,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) ->
         ]
         for rank in ranks:
             rank.start()
-        _join(ranks)
+        _join(ranks, grace_s)
         found = [_result(Path(folder), rank) for rank in range(world_size)]
         codes = [rank.exitcode for rank in ranks]
     problems = [text for ok, text in found if not ok]
@@ -59,8 +60,8 @@ def _serve() -> None:
             os.environ["PYTHONPATH"] = before
 
 
-def _join(ranks: list[Any]) -> None:
-    """Until all have ended; one that fails, or takes too long, ends them all."""
+def _join(ranks: list[Any], grace_s: float) -> None:
+    """Until all have ended; one that fails, or takes too long, ends them all, `grace_s` later."""
     running = {rank.sentinel: rank for rank in ranks}
     while running:
         ended = wait(list(running), timeout=TIMEOUT_S)
@@ -68,6 +69,8 @@ def _join(ranks: list[Any]) -> None:
         for one in ended:
             running.pop(one).join()
         if failed:
+            for rank in running.values():
+                rank.join(grace_s)
             for rank in running.values():
                 rank.kill()
 

@@ -9,6 +9,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -117,6 +118,8 @@ class Bigram:
             raise InputError(f"rank {self.world.rank} fails")
         if os.environ.get("STAND_IN_IS_STOPPED") == here:
             os.kill(os.getpid(), signal.SIGSTOP)
+        if os.environ.get("STAND_IN_WAITS") == here:
+            print(f"step {self.step + 1}: rank {self.world.rank} waits for the file", file=sys.stderr, flush=True)
         while os.environ.get("STAND_IN_WAITS") == here and not Path(os.environ["STAND_IN_GO"]).exists():
             time.sleep(0.02)
 

@@ -99,7 +99,7 @@ def test_ranks_end_with_their_launcher_and_keep_their_folder_until_then(
 ) -> None:
     go = tmp_path / "go"
     run = launched(inputs, STAND_IN_WAITS="0:3", STAND_IN_GO=str(go))
-    run.says("step 2/6")
+    run.says("step 3: rank 0 waits")
     pids = pids_of(out_of(inputs))
     run.process.kill()
     again = launched([*inputs[:5], "--resume"])
@@ -124,7 +124,7 @@ def test_ranks_end_with_their_launcher_and_keep_their_folder_until_then(
 def test_a_rank_that_is_killed_is_named_once(inputs: list[str], tmp_path: Path) -> None:
     go = tmp_path / "go"
     run = launched(inputs, STAND_IN_WAITS="0:3", STAND_IN_GO=str(go))
-    run.says("step 2/6")
+    run.says("step 3: rank 0 waits")
     os.kill(pids_of(out_of(inputs))[1], signal.SIGKILL)
     go.touch()
     assert run.ended() == 1

@@ -1,46 +1,18 @@
-"""The executor's kernels: each result against a formula, and each gradient against PyTorch's autograd of that formula."""
+"""The executor's norms, functions and loss: each result against a formula, each gradient against autograd of that formula."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from train.formulas import EXACT, NARROW, Formula, Largest, assert_near, gradients_of, random
 
 from shardwise.data.batches import IGNORED
-from shardwise.engine.torch import attention as attention_module
-from shardwise.engine.torch.attention import Attention, Sight, sink_gradient
 from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
 from shardwise.engine.torch.loss import capped, cross_entropy
 from shardwise.engine.torch.norms import NORMS
-from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, Numerics
-
-Formula = Callable[..., Tensor]
-EXACT = 1e-12
-NARROW = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def gradients_of(formula: Formula, operands: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A formula's result, and by autograd its gradients."""
-    leaves = [operand.detach().clone().requires_grad_() for operand in operands]
-    out = formula(*leaves)
-    return out.detach(), torch.autograd.grad(out, leaves, dy)
-
-
-def assert_near(found: Any, wanted: Any, tolerance: float = EXACT) -> None:
-    """Same shape and format, and a small relative error."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    assert float((found - wanted).double().norm()) <= tolerance * float(wanted.double().norm())
-
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
 
 # Norms.
 
@@ -258,22 +230,6 @@ def test_capped_logits_are_in_float32() -> None:
     assert capped(logits.double(), 0.5).dtype == torch.float64
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        made = [one for one in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(one, Tensor)]
-        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
-        sizes = [one.numel() for one in made if one.untyped_storage().data_ptr() not in given]
-        self.elements = max([self.elements, *sizes])
-        return out
-
-
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize(
     ("rows", "width", "part"),
@@ -291,133 +247,3 @@ def test_no_copy_of_all_logits_is_made(rows: int, width: int, part: int, cap: fl
     with Largest() as largest:
         cross_entropy(logits, targets, 1.0, cap, replace=True)
     assert largest.elements == max(min(part, rows) * width, 1)
-
-
-# Attention. Letters: B, T, K, G, H and U as in `model/decoder.py`.
-
-B, T, K, G, H = 2, 70, 2, 3, 4
-DOCUMENTS = torch.repeat_interleave(torch.arange(8), torch.tensor([3, 37, 20, 10, 33, 1, 30, 6])).view(B, T)
-SIGHTS = {
-    "causal": Sight(),
-    "window": Sight(window=5),
-    "wide window": Sight(window=40),
-    "documents": Sight(documents=DOCUMENTS),
-    "documents and window": Sight(window=5, documents=DOCUMENTS),
-}
-BLOCKS = pytest.mark.parametrize("block", [32, 512])  # so that queries go in three blocks, two or one
-
-
-def seen_by_hand(sight: Sight) -> Tensor:
-    """Which keys each query sees, [B or 1, T, T]."""
-    queries, keys = torch.arange(T)[:, None], torch.arange(T)
-    seen = (keys <= queries) & (queries - keys < (sight.window or T))
-    same = DOCUMENTS[:, :, None] == DOCUMENTS[:, None, :]
-    return seen[None] if sight.documents is None else seen & same
-
-
-def attention_by_hand(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, sight: Sight, scale: float, cap: float | None
-) -> Tensor:
-    """Softmax over scores [B, K, G, T, S], and where there are sinks over these too."""
-    scores = torch.einsum("btkgh,bskh->bkgts", q, k) * scale
-    scores = scores if cap is None else cap * torch.tanh(scores / cap)
-    scores = scores.masked_fill(~seen_by_hand(sight)[:, None, None], float("-inf"))
-    if sinks is not None:
-        scores = torch.cat((scores, sinks[None, :, :, None, None].expand(len(q), -1, -1, T, 1)), dim=-1)
-    return torch.einsum("bkgts,bsku->btkgu", scores.softmax(dim=-1)[..., :T], v)
-
-
-def operands_of(width: int, groups: int = G, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Queries, keys, values, and the gradient of what comes out."""
-    shapes = (B, T, K, groups, H), (B, T, K, H), (B, T, K, width), (B, T, K, groups, width)
-    q, k, v, dy = (random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes))
-    return q, k, v, dy
-
-
-def run(
-    attention: Attention, sight: Sight, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *sinks: Tensor
-) -> list[Tensor]:
-    """What attention gives: its result, and the gradients of queries, keys, values and sinks."""
-    out, lse = attention.forward(q, k, v, sight, *sinks)
-    assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
-    gradients = attention.backward(q, k, v, sight, out, lse, dy, *sinks)
-    return [out, *gradients, *(sink_gradient(dy, out, lse, one) for one in sinks)]
-
-
-@BLOCKS
-@pytest.mark.parametrize("sight", SIGHTS)
-@pytest.mark.parametrize("width", [H, H - 1])
-@pytest.mark.parametrize("groups", [1, G])
-@pytest.mark.parametrize("cap", [None, 0.7])
-@pytest.mark.parametrize("has_sinks", [False, True])
-def test_attention_is_a_softmax_over_what_is_seen(
-    has_sinks: bool, cap: float | None, groups: int, width: int, sight: str, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_module, "BLOCK", block)
-    q, k, v, dy = operands_of(width, groups)
-    sinks, seen = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
-
-    def by_hand(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return attention_by_hand(q, k, v, sinks, seen, 0.6, cap)
-
-    result, wanted = gradients_of(by_hand, (q, k, v, *sinks), dy)
-    for own, other in zip(run(Attention(0.6, cap), seen, q, k, v, dy, *sinks), (result, *wanted), strict=True):
-        assert_near(own, other)
-
-
-@BLOCKS
-@NARROW
-@pytest.mark.parametrize("kind", ["fused", "capped", "sinks"])
-def test_attention_in_narrow_formats_stays_in_them(
-    kind: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for the log-sum-exp, which is in float32."""
-    monkeypatch.setattr(attention_module, "BLOCK", block)
-    q, k, v, dy = operands_of(H, dtype=dtype)
-    sinks, cap = [random(K, G, dtype=dtype, seed=5)] if kind == "sinks" else [], 0.7 if kind == "capped" else None
-
-    def exact(*operands: Tensor) -> Tensor:
-        q, k, v, *sinks = (one.double() for one in operands)
-        return attention_by_hand(q, k, v, sinks[0] if sinks else None, SIGHTS["window"], 0.5, cap)
-
-    result, wanted = gradients_of(exact, (q, k, v, *sinks), dy.double())
-    found = run(Attention(0.5, cap), SIGHTS["window"], q, k, v, dy, *sinks)
-    for own, other in zip(found, (result.to(dtype), *wanted), strict=True):
-        assert_near(own, other, 2 * tolerance)
-
-
-def test_attention_is_pytorchs() -> None:
-    q, k, v, dy = operands_of(H)
-
-    def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = q.flatten(2, 3).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return torch.unflatten(out.transpose(1, 2), 2, (K, G))
-
-    result, wanted = gradients_of(pytorchs, (q, k, v), dy)
-    for own, other in zip(run(Attention.of(Numerics(), H), Sight(), q, k, v, dy), (result, *wanted), strict=True):
-        assert_near(own, other)
-
-
-def test_scale_and_cap_are_the_models() -> None:
-    assert Attention.of(Numerics(), 16) == Attention(0.25, None)
-    assert Attention.of(Numerics(attention_scale=0.1, attention_cap=50.0), 16) == Attention(0.1, 50.0)
-
-
-@pytest.mark.parametrize(
-    ("sight", "cap", "most"),
-    [
-        (Sight(), None, 0),  # the kernel has no scores in memory
-        (Sight(window=5), None, 0),
-        (Sight(window=5), 0.7, B * K * G * 32 * (32 + 4)),  # scores of a block over the keys that it sees
-        (Sight(), 0.7, B * K * G * 32 * T),
-    ],
-)
-def test_no_square_of_all_positions_is_made(
-    sight: Sight, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_module, "BLOCK", 32)
-    operands = operands_of(H)
-    with Largest() as largest:
-        run(Attention(0.5, cap), sight, *operands)
-    assert operands[0].numel() <= largest.elements <= max(most, operands[0].numel())

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from executing import Executor, decoder_of, errors, random_weights, weights_of
-from plain import build, initialise
+from executing import Executor, batch_of, decoder_of, errors, random_weights
 
 from shardwise.data.batches import IGNORED
-from shardwise.derive.derivation import derive, derive_unit
+from shardwise.derive.derivation import derive_unit
 from shardwise.engine.numpy.step import run_step
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.model import TorchModel
-from shardwise.engine.torch.weights import Weights, parameter_shapes
+from shardwise.engine.torch.batch import MicroBatch
+from shardwise.engine.torch.weights import Weights
 from shardwise.errors import InputError
 from shardwise.layout.family import Family
 from shardwise.lowering.parameters import parameters
-from shardwise.lowering.weights import Sync
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params, num_trained_params
-from shardwise.model.decoder import unit_counts, whole_program
-from shardwise.model.load import load_model
+from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Numerics, Rotary
 from shardwise.sharding import Mesh
+from shardwise.train.routing import auxiliary_loss
 
 TOLERANCE = 1e-10
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
@@ -188,84 +183,6 @@ def test_what_numpy_lacks_is_not_without_effect(case: str) -> None:
     assert not torch.allclose(weights.logits(ids, documents), Weights(plain, weights.tensors).logits(ids))
 
 
-FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: Family) -> None:
-    """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
-    architecture = small(structure)
-    shapes, units = parameter_shapes(architecture), derive(architecture, family)
-    by_hand = dict(build(architecture).named_parameters())
-    alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = parameters(architecture, family)
-    assert [one.name for one in found] == list(shapes) == list(by_hand)
-    for one in found:
-        sizes = architecture.dense().dims if one.unit == "dense_block" else architecture.dims
-        assert one.trained == by_hand[one.name].requires_grad
-        assert one.use.dims == units[one.unit].weights[one.weight]
-        assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)
-    held: dict[str, dict[str, list[str]]] = {name: {} for name in unit_counts(architecture)}
-    for one in found:
-        held[one.unit].setdefault(one.path, []).append(one.weight)
-    lent = {"head"} if architecture.tied_embeddings else set()
-    for unit, count in unit_counts(architecture).items():
-        wanted = [name for name in units[unit].weights if unit != "head" or name not in lent]
-        assert list(held[unit].values()) == [wanted] * count
-
-
-def model_of(architecture: Architecture) -> TorchModel:
-    return Executor(random_weights(architecture)).model
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
-    """All of them and no others; layers that are alike share what was compiled for them, and no layer has another's weights."""
-    architecture = small(structure)
-    model = model_of(architecture)
-    for layer in model.layers:
-        assert set(layer.weights) == set(layer.unit.unit.weights) <= set(layer.unit.place)
-    assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
-    given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
-    assert len(given) - len(set(given)) == (1 if architecture.tied_embeddings else 0)
-
-
-# Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
-SHARDED = ("fsdp", "cp")
-SYNCS = {
-    0: Sync(reduce=("cp", "dp", "fsdp")),
-    1: Sync(step_scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
-    2: Sync(scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
-    3: Sync(gather=SHARDED, scatter=SHARDED, reduce=("dp",)),
-}
-
-
-@pytest.mark.parametrize("zero_stage", SYNCS)
-def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
-    (spec,) = (one for one in parameters(SMALL, Family(zero_stage, False, "none")) if one.name == "layers.1.w_up")
-    assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
-    assert spec.sync == SYNCS[zero_stage]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama-3-70b",
-        "gpt-3-175b",
-        "gemma-2-9b",
-        "mixtral-8x7b",
-        "qwen2-57b-a14b",
-        "olmo-2-7b",
-        "gpt-oss-20b",
-        "deepseek-v2",
-    ],
-)
-def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: str) -> None:
-    architecture = load_model(name)
-    assert sum(math.prod(shape) for shape in parameter_shapes(architecture).values()) == num_params(architecture)
-
-
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
     architecture = dataclasses.replace(SMALL, num_predict_layers=1)
     with pytest.raises(InputError, match=r"not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
@@ -280,63 +197,29 @@ def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
     assert [dataclasses.replace(SMALL, sliding_window=4, global_every=2).window(layer) for layer in (0, 1)] == [4, None]
 
 
-def test_initial_values_depend_on_seed_and_name_alone() -> None:
-    shallow, deep = (initial_weights(dataclasses.replace(SMALL, num_layers=n, **EXPERTS), 7) for n in (2, 4))
-    again = initial_weights(dataclasses.replace(SMALL, **EXPERTS), 7, torch.bfloat16)
-    assert again.dtype == torch.bfloat16
-    assert shallow.dtype == torch.float32
-    values, other = shallow.tensors, deep.tensors
-    for name, tensor in again.tensors.items():
-        assert torch.equal(tensor, values[name].to(torch.bfloat16))
-        scale = 2**0.5 if name.endswith(("wo", "experts_down")) else 1.0  # of what is added to the residual stream
-        torch.testing.assert_close(other[name] * scale, values[name])
-    assert not torch.equal(values["layers.0.wq"], values["layers.1.wq"])
-    another = initial_weights(dataclasses.replace(SMALL, **EXPERTS), 8)
-    assert not torch.equal(another.tensors["layers.0.wq"], values["layers.0.wq"])
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_initial_values_are_those_of_the_decoder_by_hand(structure: str) -> None:
-    model = build(small(structure))
-    initialise(model, 5)
-    found, wanted = initial_weights(small(structure), 5).tensors, weights_of(model).tensors
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
-
-
-def test_biases_of_the_choice_begin_as_nothing_in_float32() -> None:
-    """Each router has its own; a leading layer without experts has none."""
-    architecture = small("leading dense layers")
-    biases = initial_weights(architecture, 0, torch.bfloat16).model.balance_biases
-    assert list(biases) == [2, 3]
-    assert all(bias.dtype == torch.float32 and bias.shape == (5,) and not bias.any() for bias in biases.values())
-    assert biases[2].data_ptr() != biases[3].data_ptr()
-    assert not model_of(SMALL).balance_biases
-
-
-def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
-    adapted, plain = (
-        initial_weights(small("adapters"), 3),
-        initial_weights(dataclasses.replace(SMALL, bias=ALL_BIASES), 3),
-    )
-    ids = torch.arange(6)[None]
-    assert torch.equal(adapted.logits(ids), plain.logits(ids))
-    executor = Executor(adapted)
-    executor.train(ids, ids, 6)
-    assert sum(gradient.numel() for gradient in executor.gradients.found.values()) == num_trained_params(
-        small("adapters")
-    )
-    assert all("lora" in name for name in executor.gradients.found)
-
-
-def test_initial_values_are_of_the_right_size() -> None:
-    numerics = Numerics(norm_offset=1.0)
-    architecture = dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True, numerics=numerics)
-    values = initial_weights(architecture, 0).tensors
-    assert values["layers.0.w_up"].std().item() == pytest.approx(0.02, rel=0.05)
-    assert values["layers.0.w_down"].std().item() == pytest.approx(0.01, rel=0.05)
-    assert not values["layers.0.mlp_norm_weight"].any()  # to which the norm adds its offset
-    assert not values["layers.0.mlp_norm_bias"].any()
+@pytest.mark.parametrize("policy", ["none", "full"])
+@pytest.mark.parametrize("structure", ["leading dense layers", "biased experts"])
+def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str, policy: str) -> None:
+    """By biases of their choice, and by the gradient of a loss that evens their shares out, against autograd of that loss."""
+    weights = random_weights(small(structure))
+    executor, decoder, (ids, targets) = Executor(weights, policy), decoder_of(weights), map(torch.tensor, tokens(SMALL))
+    routers = [block for block in decoder.layers.values() if hasattr(block, "balance_bias")]
+    for seed, (bias, block) in enumerate(zip(executor.model.balance_biases.values(), routers, strict=True)):
+        bias.copy_(torch.linspace(0.0, 0.3, len(bias)).roll(seed))
+        block.balance_bias.copy_(bias)
+    output = decoder(ids, targets, ids.numel())
+    auxiliary = output.auxiliary()
+    assert auxiliary is not None
+    (output.loss + 0.7 * auxiliary).backward()
+    on_way = executor.model.forward(batch_of(ids, targets), ids.numel(), trains=True)
+    assert list(on_way.routed) == list(executor.model.balance_biases)
+    for (counts, probabilities), routing in zip(on_way.routed.values(), output.routings, strict=True):
+        assert torch.equal(counts.long(), routing.counts)
+        torch.testing.assert_close(probabilities, routing.probabilities.detach())
+    loss, gradient = auxiliary_loss(*torch.stack(list(on_way.routed.values()), dim=1).unbind())
+    torch.testing.assert_close(loss, auxiliary.detach())
+    executor.model.backward(on_way, dict(zip(on_way.routed, 0.7 * gradient, strict=True)))
+    assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
 
 
 @pytest.mark.parametrize("structure", ["llama", "gpt-2"])
@@ -362,6 +245,15 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
     ]
     torch.testing.assert_close(together, torch.stack(apart).sum(), rtol=1e-12, atol=0)
     assert_near(packed.gradients.found, alone.gradients.found)
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_a_micro_batch_goes_to_a_device_as_a_whole(has_documents: bool) -> None:
+    ids, targets, documents = (torch.zeros(2, size, dtype=torch.long) for size in (3, 4, 5))
+    moved = MicroBatch(ids, targets, documents if has_documents else None).to(torch.device("meta"))
+    found = (moved.ids_BT, moved.targets_BT, *([] if moved.documents_BT is None else [moved.documents_BT]))
+    assert [(one.device.type, one.shape[1]) for one in found] == [("meta", 3), ("meta", 4), ("meta", 5)][: len(found)]
+    assert len(found) == 2 + has_documents
 
 
 def test_a_window_shuts_out_what_is_further_back() -> None:

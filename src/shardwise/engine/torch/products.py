@@ -66,9 +66,6 @@ def product_of(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) 
             continue
         first, second = _matrix(one, rows, summed, sizes), _matrix(other, summed, columns, sizes)
         if first is None or second is None:
-            summed = tuple(dim for dim in right if dim in summed)
-            first, second = _matrix(one, rows, summed, sizes), _matrix(other, summed, columns, sizes)
-        if first is None or second is None:
             return None
         leading = [dim for dim in result if dim in BATCH_DIMS]
         if tuple(leading) != result[: len(leading)] or (leading and tuple(leading) != one[: len(leading)]):

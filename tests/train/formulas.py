@@ -1,0 +1,49 @@
+"""What kernels are judged by: formulas under PyTorch's autograd, and the largest tensor that is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Formula = Callable[..., Tensor]
+EXACT = 1e-12
+NARROW = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def gradients_of(formula: Formula, operands: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A formula's result, and by autograd its gradients."""
+    leaves = [operand.detach().clone().requires_grad_() for operand in operands]
+    out = formula(*leaves)
+    return out.detach(), torch.autograd.grad(out, leaves, dy)
+
+
+def assert_near(found: Any, wanted: Any, tolerance: float = EXACT) -> None:
+    """Same shape and format, and a small relative error."""
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert float((found - wanted).double().norm()) <= tolerance * float(wanted.double().norm())
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [one for one in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(one, Tensor)]
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
+        sizes = [one.numel() for one in made if one.untyped_storage().data_ptr() not in given]
+        self.elements = max([self.elements, *sizes])
+        return out

@@ -1,0 +1,169 @@
+"""The parameters of a model: those of the derived units, by the same names, and what they begin as."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from executing import Executor, random_weights
+from plain import build
+from test_model import ALL_BIASES, AXES, EXPERTS, SMALL, STRUCTURES, small
+
+from shardwise.derive.derivation import derive
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.engine.torch.model import TorchModel
+from shardwise.engine.torch.weights import parameter_shapes
+from shardwise.layout.family import Family
+from shardwise.lowering.parameters import parameters
+from shardwise.lowering.weights import Sync
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import num_params, num_trained_params
+from shardwise.model.decoder import unit_counts
+from shardwise.model.load import load_model
+from shardwise.model.numerics import Numerics
+from shardwise.sharding import Mesh
+
+FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: Family) -> None:
+    """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
+    architecture = small(structure)
+    shapes, units = parameter_shapes(architecture), derive(architecture, family)
+    by_hand = dict(build(architecture).named_parameters())
+    alone = Mesh(tuple((axis, 1) for axis in AXES))
+    found = parameters(architecture, family)
+    assert [one.name for one in found] == list(shapes) == list(by_hand)
+    for one in found:
+        sizes = architecture.dense().dims if one.unit == "dense_block" else architecture.dims
+        assert one.trained == by_hand[one.name].requires_grad
+        assert one.use.dims == units[one.unit].weights[one.weight]
+        assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)
+    held: dict[str, dict[str, list[str]]] = {name: {} for name in unit_counts(architecture)}
+    for one in found:
+        held[one.unit].setdefault(one.path, []).append(one.weight)
+    lent = {"head"} if architecture.tied_embeddings else set()
+    for unit, count in unit_counts(architecture).items():
+        wanted = [name for name in units[unit].weights if unit != "head" or name not in lent]
+        assert list(held[unit].values()) == [wanted] * count
+
+
+def model_of(architecture: Architecture) -> TorchModel:
+    return Executor(random_weights(architecture)).model
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
+    """All of them and no others; layers that are alike share what was compiled for them, and no layer has another's weights."""
+    architecture = small(structure)
+    model = model_of(architecture)
+    for layer in model.layers:
+        assert set(layer.weights) == set(layer.unit.unit.weights) <= set(layer.unit.place)
+    assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
+    given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
+    assert len(given) - len(set(given)) == (1 if architecture.tied_embeddings else 0)
+
+
+# Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
+SHARDED = ("fsdp", "cp")
+SYNCS = {
+    0: Sync(reduce=("cp", "dp", "fsdp")),
+    1: Sync(step_scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    2: Sync(scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    3: Sync(gather=SHARDED, scatter=SHARDED, reduce=("dp",)),
+}
+
+
+@pytest.mark.parametrize("zero_stage", SYNCS)
+def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
+    (spec,) = (one for one in parameters(SMALL, Family(zero_stage, False, "none")) if one.name == "layers.1.w_up")
+    assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
+    assert spec.sync == SYNCS[zero_stage]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-3-70b",
+        "gpt-3-175b",
+        "gemma-2-9b",
+        "mixtral-8x7b",
+        "qwen2-57b-a14b",
+        "olmo-2-7b",
+        "gpt-oss-20b",
+        "deepseek-v2",
+    ],
+)
+def test_models_of_the_catalogue_have_as_many_parameters_as_are_counted(name: str) -> None:
+    architecture = load_model(name)
+    assert sum(math.prod(shape) for shape in parameter_shapes(architecture).values()) == num_params(architecture)
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    routed = dataclasses.replace(SMALL, **EXPERTS, shared_expert_width=3)
+    shallow, deep = (initial_weights(dataclasses.replace(routed, num_layers=n), 7) for n in (2, 4))
+    again = initial_weights(routed, 7, torch.bfloat16)
+    assert again.dtype == torch.bfloat16
+    assert shallow.dtype == torch.float32
+    values, other = shallow.tensors, deep.tensors
+    for name, tensor in again.tensors.items():
+        assert torch.equal(tensor, values[name].to(torch.bfloat16))
+        scale = (
+            2**0.5 if name.endswith(("wo", "experts_down", "shared_down")) else 1.0
+        )  # of what is added to the residual stream
+        torch.testing.assert_close(other[name] * scale, values[name])
+    assert not torch.equal(values["layers.0.wq"], values["layers.1.wq"])
+    another = initial_weights(routed, 8)
+    assert not torch.equal(another.tensors["layers.0.wq"], values["layers.0.wq"])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_every_parameter_has_an_initial_value_of_its_kind(structure: str) -> None:
+    """Matrices and sinks are normal, norms one, biases and what leaves an adapter zero."""
+    for name, values in initial_weights(small(structure), 5).tensors.items():
+        if name.endswith(("_bias", "_lora_b")):
+            assert not values.any(), name
+        elif name.endswith("norm_weight"):
+            assert (values == 1.0).all(), name
+        else:
+            assert values.unique().numel() > values.numel() // 2, name
+            assert 0.001 < values.abs().max() < 6 * 0.02, name
+
+
+def test_biases_of_the_choice_begin_as_nothing_in_float32() -> None:
+    """Each router has its own; a leading layer without experts has none."""
+    architecture = small("leading dense layers")
+    biases = initial_weights(architecture, 0, torch.bfloat16).model.balance_biases
+    assert list(biases) == [2, 3]
+    assert all(bias.dtype == torch.float32 and bias.shape == (5,) and not bias.any() for bias in biases.values())
+    assert biases[2].data_ptr() != biases[3].data_ptr()
+    assert not model_of(SMALL).balance_biases
+
+
+def test_adapters_begin_as_nothing_and_alone_are_trained() -> None:
+    adapted, plain = (
+        initial_weights(small("adapters"), 3),
+        initial_weights(dataclasses.replace(SMALL, bias=ALL_BIASES), 3),
+    )
+    ids = torch.arange(6)[None]
+    assert torch.equal(adapted.logits(ids), plain.logits(ids))
+    executor = Executor(adapted)
+    executor.train(ids, ids, 6)
+    assert sum(gradient.numel() for gradient in executor.gradients.found.values()) == num_trained_params(
+        small("adapters")
+    )
+    assert all("lora" in name for name in executor.gradients.found)
+
+
+def test_initial_values_are_of_the_right_size() -> None:
+    numerics = Numerics(norm_offset=1.0)
+    architecture = dataclasses.replace(SMALL, d_model=64, d_ff=96, norm="layer", norm_bias=True, numerics=numerics)
+    values = initial_weights(architecture, 0).tensors
+    assert values["layers.0.w_up"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert values["layers.0.w_down"].std().item() == pytest.approx(0.01, rel=0.05)
+    assert not values["layers.0.mlp_norm_weight"].any()  # to which the norm adds its offset
+    assert not values["layers.0.mlp_norm_bias"].any()
