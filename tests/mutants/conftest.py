@@ -9,6 +9,6 @@ from pathlib import Path
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
 sys.path.insert(0, BENCHMARKS)
-for name in ("mutation", "mutants"):
+for name in ("mutation", "mutant_rooms", "mutant_tree", "mutants"):
     importlib.import_module(name)
 sys.path.remove(BENCHMARKS)  # others of them have the names of the tests' own folders

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import mutants
 import pytest
-from mutants import Mutant, Outcome, Tree, described, drawn, judged, read_reasons, report, room_of
+from mutant_rooms import ROOMS, files_of_tests, room_of
+from mutant_tree import PACKAGE, Mutant, Outcome, Tree, described
+from mutants import drawn, judged, read_reasons, report
 from mutation import compiles, mutations
 
 SOURCE = '''
@@ -25,6 +28,7 @@ def charged(seqs: int | None, rate: float = 0.5) -> float:
         raise ValueError("seqs: at least " + str(1))
     return max(seqs * rate, 1.0)
 '''
+TESTS = ["unit/schedule/test_price.py"]
 TESTED = "from shardwise.schedule.price import price\n\ndef test_it():\n    assert price(3, 2) == 6\n"
 PRICE = "def price(count, each):\n    if count < 0:\n        return 0\n    return count * each\n"
 
@@ -96,26 +100,28 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def tree_of(repository: Path, folder: Path) -> Tree:
-    folder.mkdir()
-    return Tree(repository, folder, processes=0)
+@pytest.fixture
+def tree(repository: Path, tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "tree").mkdir()
+    tree = Tree(repository, tmp_path / "tree")
+    yield tree
+    tree.end()
 
 
-def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tmp_path: Path) -> None:
+def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tree: Tree) -> None:
     """Three of something at two each are tested, and not what is never sold: of two mutants one lives."""
-    chosen = {one.mutated_line: one for one in drawn(repository / mutants.PACKAGE, 100, seed=1)}
+    chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
     assert set(chosen) == {"if (count <= 0):", "if count < 1:", "if False:", "return 1", "return (count / each)"}
-    tree = tree_of(repository, tmp_path / "tree")
     lived = tree.judge(chosen["if False:"], limit_s=600.0)
     assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "schedule/price.py", 2, "")
     died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
     assert (died.outcome, died.test) == ("died", "FAILED tests/unit/schedule/test_price.py::test_it")
     for folder in (repository, tree.folder):
-        assert (folder / mutants.PACKAGE / "schedule/price.py").read_text() == PRICE
+        assert (folder / PACKAGE / "schedule/price.py").read_text() == PRICE
 
 
 def test_a_run_goes_on_where_it_stopped(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Interrupted in the third of five mutants, and in a line of the file at that."""
     ran: list[Mutant] = []
@@ -131,55 +137,53 @@ def test_a_run_goes_on_where_it_stopped(
         )  # fmt: skip
 
     monkeypatch.setattr(Tree, "judge", judge)
-    chosen = drawn(repository / mutants.PACKAGE, 100, seed=1)
-    assert (
-        drawn(repository / mutants.PACKAGE, 3, seed=1) == chosen[:3] != drawn(repository / mutants.PACKAGE, 3, seed=2)
-    )
-    tree, out = tree_of(repository, tmp_path / "tree"), tmp_path / "out" / "mutants.jsonl"
-    first = judged(chosen, tree, out, again=False)
+    chosen = drawn(repository / PACKAGE, 100, seed=1)
+    assert drawn(repository / PACKAGE, 3, seed=1) == chosen[:3] != drawn(repository / PACKAGE, 3, seed=2)
+    out = tmp_path / "out" / "mutants.jsonl"
+    first = judged(chosen, [tree], out, again=False)
     stopped = [next(first), next(first)]
     first.close()
     with out.open("a") as file:
         file.write('{"file": "schedule/pri')
-    found = list(judged(chosen, tree, out, again=False))
+    found = list(judged(chosen, [tree], out, again=False))
     assert (found[:2], ran) == (stopped, chosen)
-    assert list(judged(chosen, tree, out, again=False)) == found
+    assert list(judged(chosen, [tree], out, again=False)) == found
     assert ran == chosen
-    assert list(judged(chosen, tree, out, again=True)) == found
+    assert list(judged(chosen, [tree], out, again=True)) == found
     assert ran == chosen + [one for one in chosen if one.mutation.line == 2]
     assert "5/5 " in capsys.readouterr().err
     # a line that has changed since is another mutant
-    (repository / mutants.PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
-    assert len(list(judged(drawn(repository / mutants.PACKAGE, 100, seed=1), tree, out, again=False))) == 5
+    (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
+    assert len(list(judged(drawn(repository / PACKAGE, 100, seed=1), [tree], out, again=False))) == 5
     assert len(ran) == 5 + 3 + 3
 
 
 def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:
     twice = PRICE + PRICE.replace("price", "cost")
-    (repository / mutants.PACKAGE / "schedule/price.py").write_text(twice)
-    chosen = drawn(repository / mutants.PACKAGE, 100, seed=1)
+    (repository / PACKAGE / "schedule/price.py").write_text(twice)
+    chosen = drawn(repository / PACKAGE, 100, seed=1)
     assert len({one.key for one in chosen}) == len(chosen) == 10
     assert {(one.nth, one.mutation.line) for one in chosen if one.mutated_line == "if False:"} == {(0, 2), (1, 6)}
 
 
-def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tmp_path: Path) -> None:
-    (repository / "tests/unit/schedule/test_price.py").write_text("def test_it():\n    assert False\n")
-    chosen = next(iter(drawn(repository / mutants.PACKAGE, 1, seed=1)))
+def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tree: Tree) -> None:
+    (tree.folder / "tests/unit/schedule/test_price.py").write_text("def test_it():\n    assert False\n")
+    (chosen,) = drawn(repository / PACKAGE, 1, seed=1)
     with pytest.raises(SystemExit, match=r"test_price\.py::test_it fails without a mutant; mend it first"):
-        tree_of(repository, tmp_path / "tree").judge(chosen, limit_s=600.0)
+        tree.judge(chosen, limit_s=600.0)
 
 
-def test_tests_that_do_not_run_are_no_judges(repository: Path, tmp_path: Path) -> None:
-    (repository / "tests/unit/schedule/test_price.py").write_text("")
+def test_tests_that_do_not_run_are_no_judges(tree: Tree) -> None:
+    (tree.folder / "tests/unit/schedule/test_price.py").write_text("")
     with pytest.raises(SystemExit, match=r"pytest did not run the tests \(exit status 5\)"):
-        tree_of(repository, tmp_path / "tree").run(mutants.ROOMS["schedule"])
+        tree.run(TESTS, limit_s=600.0)
 
 
-def test_a_mutant_that_hangs_has_died(repository: Path, tmp_path: Path) -> None:
-    (repository / "tests/unit/schedule/test_price.py").write_text(
+def test_a_mutant_that_hangs_has_died(tree: Tree) -> None:
+    (tree.folder / "tests/unit/schedule/test_price.py").write_text(
         "import time\n\ndef test_it():\n    time.sleep(600)\n"
     )
-    assert tree_of(repository, tmp_path / "tree").run(mutants.ROOMS["schedule"], limit_s=2.0) == ("hung", "")
+    assert tree.run(TESTS, limit_s=2.0) == ("hung", "")
 
 
 def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
@@ -222,15 +226,29 @@ def test_a_long_change_is_shown_where_it_is() -> None:
     assert len(shown) == len(became) == 68
 
 
+def test_tests_that_import_a_module_are_run_first(tmp_path: Path) -> None:
+    for name, text in {
+        "unit/schedule/test_a.py": "from shardwise.schedule.prices import price",
+        "unit/schedule/test_b.py": "from shardwise.schedule import other, price",
+        "unit/schedule/test_c.py": "from shardwise.schedule.price import cost",
+        "unit/cost/test_d.py": "",
+        "unit/cost/helper.py": "from shardwise.schedule.price import cost",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    found = files_of_tests("schedule/price.py", tmp_path)
+    assert [Path(one).stem for one in found] == ["test_b", "test_c", "test_a", "test_d"]
+
+
 def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
     repository = Path(__file__).parents[2]
     assert room_of("derive/walk.py") == "derive"
     assert room_of("train/parallel/flat.py") == "train"
     assert room_of("symbolic.py") == "symbolic.py"
     assert room_of("cli/plan.py") is None
-    for room, tests in mutants.ROOMS.items():
-        assert (repository / mutants.PACKAGE / room).exists(), room
+    for room, tests in ROOMS.items():
+        assert (repository / PACKAGE / room).exists(), room
         assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room
     for one, reason in read_reasons(mutants.REASONS).items():
-        assert (repository / mutants.PACKAGE / one[0]).exists()
+        assert (repository / PACKAGE / one[0]).exists()
         assert reason

@@ -1,0 +1,66 @@
+"""Rooms of the package and the tests that have to notice what changes there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+# A room of the package and the tests that have to notice what changes there, quick ones first; the first prefix that fits.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "sharding": ("unit/sharding", "derivation", "verify", "property/test_reshard.py", "property/test_expressions.py", "golden"),
+    "network": ("unit/network", "unit/cost", "golden", "cli/test_show.py", "cli/test_collective.py"),
+    "model": ("unit/model", "derivation", "unit/cost", "unit/layout", "property/test_gradients.py", "property/test_structures.py",
+              "crosscheck/test_transformers.py", "train/test_model.py"),
+    "layout": ("unit/layout", "derivation", "unit/lowering", "unit/cost", "planning/test_pins.py", "property/test_structures.py",
+               "property/test_derivation.py", "property/test_search.py"),
+    "derive": ("unit/derive", "derivation", "unit/lowering", "unit/cost", "property/test_structures.py",
+               "property/test_expressions.py", "property/test_derivation.py", "verify"),
+    "lowering": ("unit/lowering", "derivation", "property/test_traffic.py", "unit/cost", "planning/test_instructions.py",
+                 "train/test_model.py", "distributed/test_captured.py"),
+    "schedule": ("unit/schedule", "unit/cost", "unit/layout", "property/test_search.py"),
+    "cluster": ("unit/cluster", "unit/cost", "golden", "cli/test_show.py", "unit/calibrate"),
+    "cost": ("unit/cost", "golden", "unit/test_choices.py", "unit/test_api.py", "planning", "property/test_search.py"),
+    "books": ("unit/books", "golden", "unit/test_api.py"),
+    "planning": ("planning", "unit/test_api.py", "cli/test_cli.py", "cli/test_product.py"),
+    "search": ("unit/search", "planning", "unit/test_choices.py", "property/test_search.py"),
+    "engine/numpy": ("derivation", "property/test_structures.py", "property/test_derivation.py", "verify"),
+    "engine/torch": ("train/test_gradients.py", "train/test_experts.py", "train/test_model.py", "train/test_recompute.py",
+                     "train/test_memory.py", "train/test_gpu_shapes.py", "train/test_huggingface.py",
+                     "distributed/test_equality.py"),
+    "symbolic.py": ("unit/test_symbolic.py", "unit/layout", "unit/cost"),
+    "precision.py": ("unit/cost", "unit/test_choices.py", "train/test_memory.py"),
+    "job.py": ("unit/test_job.py", "unit/cost", "planning"),
+    "loss.py": ("unit/cost", "planning", "unit/test_choices.py"),
+    "issuing.py": ("unit/test_choices.py", "unit/lowering", "unit/cost"),
+    "data": ("data", "train", "cli/test_tokenize.py"),
+    "train": ("train", "distributed", "cli/test_train.py"),
+}  # fmt: skip
+
+
+def room_of(file: str) -> str | None:
+    """The room of a file of the package, by its path below it."""
+    return next((room for room in ROOMS if file == room or file.startswith(f"{room}/")), None)
+
+
+def files_of_tests(file: str, tests: Path) -> list[str]:
+    """The files of the tests of its room, below `tests`: those that name the module first, the others as the room lists them."""
+    listed = list(
+        dict.fromkeys(path for one in ROOMS[room_of(file) or ""] for path in _files(tests / one.partition("::")[0]))
+    )
+    return [path.relative_to(tests).as_posix() for path in sorted(listed, key=lambda path: not _names(path, file))]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(path.rglob("test_*.py"))
+    elif path.exists():
+        yield path
+
+
+def _names(test: Path, file: str) -> bool:
+    """Whether a test imports the module: `from shardwise.a.b import`, or `from shardwise.a import b`."""
+    *packages, name = file.removesuffix(".py").split("/")
+    package = re.escape(".".join(["shardwise", *packages]))
+    pattern = rf"from {package}(\.{name} import | import .*\b{name}\b)"
+    return re.search(pattern, test.read_text(encoding="utf-8")) is not None
