@@ -58,7 +58,7 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
     """Solve, price, and do what was asked for."""
     from shardwise.cost.mesh_links import place_mesh
     from shardwise.cost.product import price_product
-    from shardwise.planning.product import RESHARD_SCHEMA, SCHEMA, product_payload
+    from shardwise.cost.product_payload import RESHARD_SCHEMA, SCHEMA, product_payload
 
     made = _made(arguments, one_operand)
     _check_drawn(arguments, made)
