@@ -1,4 +1,4 @@
-"""Names of the terms of an estimate, in the order in which they are shown."""
+"""Names of the terms of an estimate, in the order in which they are shown (rules: `cost.time_terms`, `cost.memory_terms`)."""
 
 TIME_TERMS = (
     "forward", "backward", "recompute",  # compute of the worst stage

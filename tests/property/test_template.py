@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import stack_named
-from shardwise.cost.estimate import Pricing
+from shardwise.cost.pricing import Pricing
 from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardwise.calibrate.published_runs.case import Case
 from shardwise.cluster.calibration import CONSTANTS, scaled
 from shardwise.cluster.stacks import Stack
-from shardwise.cost.estimate import Pricing
+from shardwise.cost.pricing import Pricing
 from shardwise.cost.rates import rates_at
 from shardwise.symbolic import FrozenValues, Value
 

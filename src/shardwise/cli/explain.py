@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.cli.arguments import parse_layout_text
 
 if TYPE_CHECKING:
+    from shardwise.cost.recorded import Input
     from shardwise.planning.explain.against import Against, Difference
     from shardwise.planning.explain.report import Explanation
     from shardwise.planning.explain.story import Share
@@ -228,6 +229,7 @@ def _term(one: Term) -> Iterator[str]:
     yield f"{one.name} of {one.layout}"
     yield f"   {form(one.value)}, {one.share:.1%} of the whole{hidden}"
     yield f"   {one.words}: {one.formula}"
+    yield f"   source: {one.source}"
     if one.derived:
         yield "   read off the derivation"
     for read in one.derived:
@@ -235,4 +237,13 @@ def _term(one: Term) -> Iterator[str]:
         yield f"       = {read.expression}"
     yield "   inputs"
     for given in one.inputs:
-        yield f"     {given.symbol:<18}{given.value:>14,g}  {given.meaning}"
+        if given.value:
+            yield f"     {given.symbol:<18} {_number(given):>{max(31 - max(18, len(given.symbol)), 1)}}  {given.meaning}"
+
+
+def _number(given: Input) -> str:
+    from shardwise.units import format_quantity, format_seconds
+
+    if not given.unit:
+        return f"{given.value:,g}"
+    return format_seconds(given.value) if given.unit == "s" else format_quantity(given.value, given.unit)

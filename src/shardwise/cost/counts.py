@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.layout.stages import recomputed_layers
@@ -21,14 +21,14 @@ class Counts(NamedTuple):
     exchanged (first and last stage of a pipeline).
     """
 
-    layers: Mapping[str, Value]
-    embedding: int
-    head: int
-    predict: int
-    carries: Value
-    copies: int
-    exchanges: int
-    kept: Mapping[str, Value]
+    layers: Annotated[Mapping[str, Value], "layers of the stage"]
+    embedding: Annotated[int, "embeddings of the stage"]
+    head: Annotated[int, "heads of the stage"]
+    predict: Annotated[int, "modules of multi-token prediction of the stage"]
+    carries: Annotated[Value, "virtual stages that it hands over from"]
+    copies: Annotated[int, "copies of the embedding's weight on the stage"]
+    exchanges: Annotated[int, "whether gradients of that weight are exchanged"]
+    kept: Annotated[Mapping[str, Value], "layers of the stage that recompute nothing"]
 
     @property
     def units(self) -> dict[str, Value]:

@@ -35,6 +35,13 @@ class Saved(NamedTuple):
     elements: Polynomial
 
 
+class SavedFormat(NamedTuple):
+    """Bytes of each element that is saved, and in words which format it is cast to ("": none)."""
+
+    width: float
+    cast: str
+
+
 class Products(NamedTuple):
     """What the products of one unit take in each pass, and what of the unit is saved; nothing here depends on a recipe."""
 
@@ -181,14 +188,19 @@ class Formats:
 
     def saved_bytes(self, saved: Iterable[Saved], values: Values) -> Value:
         """Bytes kept for the backward pass, or until weight gradients are made, without the logits."""
-        each = ((self._saved_width(one), one) for one in saved if one.role is not Role.LOGITS)
+        each = ((self.saved_as(one).width, one) for one in saved if one.role is not Role.LOGITS)
         return sum((one.elements.evaluate(values) * width for width, one in each), start=0.0)
 
-    def _saved_width(self, one: Saved) -> float:
-        if not (self.precision.matmul and self.precision.saves_casts and one.num_orders):
-            return self.roles[one.role]
-        copies = one.num_orders if self.precision.transposed_copies else 1
-        return copies * self.precision.cast_bytes() + (self.roles[one.role] if one.also_read else 0.0)
+    def saved_as(self, one: Saved) -> SavedFormat:
+        """How a tensor is saved for the backward pass."""
+        recipe = self.precision
+        if not (recipe.matmul and recipe.saves_casts and one.num_orders):
+            return SavedFormat(self.roles[one.role], "")
+        copies = one.num_orders if recipe.transposed_copies else 1
+        own = self.roles[one.role] if one.also_read else 0.0
+        return SavedFormat(
+            copies * recipe.cast_bytes() + own, f" in {recipe.matmul}{' and as it is' if one.also_read else ''}"
+        )
 
     def _roles(self, products: Products, phase: str) -> Mapping[Role, float]:
         key = bool(products.operands), phase == "update"

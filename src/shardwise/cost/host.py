@@ -13,7 +13,7 @@ updates on the host, whose memory is slower still and has no source here. PCIe i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from shardwise.cluster.chip import Chip
 from shardwise.layout.layout import offloaded_by
@@ -25,9 +25,9 @@ STAYING = 2  # layers, or units of the model, on the device at a time: one in wo
 class Host(NamedTuple):
     """What a layout keeps on the host, and bytes/s between a device and its host, each way."""
 
-    optimizer: bool
-    activations: bool
-    bytes_per_s: float
+    optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
+    activations: Annotated[bool, "whether the host has activations", "activations_on_host"]
+    bytes_per_s: Annotated[float, "PCIe, each way", "pcie_bytes_per_s"]
 
     def resident(self, times: Value) -> Value:
         """How many of `times` kept copies of a unit's activations are on the device."""

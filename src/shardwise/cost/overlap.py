@@ -30,11 +30,13 @@ Traffic = Mapping[str, Value]
 class Convention(NamedTuple):
     """`exposed_s` of compute, traffic by axis and the axes that can hide; `charged` shares that out over the axes.
 
+    `formula`: the part of one axis in symbols; None: its own, which no other axis changes.
     `adds_up`: the times of axes that are hidden alike may be added before it is asked, as the search does.
     """
 
     exposed_s: Callable[[Value, Traffic, Container[str]], Value]
     charged: Callable[[float, Mapping[str, float], Container[str]], dict[str, float]]
+    formula: str | None = None
     adds_up: bool = True
 
 
@@ -59,13 +61,16 @@ CONVENTIONS: Mapping[str, Convention] = {
     "sum": Convention(
         lambda compute_s, traffic_s, _: maximum(added(traffic_s.values()) - compute_s, 0.0),
         lambda whole, traffic_s, _: _shared(whole, traffic_s),
+        formula="its part of Σ max(traffic - compute, 0), the traffic of all axes",
     ),
     "max": Convention(
         lambda compute_s, traffic_s, _: maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0),
         _longest,
+        formula="Σ max(traffic - compute, 0) of the passes in which its traffic is the longest",
         adds_up=False,
     ),
 }
+MEASURED_FORMULA = "its part of max(traffic - compute, exposed · traffic), the traffic of all axes"
 
 
 def convention_of(overlap: str) -> Convention:
@@ -103,6 +108,11 @@ def exposed_by_axis(
     if share is not None:
         return _shared(whole, traffic_s)
     return convention_of(overlap).charged(whole, traffic_s, hideable)
+
+
+def exposed_formula(overlap: Overlap, own: str, *, measured: bool) -> str:
+    """The exposed seconds of an axis in symbols; `own`: where it bears its own traffic, `measured`: by the share of a stack."""
+    return MEASURED_FORMULA if measured else convention_of(overlap).formula or own
 
 
 def _shared(whole: float, parts: Mapping[str, float]) -> dict[str, float]:

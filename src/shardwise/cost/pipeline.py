@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from shardwise.schedule.closed_form import Passes, bubble_s, form_of, in_flight, num_overlapped, num_waiting
 from shardwise.symbolic import Value
@@ -16,9 +16,9 @@ class Pipeline(NamedTuple):
     """
 
     schedule: str
-    pp: Value
-    num_virtual_stages: Value
-    num_micro_batches: Value
+    pp: Annotated[Value, "pipeline stages", "p"]
+    num_virtual_stages: Annotated[Value, "virtual stages of a stage", "v"]
+    num_micro_batches: Annotated[Value, "micro-batches", "m"]
 
     @property
     def ends(self) -> int:

@@ -41,6 +41,24 @@ TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
 ROUTED, SYNCHRONISED = 6.0, 12.0
 
 
+class Formula(NamedTuple):
+    """What `Rates` works out, in symbols: of the kernels of a unit, of the update; and where that comes from."""
+
+    kernels: str
+    update: str
+    source: str
+
+
+_ROOFLINE = "Williams, Waterman and Patterson 2009, Roofline, CACM 52(4)"
+_BOUND = Formula("Σ max(FLOPs / matmul rate, bytes / memory rate)", "bytes of state / memory rate", _ROOFLINE)
+_PREDICTION = Formula(
+    "(device + kernels · launch_s): device = Σ max(FLOPs / rate · shape, bytes / memory rate), elementwise "
+    "bytes several times; with experts √(device² + host²), the host several launches a kernel",
+    "elementwise · bytes of state / memory rate",
+    f"{_ROOFLINE}; NVIDIA, Matrix Multiplication Background User's Guide (shape); constants of the calibration, docs/accuracy.md",
+)
+
+
 class Work(NamedTuple):
     """What one kernel does: FLOPs, bytes, and what its rate depends on (`lowering.kernels.Shape`)."""
 
@@ -78,6 +96,11 @@ class Rates:
     synchronises: bool = False
     is_bound: bool = False
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+
+    @property
+    def formula(self) -> Formula:
+        """What these rates make of a kernel's work, for people."""
+        return _BOUND if self.is_bound else _PREDICTION
 
     @property
     def bytes_per_s(self) -> Value:

@@ -3,120 +3,159 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
 
 from shardwise.cluster.chip import Chip
-from shardwise.cost.counts import Counts, add_up, never, times_each
-from shardwise.cost.host import NOTHING, STAYING, Host
-from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.counts import add_up, never, times_each
+from shardwise.cost.host import STAYING
+from shardwise.cost.stage import Stage
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.schedule.closed_form import form_of
 from shardwise.symbolic import Value, maximum, where
 
 
-def stage_memory(
-    counts: Counts,
-    activation: Mapping[str, ActivationCost],
-    state: Mapping[str, StateCost],
-    pipeline: Pipeline,
-    stage: Value,
-    chip: Chip,
-    host: Host = NOTHING,
-    *,
-    stepwise: bool = False,
-) -> dict[str, Value]:
-    """Bytes of one device of a stage (from 0), by term.
+class Fullest(NamedTuple):
+    """Bytes when the device is the fullest: workspace, logits, and what ZeRO gathers for one micro-batch at a time."""
+
+    workspace: Value
+    logits: Value
+    gathered: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The memory of one device of a stage. `gathers_ahead`: ZeRO has what two units use, not one; `stepwise`: see `loss.Loss`.
 
     Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. One that waits
-    for its weight gradients holds what they are made of instead, which counts where it is more. ZeRO's gathered weights and
-    unscattered gradients are those of `_gathered`. With passes from both ends two run at once. What the host holds is not
-    among them, but for what is on its way. The workspace and the logits are those of the fullest moment (`_fullest`), and with
-    a `stepwise` engine (`loss.Loss`) so is what is gathered.
+    for its weight gradients holds what they are made of instead, which counts where it is more. With passes from both ends
+    two run at once. What the host holds is not among them, but for what is on its way.
     """
-    held = partial(add_up, state, counts.held)
-    ends = {"head": counts.head, "predict": counts.predict}
-    several = {**counts.running, "predict": counts.predict}
-    flying, at_once = pipeline.in_flight(stage), pipeline.ends
-    kept = {u: 0 if never(count) else host.resident(flying * count) for u, count in several.items()}
-    activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
-    if form_of(pipeline.schedule).splits_backward:
-        activations = activations + pipeline.waiting(stage) * _more_to_wait(activation, counts.running, host)
-    workspace, logits, gathered = _fullest(counts, activation, state, chip, stepwise=stepwise)
-    return {
-        "parameters": held("parameters_bytes"),
-        "gradients": held("gradients_bytes"),
-        "master": held("master_bytes")
-        if not host.optimizer
-        else STAYING * _largest(state, counts.held, "master_bytes"),
-        "optimizer": held("optimizer_bytes")
-        if not host.optimizer
-        else STAYING * _largest(state, counts.held, "optimizer_bytes"),
-        "activations": activations,
-        "workspace": workspace,
-        "gathered": times_each(at_once, gathered + _largest(state, counts.held, "passing_bytes")),
-        "logits": logits,
-        "buffers": times_each(at_once, _largest(activation, {**counts.running, **ends}, "buffer_bytes")),
-        "runtime": chip.runtime_bytes,
-    }
+
+    stage: Stage
+    in_flight: Annotated[Value, "micro-batches in flight on the stage", "in flight"]
+    waiting: Annotated[Value, "of these, how many wait for their weight gradients only"]
+    runtime_bytes: Annotated[float, "context, libraries and fragments"]
+    gathers_ahead: Annotated[bool, "whether the next unit is gathered beside the one in work"]
+    stepwise: Annotated[bool, "whether operations run one after the other, as derived"]
+
+    def rests(self, field: str, *, offloaded: bool = False) -> Value:
+        """State at rest; where the host has it, what is on its way."""
+        if offloaded:
+            return STAYING * _largest(self.stage.state, self.stage.held, field)
+        return self.stage.rests(field)
+
+    @property
+    def activations(self) -> Value:
+        """What is kept for the backward passes of the micro-batches in flight."""
+        stage = self.stage
+        several = {**stage.running, "predict": stage.counts.predict}
+        kept = {u: 0 if never(count) else stage.host.resident(self.in_flight * count) for u, count in several.items()}
+        activations = add_up(stage.activation, {**kept, "head": stage.counts.head}, "saved_bytes")
+        if form_of(stage.pipeline.schedule).splits_backward:
+            activations = activations + self.waiting * self._more_to_wait
+        return activations
+
+    @property
+    def _more_to_wait(self) -> Value:
+        """Bytes that weight gradients of layers are made of beyond what is saved for the whole backward pass.
+
+        What came back from the host for the backward pass does not leave again: all of it stays until the gradients are made.
+        """
+        stage = self.stage
+        costs = [(stage.activation[unit], count) for unit, count in stage.running.items() if not never(count)]
+        if stage.host.activations:
+            return sum((one.waiting_bytes * count for one, count in costs), start=0.0)
+        return sum((maximum(one.waiting_bytes - one.saved_bytes, 0.0) * count for one, count in costs), start=0.0)
+
+    @cached_property
+    def fullest(self) -> Fullest:
+        """At the loss or in a layer's backward pass.
+
+        The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
+        activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
+        """
+        activation, counts = self.stage.activation, self.stage.counts
+        layer = _largest(activation, {**self.stage.running, "predict": counts.predict}, "workspace_bytes")
+        gathered = self._gathered
+        if not (counts.head or counts.predict):
+            return Fullest(layer, 0.0, gathered)
+        head = {"head": counts.head}
+        logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
+        at_loss = in_layer = gathered
+        if self.stepwise:
+            beside = add_up(activation, head, "workspace_bytes")
+            layer = layer - add_up(activation, head, "saved_bytes")
+            at_loss, in_layer = self._gathered_stepwise
+        later = layer + in_layer > logits + beside + at_loss
+        return Fullest(where(later, layer, beside), logits * (1 - later), where(later, in_layer, at_loss))
+
+    @property
+    def _ends(self) -> Mapping[str, int]:
+        counts = self.stage.counts
+        return {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
+
+    @property
+    def _gathered(self) -> Value:
+        """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another.
+
+        On a TPU those of one: XLA gathers each weight ahead of its use and scatters each gradient as it comes, by the peaks that
+        its compilers give (tests/crosscheck/golden). Source of two: PyTorch, FSDP2: a block at a time, the next one prefetched.
+        """
+        layers = self._of_layers("transient_bytes")
+        edges = _largest(self.stage.state, self._ends, "transient_bytes")
+        most = maximum(0.0, *(size * (count > 0) for size, count in layers))
+        if not self.gathers_ahead:
+            return maximum(most, edges)
+        pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
+        return maximum(most + edges, *pairs)
+
+    @property
+    def _gathered_stepwise(self) -> tuple[Value, Value]:
+        """What is gathered at the loss, and in the last layer.
+
+        At the loss, weights of the head and of the layer before it; in that layer its own and those of the one before, its
+        gradients and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights
+        are gathered one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
+        """
+        state, ends = self.stage.state, self._ends
+        gradients = self._of_layers("unscattered_bytes")
+        whole = self._of_layers("transient_bytes")
+        weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
+        of_head = _largest(state, ends, "transient_bytes") - _largest(state, ends, "unscattered_bytes")
+        of_layer, made = (
+            maximum(0.0, *(size * (count > 0) for size, count in sizes)) for sizes in (weights, gradients)
+        )
+        two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
+        scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
+        return of_layer + of_head, two + made + scattered
+
+    def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
+        """A field of each kind of layer that the stage has, with how many it has."""
+        layers = self.stage.counts.layers
+        return [(getattr(self.stage.state[unit], field), count) for unit, count in layers.items() if not never(count)]
+
+    @property
+    def gathered(self) -> Value:
+        """What ZeRO gathers for all passes that run at once, and gradients on their way into another format."""
+        passing = _largest(self.stage.state, self.stage.held, "passing_bytes")
+        return times_each(self.stage.pipeline.ends, self.fullest.gathered + passing)
+
+    @property
+    def buffers(self) -> Value:
+        """Those of the largest collective of each pass that runs at once."""
+        counts = self.stage.counts
+        several = {**self.stage.running, "head": counts.head, "predict": counts.predict}
+        return times_each(self.stage.pipeline.ends, _largest(self.stage.activation, several, "buffer_bytes"))
 
 
-def _fullest(
-    counts: Counts,
-    activation: Mapping[str, ActivationCost],
-    state: Mapping[str, StateCost],
-    chip: Chip,
-    *,
-    stepwise: bool,
-) -> tuple[Value, Value, Value]:
-    """Workspace, logits, and what ZeRO gathers, when the device is the fullest: at the loss or in a layer's backward pass.
-
-    The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
-    activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
-    """
-    layer = _largest(activation, {**counts.running, "predict": counts.predict}, "workspace_bytes")
-    gathered = _gathered(counts, state, chip)
-    if not (counts.head or counts.predict):
-        return layer, 0.0, gathered
-    head = {"head": counts.head}
-    logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
-    at_loss = in_layer = gathered
-    if stepwise:
-        beside = add_up(activation, head, "workspace_bytes")
-        layer = layer - add_up(activation, head, "saved_bytes")
-        at_loss, in_layer = _gathered_stepwise(counts, state)
-    later = layer + in_layer > logits + beside + at_loss
-    return where(later, layer, beside), logits * (1 - later), where(later, in_layer, at_loss)
-
-
-def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[Value, Value]:
-    """What is gathered at the loss, and in the last layer.
-
-    At the loss, weights of the head and of the layer before it; in that layer its own and those of the one before, its gradients
-    and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights are gathered
-    one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
-    """
-    ends = {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
-    whole, gradients = (
-        [(getattr(state[unit], field), count) for unit, count in counts.layers.items() if not never(count)]
-        for field in ("transient_bytes", "unscattered_bytes")
-    )
-    weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
-    of_head = _largest(state, ends, "transient_bytes") - _largest(state, ends, "unscattered_bytes")
-    of_layer, made = (maximum(0.0, *(size * (count > 0) for size, count in sizes)) for sizes in (weights, gradients))
-    two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
-    scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
-    return of_layer + of_head, two + made + scattered
-
-
-def _more_to_wait(activation: Mapping[str, ActivationCost], layers: Mapping[str, Value], host: Host) -> Value:
-    """Bytes that weight gradients of layers are made of beyond what is saved for the whole backward pass.
-
-    What came back from the host for the backward pass does not leave again: all of it stays until the gradients are made.
-    """
-    costs = [(activation[unit], count) for unit, count in layers.items() if not never(count)]
-    if host.activations:
-        return sum((one.waiting_bytes * count for one, count in costs), start=0.0)
-    return sum((maximum(one.waiting_bytes - one.saved_bytes, 0.0) * count for one, count in costs), start=0.0)
+def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False) -> Memory:
+    """The memory of a device of the stage with a number (from 0)."""
+    return Memory(
+        stage=stage, in_flight=stage.pipeline.in_flight(number), waiting=stage.pipeline.waiting(number),
+        runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
+    )  # fmt: skip
 
 
 def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
@@ -124,20 +163,3 @@ def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str
     return maximum(
         0.0, *(getattr(costs[unit], field) * (count > 0) for unit, count in times.items() if not never(count))
     )
-
-
-def _gathered(counts: Counts, state: Mapping[str, StateCost], chip: Chip) -> Value:
-    """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another.
-
-    On a TPU those of one: XLA gathers each weight ahead of its use and scatters each gradient as it comes, by the peaks that its
-    compilers give (tests/crosscheck/golden). Source of two: PyTorch, FSDP2: a block at a time, the next one prefetched.
-    """
-    layers = [(state[unit].transient_bytes, count) for unit, count in counts.layers.items() if not never(count)]
-    edges = _largest(
-        state, {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}, "transient_bytes"
-    )
-    most = maximum(0.0, *(size * (count > 0) for size, count in layers))
-    if chip.vendor == "Google":
-        return maximum(most, edges)
-    pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
-    return maximum(most + edges, *pairs)

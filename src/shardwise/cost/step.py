@@ -3,119 +3,185 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
 
-from shardwise.cost.counts import Counts, add_up, times_each
-from shardwise.cost.host import NOTHING, Host
-from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_s
-from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
+from shardwise.cost.counts import add_up, times_each
+from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.cost.stage import Stage
+from shardwise.cost.unit_costs import ACTIVATION_AXES, Traffic
 from shardwise.job import Overlap
 from shardwise.schedule.closed_form import Passes, form_of
 from shardwise.symbolic import Value, maximum
 
 
-class StageCost(NamedTuple):
-    """A stage's seconds per micro-batch and per step, and its bytes apart from what depends on micro-batches in flight."""
+class Span(NamedTuple):
+    """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
 
-    forward_s: Value
-    backward_s: Value
-    recompute_s: Value
-    forward_traffic: Mapping[str, Value]
-    backward_traffic: Mapping[str, Value]
-    first_traffic: Mapping[str, Value]  # the first micro-batch's forward, with the step's weights
-    last_traffic: Mapping[str, Value]  # the last micro-batch's backward, with the step's gradients
-    update_s: Value
-    weight_s: Value  # the part of the backward pass that can wait, where the schedule lets it
-    host_s: Value = 0.0  # of a micro-batch's activations to the host, and as much back
-    stream_s: Value = 0.0  # of the optimizer's state through the device
+    times: Annotated[Value, "how often this part of the step comes"]
+    compute_s: Annotated[Value, "its compute"]
+    traffic_s: Annotated[Traffic, "the traffic beside that"]
+    hideable: tuple[str, ...] = HIDEABLE
 
 
-def stage_cost(
-    counts: Counts, activation: Mapping[str, ActivationCost], state: Mapping[str, StateCost], schedule: str = "1f1b",
-    host: Host = NOTHING,
-) -> StageCost:  # fmt: skip
-    """Add up a stage's units.
+class Steady(NamedTuple):
+    """Seconds of a micro-batch that is neither the first nor the last, as `schedule.closed_form.Passes`."""
+
+    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
+    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
+    weight_s: Annotated[Value, "the part of B for the weights' gradients, where it can wait", "W"]
+    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"]
+
+
+class Exposed(NamedTuple):
+    """Seconds of a step by axis, and of transfers to and from the host as `host`: exposed, and hidden behind compute."""
+
+    exposed_s: dict[str, float]
+    hidden_s: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The step of a stage. `share`: the measured share of communication that is exposed; None: as the convention `overlap` says.
 
     The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
     embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
     both ends, two devices hold the same weights and exchange gradients.
     """
-    times = counts.units
-    act = partial(add_up, activation, {**times, "carry": counts.carries})
-    held = partial(add_up, state, counts.held)
-    gathering = {**counts.held, "embedding": counts.embedding}
-    fsdp_f, fsdp_b = add_up(state, gathering, "gather_forward_s"), held("gather_backward_s")
-    leaving = {**counts.running, "predict": counts.predict}
-    saved = add_up(activation, leaving, "saved_bytes") if host.activations else 0.0
-    streamed = held("master_bytes") + held("optimizer_bytes") if host.optimizer else 0.0
-    forward = {axis: act("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": fsdp_f}
-    backward = {axis: act("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": fsdp_b}
-    step = {axis: held("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
-    last = {**backward, **step, "fsdp": fsdp_b + step["fsdp"]}
-    if counts.exchanges:
-        last["pp"] = last["pp"] + state["embedding"].exchange_s
-    if form_of(schedule).both_ends:
-        last["pp"] = last["pp"] + held("exchange_s")
-    weight_s = add_up(activation, counts.running, "weight_s") if form_of(schedule).splits_backward else 0.0
-    return StageCost(
-        act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
-        {**forward, "fsdp": fsdp_f + held("step_weights_s")},
-        last, held("update_s"), weight_s, saved / host.bytes_per_s, streamed / host.bytes_per_s,
-    )  # fmt: skip
 
+    stage: Stage
+    overlap: Overlap
+    share: Annotated[Value | None, "measured share of all traffic that is exposed", "exposed"] = None
 
-class Span(NamedTuple):
-    """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
+    @cached_property
+    def forward_s(self) -> Value:
+        """Seconds of a micro-batch's forward pass."""
+        return self.stage.computed("forward_s")
 
-    times: Value
-    compute_s: Value
-    traffic: Mapping[str, Value]
-    hideable: tuple[str, ...] = HIDEABLE
+    @cached_property
+    def backward_s(self) -> Value:
+        """Seconds of its backward pass, without what is recomputed."""
+        return self.stage.computed("backward_s")
 
+    @cached_property
+    def recompute_s(self) -> Value:
+        """Seconds of what is recomputed for its backward pass."""
+        return self.stage.computed("recompute_s")
 
-def spans(cost: StageCost, pipeline: Pipeline) -> tuple[Span, ...]:
-    """The parts of a stage's step: steady forward and backward passes, alone and together, the first and the last pass."""
-    work_b = cost.backward_s + cost.recompute_s
-    ends = (Span(1, cost.forward_s, cost.first_traffic), Span(1, work_b, cost.last_traffic))
-    alone = pipeline.rounds - 1
-    together: tuple[Span, ...] = ()
-    if pipeline.ends > 1:
-        alone = alone - pipeline.overlapped
-        together = (_together(cost, pipeline.overlapped),)
-    steady = (Span(alone, cost.forward_s, cost.forward_traffic), Span(alone, work_b, cost.backward_traffic))
-    return (*steady, *together, *ends)
+    @cached_property
+    def weight_s(self) -> Value:
+        """The part of the backward pass that can wait, where the schedule lets it."""
+        splits = form_of(self.stage.pipeline.schedule).splits_backward
+        return add_up(self.stage.activation, self.stage.running, "weight_s") if splits else 0.0
 
+    @cached_property
+    def update_s(self) -> Annotated[Value, "the update's kernels"]:
+        """Seconds of the update's kernels."""
+        return self.stage.rests("update_s")
 
-def _together(cost: StageCost, times: Value) -> Span:
-    """A forward and a backward pass of different micro-batches at once: each hides the other's traffic."""
-    traffic = {axis: seconds + cost.backward_traffic[axis] for axis, seconds in cost.forward_traffic.items()}
-    return Span(times, cost.forward_s + cost.backward_s + cost.recompute_s, traffic, HIDEABLE_TOGETHER)
+    @cached_property
+    def host_s(self) -> Annotated[Value, "a micro-batch's activations to the host, and as long back"]:
+        """Seconds of a micro-batch's activations to the host, and as many back."""
+        host, leaving = self.stage.host, {**self.stage.running, "predict": self.stage.counts.predict}
+        return add_up(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s if host.activations else 0.0
 
+    @cached_property
+    def stream_s(self) -> Annotated[Value, "the optimizer's state through the device"]:
+        """Seconds of the optimizer's state through the device."""
+        host, rests = self.stage.host, self.stage.rests
+        return (rests("master_bytes") + rests("optimizer_bytes")) / host.bytes_per_s if host.optimizer else 0.0
 
-def span_s(span: Span, overlap: Overlap, share: Value | None = None) -> Value:
-    """Seconds of a span, once; `share`: see `exposed_s`."""
-    return span.compute_s + exposed_s(overlap, span.compute_s, span.traffic, span.hideable, share)
+    @cached_property
+    def forward_traffic(self) -> Traffic:
+        """Of a micro-batch's forward pass."""
+        gathering = {**self.stage.held, "embedding": self.stage.counts.embedding}
+        gathered = add_up(self.stage.state, gathering, "gather_forward_s")
+        return {axis: self.stage.computed("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
 
+    @cached_property
+    def backward_traffic(self) -> Traffic:
+        """Of a micro-batch's backward pass."""
+        gathered = self.stage.rests("gather_backward_s")
+        return {axis: self.stage.computed("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
 
-class StepTime(NamedTuple):
-    """Seconds of a step on one stage: all micro-batches, bubble and update."""
+    @cached_property
+    def first_traffic(self) -> Traffic:
+        """Of the first micro-batch's forward pass, with the step's weights."""
+        return {**self.forward_traffic, "fsdp": self.forward_traffic["fsdp"] + self.stage.rests("step_weights_s")}
 
-    total_s: Value
-    bubble_s: Value
+    @cached_property
+    def last_traffic(self) -> Traffic:
+        """Of the last micro-batch's backward pass, with the step's gradients."""
+        stage, backward = self.stage, self.backward_traffic
+        step = {axis: stage.rests("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
+        last = {**backward, **step, "fsdp": backward["fsdp"] + step["fsdp"]}
+        if stage.counts.exchanges:
+            last["pp"] = last["pp"] + stage.state["embedding"].exchange_s
+        if form_of(stage.pipeline.schedule).both_ends:
+            last["pp"] = last["pp"] + stage.rests("exchange_s")
+        return last
 
+    @cached_property
+    def spans(self) -> Mapping[str, Span]:
+        """The parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
+        pipeline, work_b = self.stage.pipeline, self.backward_s + self.recompute_s
+        alone = pipeline.rounds - (1 + pipeline.overlapped if pipeline.ends > 1 else 1)
+        parts = {
+            "forward": Span(alone, self.forward_s, self.forward_traffic),
+            "backward": Span(alone, work_b, self.backward_traffic),
+        }
+        if (
+            pipeline.ends > 1
+        ):  # a forward and a backward pass of different micro-batches at once: each hides the other's traffic
+            traffic = {axis: seconds + self.backward_traffic[axis] for axis, seconds in self.forward_traffic.items()}
+            parts["together"] = Span(
+                pipeline.overlapped, self.forward_s + self.backward_s + self.recompute_s, traffic, HIDEABLE_TOGETHER
+            )
+        first = Span(1, self.forward_s, self.first_traffic)
+        return {**parts, "first": first, "last": Span(1, work_b, self.last_traffic)}
 
-def step_time(cost: StageCost, pipeline: Pipeline, overlap: Overlap, share: Value | None = None) -> StepTime:
-    """The bubble is made of steady micro-batches, without the step's own traffic."""
-    parts = spans(cost, pipeline)
-    seconds = [_beside(span_s(part, overlap, share), cost.host_s) for part in parts]
-    overlapped = seconds[2] if pipeline.ends > 1 else 0.0
-    waits = pipeline.bubble_s(Passes(seconds[0], seconds[1], cost.weight_s, overlapped))
-    total = waits + _beside(cost.update_s, cost.stream_s)
-    for part, once in zip(parts, seconds, strict=True):
-        total = total + times_each(part.times, once)
-    return StepTime(total, waits)
+    @cached_property
+    def seconds(self) -> Mapping[str, Value]:
+        """Of each span, once."""
+        return {name: _beside(self._span_s(span), self.host_s) for name, span in self.spans.items()}
+
+    def _span_s(self, span: Span) -> Value:
+        return span.compute_s + exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
+
+    @cached_property
+    def steady(self) -> Steady:
+        """Of the micro-batches that the bubble is made of."""
+        seconds = self.seconds
+        return Steady(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
+
+    @cached_property
+    def bubble_s(self) -> Value:
+        """Seconds that the stage waits, without the step's own traffic."""
+        once = self.steady
+        return self.stage.pipeline.bubble_s(Passes(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s))
+
+    @cached_property
+    def total_s(self) -> Value:
+        """All micro-batches, bubble and update."""
+        total = self.bubble_s + _beside(self.update_s, self.stream_s)
+        for name, span in self.spans.items():
+            total = total + times_each(span.times, self.seconds[name])
+        return total
+
+    @cached_property
+    def traffic(self) -> Exposed:
+        """The traffic of one layout, and the transfers to and from the host, that lengthen the step or do not."""
+        late_s = max(self.stream_s - self.update_s, 0.0)
+        total = Exposed({"host": late_s}, {"host": self.stream_s - late_s})
+        for span in self.spans.values():
+            compute_s, traffic_s, times = span.compute_s, span.traffic_s, span.times
+            exposed = exposed_by_axis(self.overlap, compute_s, traffic_s, span.hideable, self.share)
+            exposed["host"] = max(self.host_s - compute_s - sum(exposed.values()), 0.0)
+            for axis, seconds in {**traffic_s, "host": self.host_s}.items():
+                total.exposed_s[axis] = total.exposed_s.get(axis, 0.0) + times * exposed[axis]
+                total.hidden_s[axis] = total.hidden_s.get(axis, 0.0) + times * (seconds - exposed[axis])
+        return total
 
 
 def _beside(own_s: Value, host_s: Value) -> Value:

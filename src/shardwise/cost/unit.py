@@ -15,7 +15,7 @@ from shardwise.cost.counts import times_each
 from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
-from shardwise.cost.unit_parts import Parts, held_in, parts_of
+from shardwise.cost.unit_parts import Parts, charged_to, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
@@ -29,7 +29,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
-from shardwise.symbolic import Local, Value, Values, maximum
+from shardwise.symbolic import Local, Value, Values, added, maximum
 
 
 def unit_values(
@@ -113,17 +113,11 @@ class UnitPricer:
         parts = self.parts(family, name)
         comm = self.traffic(parts, parts.state_collectives, values, links)
         gathered = self.traffic(parts, (one for one in parts.collectives if one.role is Role.WEIGHT), values, links)
-
-        def seconds(phase: str, *groups: str) -> Value:
-            return sum((comm.get((phase, group), 0.0) for group in groups), start=0.0)
-
         step_weights = sum((t for (phase, _), t in gathered.items() if phase == "update"), start=0.0)
-        everywhere = ("fsdp", "cp", "ep", "tp", "dp")
-        step = {axis: seconds("update", axis) for axis in ("dp", "control")}
+        step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
         return StateCost(
-            gather_forward_s=seconds("forward", *everywhere), gather_backward_s=seconds("backward", *everywhere),
-            step_weights_s=step_weights,
-            step_traffic_s={"fsdp": seconds("update", "fsdp", "cp", "ep", "tp") - step_weights, **step},
+            gather_forward_s=comm.get(("forward", "fsdp"), 0.0), gather_backward_s=comm.get(("backward", "fsdp"), 0.0),
+            step_weights_s=step_weights, step_traffic_s={**step, "fsdp": step["fsdp"] - step_weights},
             update_s=self.compute_s(parts, "update", values), exchange_s=self.exchange_s(parts, values, links),
             **self.state_bytes(parts, family, values),
         )  # fmt: skip
@@ -192,10 +186,10 @@ class UnitPricer:
     def traffic(
         self, parts: Parts, collectives: Iterable[Traffic], values: Values, links: Links
     ) -> dict[tuple[str, str], Value]:
-        """Seconds of some of a unit's collectives by phase and axis."""
+        """Seconds of some of a unit's collectives by phase and the axis that is charged with them."""
         total: dict[tuple[str, str], Value] = {}
         for one in collectives:
-            key = (one.phase, one.group)
+            key = (one.phase, charged_to(one))
             total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
@@ -253,28 +247,34 @@ class UnitPricer:
         return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
 
     def state_bytes(self, parts: Parts, family: Family, values: Values) -> dict[str, Value]:
-        """Bytes of parameters, gradients, master copy, optimizer moments, of one unit's gathered weights and gradients, and of
-        one unit's gradients on their way, as `StateCost` has them.
+        """Bytes of a unit's state, by column of `StateCost`."""
+        elements = {name: polynomial.evaluate(values) for name, polynomial in parts.state._asdict().items()}
+        return {
+            column: added(elements[name] * width for name, width in widths.items() if width)
+            for column, widths in self.state_widths(parts, family).items()
+        }
+
+    def state_widths(self, parts: Parts, family: Family) -> dict[str, dict[str, float]]:
+        """What the columns of `StateCost` count: bytes of each element of the parts of a unit's `State`.
 
         Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
         Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
         each shape), by which SimuMax's measured peaks are above the rest. Experts' come one expert at a time, which is little.
         """
         precision, gradient = self.precision, self.precision.gradient_bytes
-        use, rest, own, shard, on_way = (elements.evaluate(values) for elements in parts.state)
-        held = shard if family.zero_stage >= 2 else own
         gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
         unscattered = bytes_per_element(precision.gradients) if family.zero_stage >= 2 else 0.0
-        transient = use * gathered + own * unscattered
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
+        stepwise = unscattered if self.loss.stepwise else 0.0
         return {
-            "parameters_bytes": rest * self.formats.weight_at_rest(parts.products),
-            "gradients_bytes": held * gradient,
-            "master_bytes": shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
-            "optimizer_bytes": shard * precision.moment_bytes,
-            "transient_bytes": transient,
-            "unscattered_bytes": own * unscattered if self.loss.stepwise else 0.0,
-            "arriving_bytes": shard * unscattered if self.loss.stepwise else 0.0,
-            "passing_bytes": on_way * passing if casts else 0.0,
+            "parameters_bytes": {"resting": self.formats.weight_at_rest(parts.products)},
+            "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
+            # with fp32 weights the weights are their own master copy
+            "master_bytes": {"shard": precision.master_bytes},
+            "optimizer_bytes": {"shard": precision.moment_bytes},
+            "transient_bytes": {"used": gathered, "trained": unscattered},
+            "unscattered_bytes": {"trained": stepwise},
+            "arriving_bytes": {"shard": stepwise},
+            "passing_bytes": {"passing": passing if casts else 0.0},
         }

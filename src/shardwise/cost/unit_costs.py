@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from shardwise.symbolic import Value
 
@@ -21,17 +21,17 @@ class ActivationCost:
     beside what is saved, of the head beside the logits.
     """
 
-    forward_s: Value
-    backward_s: Value
-    recompute_s: Value
-    weight_s: Value
-    forward_traffic_s: Traffic
-    backward_traffic_s: Traffic
-    saved_bytes: Value
-    workspace_bytes: Value
-    logits_bytes: Value
-    buffer_bytes: Value
-    waiting_bytes: Value
+    forward_s: Annotated[Value, "its kernels in a forward pass"]
+    backward_s: Annotated[Value, "its kernels in a backward pass"]
+    recompute_s: Annotated[Value, "its kernels that run again for a backward pass"]
+    weight_s: Annotated[Value, "those of a backward pass that make weight gradients"]
+    forward_traffic_s: Annotated[Traffic, "its collectives on activations in a forward pass"]
+    backward_traffic_s: Annotated[Traffic, "its collectives on activations in a backward pass"]
+    saved_bytes: Annotated[Value, "what it keeps for a backward pass"]
+    workspace_bytes: Annotated[Value, "what it needs beside that while it runs backward"]
+    logits_bytes: Annotated[Value, "the loss over its logits"]
+    buffer_bytes: Annotated[Value, "input and output of its largest collective on activations"]
+    waiting_bytes: Annotated[Value, "what its weight gradients are made of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +43,20 @@ class StateCost:
     that rest. `passing_bytes`: gradients as products give them, where the ones that rest have another format.
     """
 
-    gather_forward_s: Value
-    gather_backward_s: Value
-    step_weights_s: Value
-    step_traffic_s: Traffic
-    update_s: Value
-    exchange_s: Value
-    parameters_bytes: Value
-    gradients_bytes: Value
-    master_bytes: Value
-    optimizer_bytes: Value
-    transient_bytes: Value
-    unscattered_bytes: Value
-    arriving_bytes: Value
-    passing_bytes: Value
+    gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
+    gather_backward_s: Annotated[Value, "ZeRO's collectives for it in a backward pass"]
+    step_weights_s: Annotated[Value, "gathers of its weights, once per step"]
+    step_traffic_s: Annotated[Traffic, "collectives for its gradients, once per step"]
+    update_s: Annotated[Value, "its kernels in the update"]
+    exchange_s: Annotated[Value, "gradients exchanged with the device that has the same weights"]
+    parameters_bytes: Annotated[Value, "its weights as they rest"]
+    gradients_bytes: Annotated[Value, "its gradients as they rest"]
+    master_bytes: Annotated[Value, "the optimizer's copy of its weights"]
+    optimizer_bytes: Annotated[Value, "its moments"]
+    transient_bytes: Annotated[Value, "its gathered weights and its gradients before they are scattered"]
+    unscattered_bytes: Annotated[Value, "its gradients among these"]
+    arriving_bytes: Annotated[Value, "what a device gets of its gradients when they are scattered"]
+    passing_bytes: Annotated[Value, "its gradients as products give them"]
 
 
 Cost = TypeVar("Cost", ActivationCost, StateCost)

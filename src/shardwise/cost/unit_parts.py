@@ -65,6 +65,15 @@ class Parts(NamedTuple):
         return self.state_collectives, update, bool(self.products.operands), self.state
 
 
+def charged_to(one: Traffic) -> str:
+    """The time term that a collective counts in: those of weights are ZeRO's, over whichever axes, but for what replicas reduce
+    once per step; and so is what routers counted, where it moves with every micro-batch."""
+    group = one.group
+    if one.carries_weights or one.is_control:
+        return group if one.scope == "step" and group in ("dp", "control") else "fsdp"
+    return group
+
+
 @lru_cache(maxsize=1024)
 def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
     template = unit_template(structure, family, name, policy)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwise.cost.counts import KEPT
-from shardwise.cost.estimate import Pricing
+from shardwise.cost.pricing import Pricing
 from shardwise.cost.unit_parts import Parts
 from shardwise.errors import InputError, chosen
 from shardwise.layout.layout import Layout

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import Counts, Model, both_ends_counts, stage_counts
 from shardwise.cost.host import host_of
+from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.rates import exposed_share, loss_of
-from shardwise.cost.stage_memory import stage_memory
-from shardwise.cost.step import stage_cost, step_time
+from shardwise.cost.stage import Stage as PricedStage
+from shardwise.cost.stage_memory import memory_of
+from shardwise.cost.step import Step
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.family import atomic_degrees
@@ -31,7 +33,6 @@ from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
 from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.symbolic import added
-from shardwise.terms import MEMORY_TERMS
 
 CHUNK = 8192  # rows whose columns stay in the cache
 Ints = NDArray[np.int64]
@@ -169,14 +170,21 @@ class _Search:
         fullest = np.zeros(len(candidate))
         for stage in tables.stages[family.schedule][: 1 if family.single else None]:
             counts = self.counts(stage, pipeline, stage_row, again, single=bool(family.single))
-            cost = stage_cost(counts, activation, state, schedule, host)
-            np.maximum(slowest, step_time(cost, pipeline, self.job.convention, self.exposed).total_s, out=slowest)
-            number = stage.number.take(stage_row)
-            memory = stage_memory(
-                counts, activation, state, pipeline, number, self.cluster.chip, host, stepwise=self.stepwise
-            )
-            np.maximum(fullest, added(memory[term] for term in MEMORY_TERMS), out=fullest)
+            priced = PricedStage(counts=counts, activation=activation, state=state, pipeline=pipeline, host=host)
+            np.maximum(slowest, self.step_s(priced), out=slowest)
+            np.maximum(fullest, self.memory_bytes(priced, stage.number.take(stage_row)), out=fullest)
         return slowest, fullest
+
+    def step_s(self, stage: PricedStage) -> NDArray[np.float64]:
+        """Step time of a stage; what it is added up from is let go at once, so that the next columns find room in the cache."""
+        total_s: NDArray[np.float64] = Step(stage=stage, overlap=self.job.convention, share=self.exposed).total_s
+        return total_s
+
+    def memory_bytes(self, stage: PricedStage, number: Ints) -> NDArray[np.float64]:
+        """Memory of a device of a stage, likewise."""
+        memory = memory_of(stage, number, self.cluster.chip, stepwise=self.stepwise)
+        total: NDArray[np.float64] = added(MEMORY.values(memory).values())
+        return total
 
     def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, again: Any, *, single: bool) -> Counts:
         """What a stage holds, over the rows of a chunk; `again` is how many of its layers recompute at most."""

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import LOCAL
-from shardwise.cost.estimate import Pricing, mfu_format
+from shardwise.cost.estimate import mfu_format
+from shardwise.cost.pricing import Pricing
 from shardwise.errors import MissingValueError
 from shardwise.measurement.log import INSPECTED, SCHEMA, VALIDATION_LOSS, LogWriter, step_line
 from shardwise.measurement.record import StepRecord

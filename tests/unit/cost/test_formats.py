@@ -113,7 +113,7 @@ def test_what_is_kept_is_what_is_read() -> None:
     products = products_of(unit_of("llama-3-8b"))
     saved = {(one.num_orders, one.also_read) for one in products.saved if one.role is Role.ACTIVATION}
     assert saved == {(1, False), (0, True), (1, True)}
-    widths = {(one.num_orders, one.also_read): Formats(precision_named("fp8_delayed"))._saved_width(one)
+    widths = {(one.num_orders, one.also_read): Formats(precision_named("fp8_delayed")).saved_as(one).width
               for one in products.saved if one.role is Role.ACTIVATION}  # fmt: skip
     assert widths == {(1, False): 1, (0, True): 2, (1, True): 3}
 

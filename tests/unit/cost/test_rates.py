@@ -10,8 +10,9 @@ import pytest
 from shardwise.cluster.chips import load_chip
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.cost.estimate import Pricing, estimate
+from shardwise.cost.estimate import estimate
 from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.cost.pricing import Pricing
 from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, Pricing, estimate
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.cost.pricing import Costs, Pricing
 from shardwise.cost.rates import rates_of
-from shardwise.cost.step import stage_cost, step_time
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import OVERLAPS, Job, Overlap, precision_named
 from shardwise.layout.family import Family, atomic_degrees
@@ -79,8 +80,7 @@ def test_terms_add_up(schedule: Schedule, overlap: Overlap) -> None:
 def passes(schedule: Schedule, stage: int) -> tuple[float, float, float, float]:
     """F, B and W of a stage with exposed traffic, and F and B together, by hand."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule))
-    activation, state = pricing.unit_costs()
-    cost = stage_cost(pricing.counts(stage), activation, state, schedule)
+    cost = pricing.step(pricing.stages()[stage])
     open_f = cost.forward_traffic["tp"] + cost.forward_traffic["pp"]
     open_b = cost.backward_traffic["tp"] + cost.backward_traffic["pp"]
     together = cost.forward_s + cost.backward_s + cost.forward_traffic["tp"] + cost.backward_traffic["tp"]
@@ -142,8 +142,7 @@ def test_gradients_that_are_exchanged_over_pp(
     job = Job(global_batch_tokens=4 * 8 * 1024, seq_len=1024)
     chosen = Layout(fsdp=4, tp=2, pp=4, zero_stage=1, sequence_parallel=True, schedule=schedule)
     pricing = Pricing(model, load_cluster("h100:32"), job, chosen)
-    activation, state = pricing.unit_costs()
-    cost = stage_cost(pricing.counts(stage), activation, state, schedule)
+    cost = pricing.step(pricing.stages()[stage])
     block = (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) / 2 + 2 * 4096
     final_norm = 4096 if blocks and vocabulary else 0
     num_bytes = 2 * (blocks * block + vocabulary * 128256 * 4096 / 2 + final_norm) / 4
@@ -182,23 +181,27 @@ def test_passes_together_hide_what_a_pass_alone_shows() -> None:
 def test_a_device_holds_a_stage_and_its_mirror_image() -> None:
     one_way, both_ways = (Pricing(MODEL, CLUSTER, JOB, layout(schedule)) for schedule in ("1f1b", "dualpipe"))
     costs = one_way.unit_costs()
-    single = [one_way.memory(stage, one_way.counts(stage), *costs) for stage in range(8)]
-    for stage in range(8):
-        both = both_ways.memory(stage, both_ways.counts(stage), *costs)
+    single, double = (memories(pricing, costs) for pricing in (one_way, both_ways))
+    for stage, both in enumerate(double):
         for term in ("parameters", "gradients", "master", "optimizer"):
             assert both[term] == pytest.approx(single[stage][term] + single[7 - stage][term], rel=1e-12), term
         assert both_ways.counts(stage).layers == both_ways.counts(7 - stage).layers
 
 
+def memories(pricing: Pricing, costs: Costs | None = None) -> list[dict[str, float]]:
+    """Bytes of a device of each stage, by term; `costs` of other units."""
+    return [MEMORY.values(memory) for memory in pricing.memories(pricing.stages(costs))]
+
+
 def by_stage(schedule: Schedule, **changes: object) -> list[float]:
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, **changes))
-    activation, state = pricing.unit_costs()
+    activation, _ = pricing.unit_costs()
     block = activation["block"].saved_bytes
     head = activation["head"].saved_bytes
     found = []
-    for stage in range(8):
+    for stage, memory in enumerate(memories(pricing)):
         counts = pricing.counts(stage)
-        kept = pricing.memory(stage, counts, activation, state)["activations"] - counts.head * head
+        kept = memory["activations"] - counts.head * head
         found.append(kept / block / counts.layers["block"])
     return found
 
@@ -263,11 +266,10 @@ def test_what_waits_is_kept_as_the_products_take_it() -> None:
 def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_are_made(schedule: Schedule) -> None:
     """On the device are two layers, and all that waits: most of it on the last stage, or in the middle from both ends."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, offload="activations"))
-    activation, state = pricing.unit_costs()
-    block = activation["block"]
+    block = pricing.unit_costs()[0]["block"]
     held = 2 if schedule == "dualpipe" else 1
     for stage in (1, 3, 6):
-        found = pricing.memory(stage, pricing.counts(stage), activation, state)["activations"]
+        found = memories(pricing)[stage]["activations"]
         waits = {"zb_h1": stage, "zb_h2": 2 * stage, "dualpipe": (min(stage, 7 - stage) + 1) / 2}[schedule]
         layers = pricing.layers[stage] + (pricing.layers[7 - stage] if held == 2 else 0)
         assert found == pytest.approx(2 * block.saved_bytes + waits * layers * block.waiting_bytes, rel=1e-12)
@@ -279,7 +281,5 @@ def test_transfers_to_the_host_lie_beside_each_part_of_a_schedule() -> None:
     slow = dataclasses.replace(CLUSTER, chip=chip)
     for schedule, times in {"1f1b": 2 * 16, "zb_h1": 2 * 16, "dualpipe": 2 * 8 - (16 - 8 - 1) / 2}.items():
         pricing = Pricing(MODEL, slow, JOB, layout(schedule, offload="activations"))  # type: ignore[arg-type]
-        activation, state = pricing.unit_costs()
-        cost = stage_cost(pricing.counts(3), activation, state, schedule, pricing.host)
-        found = step_time(cost, pricing.pipeline, "per_axis")
-        assert found.total_s - found.bubble_s - cost.update_s == pytest.approx(times * cost.host_s, rel=1e-12)
+        step = pricing.step(pricing.stages()[3])
+        assert step.total_s - step.bubble_s - step.update_s == pytest.approx(times * step.host_s, rel=1e-12)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Pricing
+from shardwise.cost.pricing import Pricing
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.lowering.kernels import Kernel

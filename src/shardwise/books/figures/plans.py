@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.estimate import Pricing
+from shardwise.cost.memory_terms import MEMORY
+from shardwise.cost.pricing import Pricing
 from shardwise.draw.charts import Bar, BarChart, HeatMap
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -24,8 +25,7 @@ def stage_memories(
     """
     require_legal(architecture, job, cluster.num_devices, layout)
     pricing = Pricing(architecture, cluster, job, layout)
-    activation, state = pricing.unit_costs()
-    return tuple(pricing.memory(stage, pricing.counts(stage), activation, state) for stage in range(layout.pp))
+    return tuple(MEMORY.values(memory) for memory in pricing.memories(pricing.stages()))
 
 
 def memory_chart(title: str, subtitle: str, bars: Iterable[tuple[str, Mapping[str, float]]], chip: Chip) -> BarChart:

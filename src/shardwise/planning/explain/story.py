@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.memory_terms import MEMORY
+from shardwise.cost.pricing import setting_of
 from shardwise.cost.rates import exposed_share
+from shardwise.cost.term import Rules
+from shardwise.cost.time_terms import TIME
 from shardwise.dtypes import bytes_per_element
 from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
@@ -19,7 +23,6 @@ from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_re
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
-from shardwise.planning.explain.terms import symbols_of
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes
 
@@ -114,7 +117,7 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),
         memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
         margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
-        binding=binding(plan), memory=shares("memory", priced.memory, plan), smallest_change=smallest_change,
+        binding=binding(plan), memory=shares(MEMORY, priced.memory, plan), smallest_change=smallest_change,
     )  # fmt: skip
 
 
@@ -235,17 +238,15 @@ def throughput(plan: Plan) -> Throughput:
     return Throughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
         hfu=priced.hfu, bound=priced.bound, overlap=plan.job.convention, exposed=exposed_share(plan.cluster),
-        time=shares("time", priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
+        time=shares(TIME, priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
     )  # fmt: skip
 
 
-def shares(tree: str, terms: Mapping[str, float], plan: Plan) -> tuple[Share, ...]:
+def shares(rules: Rules[Any], terms: Mapping[str, float], plan: Plan) -> tuple[Share, ...]:
     """The terms of a tree that are not nothing, in its order."""
-    whole = sum(terms.values())
+    whole, setting = sum(terms.values()), setting_of(plan.cluster, plan.job, plan.layout)
     return tuple(
-        Share(
-            term=term, value=value, share=value / whole, formula=symbols_of(f"{tree}.{term}", plan.layout, plan.cluster)
-        )
+        Share(term=term, value=value, share=value / whole, formula=rules.formula(term, setting))
         for term, value in terms.items()
         if value > 0
     )

@@ -1,0 +1,110 @@
+"""The derived expressions that the costs of a layout's units are evaluated from, for whoever asks what a term rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from shardwise.cost.host import Host
+from shardwise.cost.recorded import Input
+from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_parts import charged_to
+from shardwise.layout.family import Family
+from shardwise.model.decoder import LAYERS
+from shardwise.model.program import Role
+from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
+
+MEANINGS: Mapping[str, str] = {
+    "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
+    "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
+    "E": "experts", "k": "experts that a token takes", "M": "hidden width of an expert",
+    "S": "hidden width of the shared expert", "Q": "width of the queries' latent", "C": "width of the keys' and values' latent",
+    "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
+    "ep": "part of expert parallelism that is borrowed from fsdp",
+    "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
+    **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
+    "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
+}  # fmt: skip
+FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
+
+
+class Expression(NamedTuple):
+    """Elements or FLOPs of one unit on one device, once."""
+
+    what: str
+    polynomial: Polynomial
+
+
+class Expressions:
+    """Reads them off the derivation of a layout's family; `units` are those of the model, `values` what symbols stand for."""
+
+    def __init__(
+        self, pricer: UnitPricer, family: Family, units: tuple[str, ...], values: Values, host: Host, *, mixed: bool
+    ) -> None:
+        """`mixed`: some layers recompute nothing though the others do."""
+        self.pricer, self.family = pricer, pricer.of_structure(family)
+        self.units, self.values, self.host, self.mixed = units, values, host, mixed
+
+    def flops(self, phase: str) -> Iterator[Expression]:
+        """FLOPs of each unit in a phase."""
+        for unit in self.units:
+            kernels = self.pricer.parts(self.family, unit).kernels
+            yield Expression(f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO))
+
+    def collectives(self, axis: str) -> Iterator[Expression]:
+        """Elements of each collective that an axis is charged with, where it has more than one device."""
+        for unit in (*self.units, "carry"):
+            for one in self.pricer.parts(self.family, unit).collectives:
+                over = [a for a in one.axes if self.values[a] > 1]
+                if over and charged_to(one) == axis:
+                    yield Expression(f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements)
+
+    def saved(self, *, logits: bool = False) -> Iterator[Expression]:
+        """What each unit keeps for the backward pass, by role and format: the logits, or the rest."""
+        for name, family in self._kept():
+            found: dict[str, Polynomial] = {}
+            for one in self.pricer.parts(family, name.split()[0]).products.saved:
+                if (one.role is Role.LOGITS) is logits:
+                    what = f"{name}, elements kept as {one.role.name.lower()}{self.pricer.formats.saved_as(one).cast}"
+                    found[what] = found.get(what, ZERO) + one.elements
+            yield from (Expression(what, elements) for what, elements in found.items())
+
+    def _kept(self) -> Iterator[tuple[str, Family]]:
+        """Units whose activations are kept, with the family that says which."""
+        for unit in self.units:
+            yield unit, self.family
+            if unit in LAYERS and self.mixed:
+                yield f"{unit} without recomputation", replace(self.family, recompute="none")
+
+    def state(self, column: str) -> Iterator[Expression]:
+        """Elements that a column of `StateCost` counts."""
+        for unit in self.units:
+            parts = self.pricer.parts(self.family, unit)
+            counted = [name for name, width in self.pricer.state_widths(parts, self.family)[column].items() if width]
+            found = dict.fromkeys(getattr(parts.state, name) for name in counted)
+            for elements, what in zip(found, ("elements", "elements with gradients"), strict=False):
+                yield Expression(f"{what} of the {unit}", elements)
+
+    def offloaded(self) -> Iterator[Expression]:
+        """What goes to the host and comes back."""
+        yield from self.saved() if self.host.activations else ()
+        yield from self.state("optimizer_bytes") if self.host.optimizer else ()
+
+    def value(self, polynomial: Polynomial) -> float:
+        """The number that an expression has."""
+        return float(polynomial.evaluate(self.values))
+
+    def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[Input, ...]:
+        """Every symbol of some expressions; of a dim that axes split also the dim and the axes."""
+        found: dict[str, float] = {}
+        for symbol in (s for one in polynomials for monomial in one.monomials for s, _ in monomial.factors):
+            found |= {name: self.values[name] for name in _parts(symbol)} | {str(symbol): self.values[symbol]}
+        return tuple(
+            Input(symbol=name, meaning=FULLEST if name.startswith("(") else MEANINGS[name], value=float(value))
+            for name, value in found.items()
+        )
+
+
+def _parts(symbol: Symbol) -> tuple[str, ...]:
+    return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (symbol,)

@@ -1,0 +1,189 @@
+"""The scalar path: the stages of one layout priced in plain Python, and the terms that the worst of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_counts
+from shardwise.cost.expressions import Expressions
+from shardwise.cost.host import host_of
+from shardwise.cost.memory_terms import MEMORY
+from shardwise.cost.pipeline import Pipeline
+from shardwise.cost.rates import Rates, loss_of, rates_of
+from shardwise.cost.recorded import Input, numbers
+from shardwise.cost.stage import Stage
+from shardwise.cost.stage_memory import Memory, memory_of
+from shardwise.cost.step import Step
+from shardwise.cost.term import Setting, Term
+from shardwise.cost.time_terms import TIME
+from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.job import Job, precision_named
+from shardwise.layout.family import Family, atomic_degrees, family_of
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.placement import cut_levels, default_placement
+from shardwise.layout.stages import held_dense_layers, held_layers
+from shardwise.loss import loss_named
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import unit_training_flops
+from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.network.placed import Links
+from shardwise.network.topology import Topology
+from shardwise.symbolic import Value, maximum
+
+TERMS = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
+Costs = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each unit
+
+
+class Pricing:
+    """What one layout costs, at the rates and links of its cluster."""
+
+    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
+        self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
+        self.topology = cluster.reached
+        degrees = degrees_of(layout)
+        self.degrees = atomic_degrees(architecture, degrees)
+        self.num_micro_batches = num_micro_batches(job, degrees)
+        self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches)
+        self.layers, self.dense = held_layers(architecture, layout), held_dense_layers(architecture, layout)
+        self.units = tuple(unit_counts(architecture))
+        self.host = host_of(layout.offload, cluster.chip)
+        self.family = family_of(layout)
+        self.values = unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
+        self.pricer = UnitPricer(
+            architecture,
+            rates_of(cluster.chip, cluster.calibration),
+            precision_named(job.precision),
+            loss_of(cluster, job),
+        )
+
+    def stages(self, costs: Costs | None = None) -> list[Stage]:
+        """Every stage; `costs` take the place of what its units cost."""
+        activation, state = costs or self.unit_costs()
+        return [
+            Stage(counts=self.counts(n), activation=activation, state=state, pipeline=self.pipeline, host=self.host)
+            for n in range(self.layout.pp)
+        ]
+
+    def step(self, stage: Stage) -> Step:
+        """The step of a stage."""
+        return Step(stage=stage, overlap=self.job.convention, share=self.pricer.rates.exposed)
+
+    def memories(self, stages: Sequence[Stage]) -> list[Memory]:
+        """The memory of a device of each stage."""
+        return [
+            memory_of(stage, number, self.cluster.chip, stepwise=self.pricer.loss.stepwise)
+            for number, stage in enumerate(stages)
+        ]
+
+    def slowest(self, stages: Sequence[Stage]) -> Step:
+        """The step that takes longest."""
+        return max(map(self.step, _different(stages)), key=lambda step: step.total_s)
+
+    def fullest(self, stages: Sequence[Stage]) -> tuple[Memory, dict[str, float]]:
+        """The memory of the device that has the most, and its terms."""
+        every = [(memory, MEMORY.values(memory)) for memory in self.memories(stages)]
+        return max(every, key=lambda one: sum(one[1].values()))
+
+    def term(self, name: str) -> Term:
+        """A term of the slowest stage or the fullest device by its name, such as time.tp or memory.activations."""
+        tree, _, own = name.partition(".")
+        if tree == TIME.tree:
+            return TIME.explained(own, self.slowest(self.stages()), self.setting, self.expressions)
+        return MEMORY.explained(own, self.fullest(self.stages())[0], self.setting, self.expressions)
+
+    @property
+    def setting(self) -> Setting:
+        """What the words of the terms depend on."""
+        return setting_of(self.cluster, self.job, self.layout)
+
+    @property
+    def counted(self) -> tuple[Input, ...]:
+        """How often what is derived for one micro-batch runs: micro-batches, stages, virtual stages."""
+        return numbers(self.pipeline)
+
+    @property
+    def expressions(self) -> Expressions:
+        """What the costs of units rest on."""
+        mixed = self.layout.recompute_layers is not None
+        return Expressions(self.pricer, self.family, self.units, self.values, self.host, mixed=mixed)
+
+    def at(self, rates: Rates, topology: Topology) -> Pricing:
+        """The same layout at other rates and links, whose constants may be arrays."""
+        other = copy(self)
+        other.pricer, other.topology = self.pricer.at(rates), topology
+        return other
+
+    def slowest_s(self) -> Value:
+        """Seconds of the step on the slowest stage."""
+        return maximum(*(self.step(stage).total_s for stage in _different(self.stages())), 0.0)
+
+    def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
+        topology = self.topology
+        placement = self.layout.placement or default_placement(topology)
+        links = Links(topology, cut_levels(topology, placement, self.degrees))
+        activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
+        if self.layout.recompute_layers is not None:
+            plain = replace(self.family, recompute="none")
+            kept = [unit for unit in self.units if unit in LAYERS]
+            activation |= {KEPT + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
+        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in self.units}
+
+    def hardware_ratio(self) -> float:
+        """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
+        done = needed = 0.0
+        values = unit_values(
+            self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
+        )  # all devices, not the last of a ring
+        for unit, times, family in self.families():
+            flops = self.pricer.flops(unit, family, values)
+            done += times * sum(flops.values())
+            forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
+            needed += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
+        return done / needed
+
+    def families(self) -> Iterator[tuple[str, int, Family]]:
+        """Each unit as often as the model has it: layers that recompute and those that do not."""
+        plain = replace(self.family, recompute="none")
+        kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
+        for unit, times in unit_counts(self.architecture).items():
+            # with micro-batches from both ends each stage is held twice
+            without = sum(device.get(unit, 0) for device in kept) // self.pipeline.ends
+            yield unit, times - without, self.family
+            if without:
+                yield unit, without, plain
+
+    def counts(self, stage: int) -> Counts:
+        """What the device of a stage holds; of its mirror image too where micro-batches come from both ends."""
+        last = self.layout.pp - 1
+        held = {stage, last - stage} if self.pipeline.ends > 1 else {stage}
+        dense = sum(self.dense[one] for one in held)
+        layers = {"dense_block": dense, "block": sum(self.layers[one] for one in held) - dense}
+        model = Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers)
+        recomputed = self.layout.recompute_layers
+        if self.pipeline.ends > 1:
+            return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=recomputed)
+        return stage_counts(
+            layers, model, first=stage == 0, last=stage == last,
+            num_virtual_stages=self.layout.num_virtual_stages, recompute_layers=recomputed,
+        )  # fmt: skip
+
+
+def _different(stages: Sequence[Stage]) -> list[Stage]:
+    """Of stages that hold the same, and so take as long, the first."""
+    found: list[Stage] = []
+    for stage in stages:
+        found += [] if any(stage.counts == other.counts for other in found) else [stage]
+    return found
+
+
+def setting_of(cluster: Cluster, job: Job, layout: Layout) -> Setting:
+    """What the words of a layout's terms depend on."""
+    return Setting(
+        rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), loss_named(loss_of(cluster, job)),
+        layout.schedule, job.convention,
+    )  # fmt: skip

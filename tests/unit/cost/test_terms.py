@@ -1,0 +1,172 @@
+"""Every term of an estimate: what it is, the numbers that it was worked out of, and that these alone make its value again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from shardwise.cli.arguments import parse_layout_text
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.cost.memory_terms import MEMORY
+from shardwise.cost.overlap import MEASURED_FORMULA
+from shardwise.cost.pricing import TERMS, Pricing, setting_of
+from shardwise.cost.recorded import Input, Recorder
+from shardwise.cost.term import Term
+from shardwise.cost.time_terms import TIME
+from shardwise.job import Job, Overlap
+from shardwise.loss import loss_named
+from shardwise.model.load import load_model
+from shardwise.schedule.closed_form import form_of
+from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+
+CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
+    "bound": ("llama-3-8b", "h100:16", None, {}, "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2"),
+    "prediction": ("gpt-oss-20b", "h100:16", "nemo-25", {}, "fsdp=8 ep=4 tp=2 recompute=selective"),
+    "sum": ("llama-3-8b", "h100:16", None, {"overlap": "sum"}, "fsdp=2 tp=8"),
+    "max": ("llama-3-8b", "h100:16", None, {"overlap": "max"}, "fsdp=2 tp=8 zero_stage=2"),
+    "offload": ("llama-3-8b", "h100:16", None, {}, "fsdp=4 pp=4 offload=both recompute=full recompute_layers=3"),
+    "split": ("llama-3-8b", "h100:16", None, {"precision": "fp8_delayed"}, "fsdp=8 pp=2 schedule=zb_h1 zero_stage=1"),
+    "both ends": ("deepseek-v2-lite", "h100:16", None, {}, "fsdp=4 ep=4 tp=2 pp=2 schedule=dualpipe"),
+    "stepwise": ("llama-3-8b", "h100:16", None, {"loss": "in_place"}, "fsdp=16 recompute=selective"),
+    "torus": ("tiny-latent-moe-18m", "tpu-v5e:4x4", None, {}, "fsdp=16 ep=4"),
+}
+
+
+@cache
+def pricing_of(case: str) -> Pricing:
+    model_name, cluster_name, stack, changes, text = CASES[case]
+    model, cluster = load_model(model_name), load_cluster(cluster_name, stack=stack)
+    job = Job(global_batch_tokens=2**19, seq_len=4096, **changes)
+    return Pricing(model, cluster, job, parse_layout_text(text, model, job))
+
+
+@cache
+def term(case: str, name: str) -> Term:
+    return pricing_of(case).term(name)
+
+
+def numbers(case: str, name: str) -> dict[str, float]:
+    """The inputs of a term by symbol."""
+    return {given.symbol: given.value for given in term(case, name).inputs}
+
+
+class Replay(Recorder):
+    """Copies of records that have nothing but the numbers that a term was worked out of, those of a unit `scale` times."""
+
+    def __init__(self, given: tuple[Input, ...], scale: float) -> None:
+        super().__init__()
+        self.given, self.scale = {one.symbol: one for one in given}, scale
+
+    def noted(self, value: Any, field: Any) -> Any:
+        if not isinstance(value, (int, float)):
+            return value
+        found = self.given.get(field.input(value).symbol)
+        if found is None:
+            return math.nan
+        return found.value * self.scale if found.unit in ("s", "B") else type(value)(found.value)
+
+
+def again(case: str, name: str, scale: float = 1.0) -> float:
+    """A term worked out of its inputs alone."""
+    pricing, (tree, _, own) = pricing_of(case), name.partition(".")
+    stages = pricing.stages()
+    replay = Replay(term(case, name).inputs, scale)
+    if tree == "time":
+        rule = TIME.by_name[own]
+        return float(rule.value(replay.copy(pricing.slowest(stages), given=rule.given)))
+    memory = MEMORY.by_name[own]
+    return float(memory.value(replay.copy(pricing.fullest(stages)[0], given=memory.given)))
+
+
+def test_every_name_has_a_rule_in_its_place() -> None:
+    assert tuple(TIME.by_name) == TIME_TERMS
+    assert tuple(MEMORY.by_name) == MEMORY_TERMS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_term_is_its_value_in_the_estimate_and_says_what_it_is(case: str) -> None:
+    pricing = pricing_of(case)
+    priced = estimate(pricing.architecture, pricing.cluster, pricing.job, pricing.layout)
+    values = {f"time.{name}": value for name, value in priced.time.items()}
+    values |= {f"memory.{name}": value for name, value in priced.memory.items()}
+    assert tuple(values) == TERMS
+    for name, value in values.items():
+        found = term(case, name)
+        assert (found.name, found.value) == (name, value)
+        assert found.unit == ("s" if name.startswith("time.") else "B")
+        assert min(map(len, (found.words, found.formula, found.source))) > 5, name
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TERMS)
+def test_a_terms_inputs_make_its_value_again(case: str, name: str) -> None:
+    """All other numbers of the stage are none: a sum or a maximum with one of them would be none too."""
+    found = term(case, name)
+    assert found.inputs
+    assert again(case, name) == found.value
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_seconds_are_made_of_seconds_and_bytes_of_bytes(name: str) -> None:
+    """Twice the seconds and bytes of its units make twice a term: no other input has a unit."""
+    for case in CASES:
+        assert again(case, name, scale=2.0) == pytest.approx(2.0 * term(case, name).value, rel=1e-12)
+
+
+def test_every_input_says_what_it_is_and_in_what_unit() -> None:
+    inputs = {given for case in CASES for name in TERMS for given in term(case, name).inputs}
+    assert all(given.meaning != given.symbol.partition("(")[0] for given in inputs)
+    units = {given.symbol.partition("(")[0]: given.unit for given in inputs}
+    assert {units["forward_s"], units["traffic_s"], units["F"], units["host_s"]} == {"s"}
+    assert {units["saved_bytes"], units["transient_bytes"]} == {"B"}
+    assert {units["layers"], units["m"], units["exposed"], units["in flight"]} == {""}
+
+
+def test_terms_by_hand() -> None:
+    """Micro-batches, layers and what one of them takes; stages and passes; weights of layers and of the ends."""
+    forward, layers = numbers("bound", "time.forward"), pricing_of("bound").layers
+    assert forward["m"] == 2**19 / 4096 / 2
+    assert forward["layers(block)"] in layers
+    once = sum(forward.get(unit, 0.0) * forward.get(f"forward_s({unit})", 0.0) for unit in ("embedding", "head"))
+    once += forward["layers(block)"] * forward["forward_s(block)"]
+    assert forward["m"] * once == pytest.approx(term("bound", "time.forward").value, rel=1e-12)
+    bubble = numbers("bound", "time.bubble")
+    assert (bubble["p"] - 1) * (bubble["F"] + bubble["B"]) / bubble["v"] == pytest.approx(
+        term("bound", "time.bubble").value, rel=1e-12
+    )
+    split = numbers("split", "time.bubble")
+    assert (split["p"] - 1) * (split["F"] + split["B"] - 2 * split["W"]) == pytest.approx(
+        term("split", "time.bubble").value, rel=1e-12
+    )
+    master = numbers("stepwise", "memory.master")
+    parts = {"layers(block)": "block", "copies": "embedding", "head": "head"}
+    total = sum(master[count] * master[f"master_bytes({unit})"] for count, unit in parts.items())
+    assert total == pytest.approx(term("stepwise", "memory.master").value, rel=1e-12)
+
+
+def test_the_formula_is_that_of_what_was_chosen() -> None:
+    """The convention of overlap, the stack, the schedule, the loss, the recipe and the chip each bring their own."""
+    formulas = {case: term(case, "time.tp").formula for case in ("bound", "prediction", "sum", "max")}
+    assert len(set(formulas.values())) == 4
+    assert formulas["prediction"] == MEASURED_FORMULA
+    assert term("both ends", "time.bubble").formula == form_of("dualpipe").bubble
+    assert term("stepwise", "memory.logits").source == loss_named("in_place").source
+    assert "fp8_delayed" in term("split", "memory.parameters").source
+    chip = pricing_of("bound").cluster.chip
+    assert term("bound", "memory.runtime").source == chip.sources["runtime_bytes"]
+    assert "launch_s" in term("prediction", "time.forward").formula
+    assert "launch_s" not in term("bound", "time.forward").formula
+
+
+@pytest.mark.parametrize("overlap", ["per_axis", "sum", "max"])
+def test_the_setting_of_a_plan_is_that_of_its_prices(overlap: Overlap) -> None:
+    pricing = pricing_of("bound")
+    job = Job(global_batch_tokens=2**19, seq_len=4096, overlap=overlap)
+    setting = setting_of(pricing.cluster, job, pricing.layout)
+    assert (setting.overlap, setting.schedule) == (overlap, pricing.layout.schedule)
+    assert setting.rates == pricing.pricer.rates
