@@ -25,7 +25,7 @@ FP64 = Precision(
     name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
 )  # fmt: skip
 DENSE = Architecture(
-    name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=23
+    name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24
 )
 TIED = replace(DENSE, name="tied", tied_embeddings=True, qk_norm=True)
 MOE = replace(DENSE, name="moe", d_ff=10, num_experts=5, experts_per_token=2, num_layers=2)
@@ -36,7 +36,7 @@ FLAT_NORMS = replace(
 )
 LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
 MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING)}
-STEPS, POSITIONS, SEED = 3, 6, 5
+STEPS, POSITIONS, SEED = 3, 8, 5
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Case:
         recipe = self.recipe_of()
         return Instance(
             architecture=self.architecture, layout=self.layout, precision=self.precision,
-            policy=policy_of(recipe, routed=self.architecture.num_experts > 0),
+            policy=policy_of(recipe, routed=self.architecture.num_experts > 0), seq_len=POSITIONS,
         )  # fmt: skip
 
     @property
@@ -162,7 +162,7 @@ def run_step(engine: Engine, case: Case, step: int) -> Any:
 def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
     """Every parameter's gradient ("gradient_shard") or weight ("state"), put together from all ranks, flat."""
     parts = [
-        (one.member.parameter.name, one.offset, getattr(group, tensor)[one.start : one.start + one.size].clone())
+        (one, getattr(group, tensor)[one.start : one.start + one.size].clone())
         for group in engine.groups
         if group.group.trained or tensor == "state"
         for one in group.intervals()
@@ -172,12 +172,12 @@ def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
         dist.all_gather_object(everyone, parts)
     else:
         everyone = [parts]
-    sizes = {m.parameter.name: m.size for group in engine.groups for m in group.group.members}
     found: dict[str, torch.Tensor] = {}
-    for name, offset, values in (part for rank in everyone for part in rank):
-        whole = found.setdefault(name, torch.full((sizes[name],), float("nan"), dtype=torch.float64))
-        whole[offset : offset + len(values)] = values.to(torch.float64)
-    return found
+    for one, values in (part for rank in everyone for part in rank):
+        whole = found.setdefault(one.name, torch.full(one.whole, float("nan"), dtype=torch.float64))
+        for box, piece in zip(one.boxes(), values.split([box.volume for box in one.boxes()]), strict=True):
+            whole[box.slices] = piece.view(box.lengths).to(torch.float64)
+    return {name: whole.flatten() for name, whole in found.items()}
 
 
 def trained(case: Case) -> Found:

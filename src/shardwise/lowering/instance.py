@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
@@ -14,7 +14,7 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic
+from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic, norm_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
@@ -37,6 +37,7 @@ class Instance:
     layout: Layout
     precision: Precision
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+    seq_len: int | None = None  # of which the bytes of activations' collectives depend
 
     @cached_property
     def family(self) -> Family:
@@ -79,21 +80,40 @@ class Instance:
 
     @cached_property
     def batch_axes(self) -> Axes:
-        """The axes that split sequences, over which the loss is summed."""
-        return next(one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+        """The axes of more than one device that split a batch by sequences."""
+        return self.several(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
+
+    @cached_property
+    def loss_axes(self) -> Axes:
+        """Those that split its tokens, over which the loss is summed."""
+        loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+        return self.several(next(loss))
+
+    @cached_property
+    def norm_axes(self) -> Axes:
+        """Those that split gradients, over which the squares of the norm are summed."""
+        return self.several(norm_axes(self.architecture.structure, self.family))
+
+    @cached_property
+    def axes(self) -> frozenset[Axes]:
+        """Every group of axes that a step has a collective over."""
+        used = {self.loss_axes, self.norm_axes, self.batch_axes, *(a for group in self.groups for a in group.sync)}
+        used |= {self.several(one.axes) for _, one in self._activations()}
+        return frozenset(used - {()})
 
     @cached_property
     def single(self) -> frozenset[str]:
         """The axes of one device."""
         return frozenset(axis for axis, size in self.mesh.axes if size == 1)
 
-    def unit(self, name: str) -> Unit:
-        """A unit as derived for the layout."""
-        return derived_unit(self.architecture.structure, self.family, name)
+    def unit(self, name: str, recompute: str | None = None) -> Unit:
+        """A unit as derived for the layout, or for its degrees with another recompute policy."""
+        family = self.family if recompute is None else replace(self.family, recompute=recompute)
+        return derived_unit(self.architecture.structure, family, name)
 
-    def traffic(self, name: str) -> tuple[Traffic, ...]:
+    def traffic(self, name: str, recompute: str | None = None) -> tuple[Traffic, ...]:
         """The collectives of a unit."""
-        return unit_traffic(self.unit(name), self.policy, self.single)
+        return unit_traffic(self.unit(name, recompute), self.policy, self.single)
 
     def gathers(self, unit: str) -> tuple[str, ...]:
         """The passes ("forward", "backward") in which a unit needs its weights gathered."""
@@ -112,10 +132,35 @@ class Instance:
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective of a step with its count; over axes of one device there is none."""
         found: Counter[Issued] = Counter()
-        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches)):
+        activations = ((one, num_micro_batches) for one in self._of_activations())
+        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches), *activations):
             if one.axes:
                 found[one] += times
         return found
+
+    def _activations(self) -> Iterator[tuple[str, Traffic]]:
+        """What moves activations of each unit, over several devices."""
+        for path, unit in unit_paths(self.architecture):
+            for one in self.traffic(unit, self.recompute(path)):
+                if not one.carries_weights and one.place >= 0 and self.several(one.axes):
+                    yield path, one
+
+    def _of_activations(self) -> Iterator[Issued]:
+        sizes: Values | None = None
+        for _, one in self._activations():
+            if self.seq_len is None:
+                raise ValueError("an instance whose activations move needs a length of sequences")
+            seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
+            sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
+            dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
+            num_bytes = _bytes(one.elements.evaluate(sizes), dtype)
+            yield Issued(one.kind, self.several(one.axes), dtype, num_bytes, "activations")
+
+    def recompute(self, path: str) -> str:
+        """The recompute policy of the unit at a path: a layer's, for the first so many of them."""
+        most, layer = self.layout.recompute_layers, path.removeprefix("layers.")
+        recomputes = layer.isdecimal() and (most is None or int(layer) < most)
+        return self.layout.recompute if recomputes else "none"
 
     def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         for _, unit in unit_paths(self.architecture):

@@ -11,7 +11,9 @@ from torch import Tensor
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.initialise import initial_value
+from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.weights import used_weights
+from shardwise.layout.context import variant_of
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
 from shardwise.train.clock import Clock
@@ -49,29 +51,26 @@ class Engine:
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
         self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
-        self.batch_axes = instance.several(instance.batch_axes)
-        self._join_groups()
+        for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
+            world.group(axes)
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
             trained, self._gradient_names(), self.exchange, reduction=recipe.reduction,
             each_micro_batch=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
-        self.updater = Updater(trained, self.exchange, recipe)
+        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes)
         self.model = torch_model(
-            instance, formats.weights, self._ends, world.device, movement=self.gatherer,
+            instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,
         )  # fmt: skip
-        self.balancer = Balancer(self.model.balance_biases, self.exchange, self.batch_axes, recipe)
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.batch_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
 
-    def _join_groups(self) -> None:
-        """Make every process group at once, in one order on all processes."""
-        used = {self.batch_axes}
-        for group in self.groups:
-            used |= set(group.sync)
-        for axes in sorted(used - {()}):
-            self.world.group(axes)
+    def _rank(self) -> Rank:
+        """This process on the mesh."""
+        pieces = variant_of(self.instance.layout.cp_variant).pieces
+        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""
@@ -98,7 +97,7 @@ class Engine:
 
         def value(part: Interval) -> Tensor:
             whole = initial_value(self.instance.architecture, part.member.parameter, seed)
-            return whole.reshape(-1)[part.offset : part.offset + part.size]
+            return whole[part.window.slices].reshape(-1)[part.offset : part.offset + part.size]
 
         self.fill(value)
 
@@ -132,7 +131,7 @@ class Engine:
             pending = self.updater.step(self.recipe.learning_rate_at(step), norm)
         for one in pending:
             one.wait()
-        return StepResult(self.exchange.sum_now(loss, self.batch_axes), norm)
+        return StepResult(self.exchange.sum_now(loss, self.instance.loss_axes), norm)
 
     def _micro_batch(self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool) -> Tensor:
         self.reducer.begin_micro_batch(last=last)
@@ -151,7 +150,7 @@ class Engine:
         """The loss of a batch, without a step."""
         parts = [self.model.forward(one, num_targets, trains=False).loss for one in micro_batches]
         self.gatherer.end()
-        return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
+        return self.exchange.sum_now(torch.stack(parts).sum(), self.instance.loss_axes)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""

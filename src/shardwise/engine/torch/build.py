@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
+from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
 from shardwise.errors import InputError
 from shardwise.lowering.instance import Instance
@@ -36,26 +37,27 @@ class Ends(NamedTuple):
 
 def torch_model(
     instance: Instance, dtype: torch.dtype, ends: Callable[[str], Ends], device: torch.device, *,
-    movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
+    rank: Rank | None = None, movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
 ) -> TorchModel:  # fmt: skip
-    """A model whose units run in `dtype` as an instance says; `compiled`: torch.compile joins what stands between collectives.
+    """A model whose units run in `dtype` on a rank as an instance says (None: on the only one).
 
-    Raises `InputError` for what is planned and does not run.
+    `compiled`: torch.compile joins what stands between collectives. Raises `InputError` for what is planned and does not run.
     """
     architecture = instance.architecture
     lacking = [name for name, has in LACKING.items() if has(architecture)]
     if lacking:
         raise InputError(f"model {architecture.name}: found what is planned and not yet runnable: {'; '.join(lacking)}")
     units: dict[tuple[str, str], TorchUnit] = {}
+    rank = rank or Rank(instance.mesh)
     layers = []
     for path, kind, number in _placed(architecture):
-        key = kind, _recompute(instance, number)
+        key = kind, instance.recompute(path)
         if key not in units:
-            units[key] = _unit(instance, *key, dtype, compiled=compiled and number is not None)
+            units[key] = _unit(instance, *key, dtype, rank, compiled=compiled and number is not None)
         layers.append(
             Layer(path, units[key], *ends(path), number=number, balance_bias=_bias(architecture, kind, device))
         )
-    return TorchModel(architecture, layers, dtype, movement=movement, recomputing=recomputing)
+    return TorchModel(architecture, layers, dtype, rank, movement=movement, recomputing=recomputing)
 
 
 def _placed(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
@@ -64,19 +66,14 @@ def _placed(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]
         yield path, kind, int(path.split(".")[1]) if kind in LAYERS else None
 
 
-def _recompute(instance: Instance, number: int | None) -> str:
-    """The policy of a layer: that of the layout for the first so many of them."""
-    most = instance.layout.recompute_layers
-    recomputes = number is not None and (most is None or number < most)
-    return instance.layout.recompute if recomputes else "none"
-
-
-def _unit(instance: Instance, kind: str, recompute: str, dtype: torch.dtype, *, compiled: bool) -> TorchUnit:
+def _unit(
+    instance: Instance, kind: str, recompute: str, dtype: torch.dtype, rank: Rank, *, compiled: bool
+) -> TorchUnit:
     architecture = instance.architecture
     family = replace(instance.family, recompute=recompute)
     template = unit_template(architecture.structure, family, kind, instance.policy, instance.single)
     sizes = architecture.dense() if kind == "dense_block" else architecture
-    return TorchUnit(template, sizes, instance.mesh, dtype, compiled=compiled)
+    return TorchUnit(template, sizes, rank, dtype, compiled=compiled)
 
 
 def _bias(architecture: Architecture, kind: str, device: torch.device) -> Tensor | None:

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shardwise.data.batches import IGNORED
 from shardwise.engine.torch.batch import MicroBatch, Sights
-from shardwise.engine.torch.calls import ANGLES, BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, SIGHT, TRAINS
+from shardwise.engine.torch.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, TRAINS
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.loss import capped
+from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import Held, TorchUnit, run
 from shardwise.model.architecture import Architecture
 
@@ -70,10 +72,10 @@ class TorchModel:
     """The units of a model in the order of its forward pass. `recomputing` is entered around what is made again."""
 
     def __init__(
-        self, architecture: Architecture, layers: Sequence[Layer], dtype: torch.dtype, *, movement: Movement | None = None,
-        recomputing: Clock = nullcontext,
+        self, architecture: Architecture, layers: Sequence[Layer], dtype: torch.dtype, rank: Rank, *,
+        movement: Movement | None = None, recomputing: Clock = nullcontext,
     ) -> None:  # fmt: skip
-        self.architecture, self.layers, self.dtype = architecture, layers, dtype
+        self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.movement: Movement = movement or Resting()
         self.recomputing = recomputing
 
@@ -89,11 +91,8 @@ class TorchModel:
 
         Raises `InputError` where sequences are longer than a learned table of positions.
         """
-        sights = Sights(self.architecture, batch.ids_BT, batch.documents_BT, self.dtype)
-        shared = {
-            "ids": batch.ids_BT, "targets": batch.targets_BT, "positions": sights.positions, "loss_scale": 1.0 / num_targets,
-            TRAINS: trains,
-        }  # fmt: skip
+        sights = Sights(self.architecture, batch, self.dtype, self.rank)
+        shared = {"loss_scale": 1.0 / num_targets, TRAINS: trains}
         on_way, x = Pass(torch.zeros(())), None
         for place, layer in enumerate(self.layers):
             self.movement.before_forward(place)
@@ -116,8 +115,8 @@ class TorchModel:
         layer.put(held, layer.weights)
         layer.put(held, shared)
         layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias})
-        if layer.number is not None:
-            layer.put(held, {ANGLES: sights.rotation(layer.number), SIGHT: sights.sight(layer.number)})
+        for key, (name, axes) in layer.unit.cuts.items():
+            held[layer.unit.place[key]] = sights.given(name, axes, layer.number)
         if layer.unit.input is not None:
             layer.put(held, {layer.unit.input: x})
         return held
@@ -142,8 +141,8 @@ class TorchModel:
     @torch.no_grad()
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least."""
-        sights, x = Sights(self.architecture, ids_BT, documents_BT, self.dtype), None
-        shared = {"ids": ids_BT, "positions": sights.positions}
+        batch, x, shared = MicroBatch(ids_BT, torch.full_like(ids_BT, IGNORED), documents_BT), None, dict[str, Any]()
+        sights = Sights(self.architecture, batch, self.dtype, self.rank)
         for place, layer in enumerate(self.layers):
             self.movement.before_forward(place)
             held = self._begin(layer, sights, shared, x)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError, require
-from shardwise.train.box import Box, Shape, interval_boxes
+from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.config import read_config, write_config
 from shardwise.train.huggingface.layout import Place, places, shape_of, stored, taken
 
@@ -54,11 +54,6 @@ class StoredModel:
 
     def _taken(self, place: Place, box: Box) -> Tensor:
         return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
-
-    def interval(self, parameter: str, start: int, size: int) -> Tensor:
-        """So many elements of a flattened parameter from `start` on, [size]."""
-        boxes = interval_boxes(self.shapes[parameter], start, start + size)
-        return torch.cat([self.read(parameter, box).flatten() for box in boxes])
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:

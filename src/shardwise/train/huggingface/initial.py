@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from shardwise.errors import InputError, require
@@ -39,4 +40,4 @@ def require_same(folder: str | Path, architecture: Architecture) -> None:
 def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:
     """The elements of each parameter's interval, of which alone this process reads. Raises `InputError` as `load_hf` does."""
     stored = StoredModel(folder)
-    return lambda part: stored.interval(part.member.parameter.name, part.offset, part.size)
+    return lambda part: torch.cat([stored.read(part.name, box).flatten() for box in part.boxes()])

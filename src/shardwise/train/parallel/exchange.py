@@ -14,6 +14,8 @@ from shardwise.train.waits import waits_for
 from shardwise.train.world import World
 from shardwise.units import format_bytes
 
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -52,10 +54,15 @@ class Exchange:
         work = dist.reduce_scatter_single(part, whole, group=self.world.group(axes), async_op=True)
         return self._pending("ReduceScatter", work, whole, axes)
 
-    def all_reduce(self, values: Tensor, axes: Axes) -> Pending:
-        """The sum over all processes, in place."""
-        work = dist.all_reduce(values, group=self.world.group(axes), async_op=True)
+    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum") -> Pending:
+        """The sum, or the maximum, over all processes, in place."""
+        work = dist.all_reduce(values, REDUCTIONS[reduction], group=self.world.group(axes), async_op=True)
         return self._pending("AllReduce", work, values, axes)
+
+    def all_to_all(self, received: Tensor, sent: Tensor, axes: Axes) -> Pending:
+        """The parts [degree, ...] of `sent` each to its process; into `received` what comes from each."""
+        work = dist.all_to_all_single(received, sent, group=self.world.group(axes), async_op=True)
+        return self._pending("AllToAll", work, sent, axes)
 
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""

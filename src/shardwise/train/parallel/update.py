@@ -36,8 +36,8 @@ class Updater:
     Decays matrices only, as GPT-2 and its successors do. Clips as torch.nn.utils.clip_grad_norm_ does.
     """
 
-    def __init__(self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe) -> None:
-        self.groups, self.exchange, self.recipe = groups, exchange, recipe
+    def __init__(self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe, norm_axes: Axes) -> None:
+        self.groups, self.exchange, self.recipe, self.norm_axes = groups, exchange, recipe, norm_axes
         self.slots = [[self._slot(group, one) for one in group.intervals()] for group in groups]
         self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
 
@@ -64,16 +64,16 @@ class Updater:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The norm of all gradients together, each element counted once."""
-        sums: dict[Axes, Tensor] = {}
-        for group in self.groups:
-            squares, axes = sum_of_squares(group.gradient_shard), group.sync.shard
-            sums[axes] = sums[axes] + squares if axes in sums else squares
+        """The norm of all gradients together, each element counted once: of what several processes have each counts its share."""
+        total = sum(
+            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, self.norm_axes)
+            for group in self.groups
+            for axes, rows in group.alike()
+        )
+        assert isinstance(total, Tensor)
         # exchanged in the format of the realised list
         control = torch.promote_types(self.groups[0].gradient_shard.dtype, torch.float32)
-        total = sum(self.exchange.sum_now(squares.to(control), axes) for axes, squares in sorted(sums.items()))
-        assert isinstance(total, Tensor)
-        return total.sqrt()
+        return self.exchange.sum_now(total.to(control), self.norm_axes).sqrt()
 
     @torch.no_grad()
     def step(self, learning_rate: float, norm: Tensor) -> list[Pending]:
