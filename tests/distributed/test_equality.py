@@ -1,4 +1,4 @@
-"""Every mode of data parallelism trains as one process does: loss, norm, every gradient and every weight, in float64."""
+"""Every layout trains as one process does: loss, norm, every gradient and every weight, in float64."""
 
 from __future__ import annotations
 
@@ -74,6 +74,39 @@ CASES = {
     "compiled 2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}),
     "compiled moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2), recipe={"compile": True}),
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
+    "tp 2": Case(layout=Layout(tp=2, micro_batch_seqs=2)),
+    "tp 4 sp, fewer key-value heads": Case(layout=Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 2 sp dp 2": Case(layout=Layout(tp=2, dp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 2 fsdp 2 zero-2": Case(layout=Layout(tp=2, fsdp=2, zero_stage=2)),
+    "tp 2 sp fsdp 2 zero-3, full recompute": Case(
+        layout=Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, recompute="full")
+    ),
+    "tied tp 2 sp zero-1": Case("tied", Layout(tp=2, fsdp=2, zero_stage=1, sequence_parallel=True)),
+    "biased tp 4": Case("biased", Layout(tp=4, micro_batch_seqs=2)),
+    "flat norms tp 2 sp": Case("flat norms", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "adapted tp 2 sp": Case("adapted", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "compiled tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), recipe={"compile": True}),
+    "cp 4": Case(layout=Layout(cp=4, micro_batch_seqs=2)),
+    "cp 2 zero-3": Case(layout=Layout(cp=2, zero_stage=3, micro_batch_seqs=2)),
+    "cp 2 ulysses": Case(layout=Layout(cp=2, cp_variant="ulysses", micro_batch_seqs=2)),
+    "cp 4 ring": Case(layout=Layout(cp=4, cp_variant="ring", micro_batch_seqs=2)),
+    "cp 2 zigzag tp 2 sp": Case(
+        layout=Layout(
+            cp=2, tp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=2, recompute="selective"
+        )
+    ),
+    "biased cp 2 zigzag": Case("biased", Layout(cp=2, cp_variant="zigzag", micro_batch_seqs=2)),
+    "biased cp 2": Case("biased", Layout(cp=2, dp=2)),
+    "moe tp 2 sp": Case("moe", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "routed ep 2 zero-1": Case("routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2)),
+    "routed ep 2 fsdp 4 zero-3, full recompute": Case("routed", Layout(fsdp=4, ep=2, zero_stage=3, recompute="full")),
+    "routed ep 4 zero-2": Case("routed", Layout(fsdp=4, ep=4, zero_stage=2)),
+    "routed ep 2 tp 2": Case("routed", Layout(fsdp=2, ep=2, tp=2, zero_stage=1)),
+    "routed ep 2 tp 2 sp": Case("routed", Layout(fsdp=2, ep=2, tp=2, sequence_parallel=True, zero_stage=1)),
+    "routed ep 4 whole experts tp 2 sp": Case(
+        "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=1)
+    ),
+    "routed ep 2 cp 2": Case("routed", Layout(fsdp=2, ep=2, cp=2, zero_stage=3)),
 }
 
 

@@ -35,7 +35,8 @@ FLAT_NORMS = replace(
     DENSE, name="flat norms", qk_norm=True, qk_norm_over="projection", pre_norms=False, post_norms=True
 )
 LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
-MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING)}
+ROUTED = replace(LEADING, name="routed", num_experts=4)
+MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED)}
 STEPS, POSITIONS, SEED = 3, 8, 5
 
 
@@ -151,7 +152,7 @@ def engine_of(case: Case) -> Engine:
 
 
 def replica_of(engine: Engine, case: Case) -> int:
-    return engine.world.position(("dp", "fsdp"))
+    return engine.world.position(engine.instance.batch_axes)
 
 
 def run_step(engine: Engine, case: Case, step: int) -> Any:

@@ -24,7 +24,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.planning.plan import plan_layout
-from shardwise.train.box import Box
+from shardwise.train.box import Box, interval_boxes
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.huggingface.config import read_config, write_config
 from shardwise.train.huggingface.files import StoredModel, Tensors
@@ -169,7 +169,7 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
             start, stop = np.sort(rng.integers(0, values.numel() + 1, 2)).tolist()
             if start < stop:
                 count[0] = 0
-                found = stored.interval(parameter, start, stop - start)
+                found = stored.flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
                 assert torch.equal(found, values.flatten()[start:stop]), parameter
                 assert count[0] == stop - start, parameter
             corners = np.sort(rng.integers(0, np.add(values.shape, 1), (2, values.ndim)), axis=0)

@@ -13,6 +13,7 @@ from shardwise.layout.family import BATCH, EXPERT, TP, Family
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.decoder import structure_units
+from shardwise.model.operations import Route
 from shardwise.model.program import Role
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
@@ -39,11 +40,18 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
         phase = "backward" if policy.statistics == "micro_batch" else "update"
         found.append(
             Traffic(
-                CONTROL_UNIT, phase, Kind.ALL_REDUCE, family.batch_axes, Role.STATISTIC, each, (ROUTING,),
-                reason="each rank has counted the rows of its own sequences",
+                CONTROL_UNIT, phase, Kind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, each, (ROUTING,),
+                reason="each rank has counted the rows of its own tokens",
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def routing_axes(structure: Structure, family: Family) -> Axes:
+    """The axes that split tokens where their experts are chosen."""
+    forward = derived_unit(structure, family, "block").forward
+    gates = next(one.outputs[0] for one in forward.program.operations if isinstance(one, Route))
+    return tuple(axis for axis in ORDER if axis in forward.specs[gates].sharded_axes)
 
 
 def norm_axes(structure: Structure, family: Family) -> Axes:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic, norm_axes
+from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic, norm_axes, routing_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
@@ -23,7 +24,7 @@ from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.precision import Precision
-from shardwise.sharding.collective import Issued
+from shardwise.sharding.collective import Issued, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Values
@@ -95,9 +96,15 @@ class Instance:
         return self.several(norm_axes(self.architecture.structure, self.family))
 
     @cached_property
+    def routing_axes(self) -> Axes:
+        """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
+        experts = self.architecture.num_experts > 0
+        return self.several(routing_axes(self.architecture.structure, self.family)) if experts else ()
+
+    @cached_property
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step has a collective over."""
-        used = {self.loss_axes, self.norm_axes, self.batch_axes, *(a for group in self.groups for a in group.sync)}
+        used = {self.loss_axes, self.norm_axes, self.routing_axes, *(a for group in self.groups for a in group.sync)}
         used |= {self.several(one.axes) for _, one in self._activations()}
         return frozenset(used - {()})
 
@@ -153,8 +160,12 @@ class Instance:
             seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
             sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
             dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
-            num_bytes = _bytes(one.elements.evaluate(sizes), dtype)
-            yield Issued(one.kind, self.several(one.axes), dtype, num_bytes, "activations")
+            num_bytes, axes = _bytes(one.elements.evaluate(sizes), dtype), self.several(one.axes)
+            if self.family.ring and one.axes == RING and one.beside:  # block by block, each but the rank's own
+                ranks = self.mesh.size(axes)
+                yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
+            else:
+                yield Issued(one.kind, axes, dtype, num_bytes, "activations")
 
     def recompute(self, path: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of them."""

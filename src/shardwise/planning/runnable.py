@@ -11,7 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import AXES, Layout
 from shardwise.precision import PRECISIONS, Precision
 
-RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp")
+RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "ep")
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
 LOSS = "in_place"  # the kind that the trained model has
 # What a layout must have of everything else.

@@ -23,7 +23,9 @@ OPERATIONS: dict[str, tuple[Kind, int]] = {
     "_allgather_base_": (Kind.ALL_GATHER, 0),
     "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
     "alltoall_base_": (Kind.ALL_TO_ALL, 1),
+    "send": (Kind.PERMUTE, 0),
 }
+RECEIVED = ("recv_",)  # the other end of what is sent
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -44,6 +46,8 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in RECEIVED:
+            return
         if name not in OPERATIONS:
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
         kind, place = OPERATIONS[name]

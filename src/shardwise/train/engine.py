@@ -64,7 +64,7 @@ class Engine:
             instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,
         )  # fmt: skip
-        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.batch_axes, recipe)
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
 
     def _rank(self) -> Rank:

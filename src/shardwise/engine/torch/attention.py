@@ -38,9 +38,9 @@ class Attention:
         self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output [B, T, K, G, U] and log-sum-exp [B, K·G, T] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
-        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, _widened(v, k)))
-        out, lse = self.over(_heads(q), keys, values, sight, sinks)
-        return _as_queries(out, q, v), lse
+        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
+        out, lse = self.over(heads(q), keys, values, sight, sinks)
+        return as_queries(out, q, v), lse
 
     def over(
         self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, sinks: Tensor | None = None
@@ -59,6 +59,12 @@ class Attention:
                 found = self._in_steps(own, *seen, mask, sinks)
             else:
                 found = fused(own, *seen, mask, self.scale, causal=one.causal)
+            if mask is not None and sight.keys is not None:  # of a rank's keys a query may see none
+                none = (
+                    mask.amax(dim=-1).isneginf()[..., None] if mask.dim() > 2 else mask.amax(dim=-1).isneginf()[:, None]
+                )
+                rows = found[1][..., : own.shape[2]]
+                found = found[0].masked_fill(none, 0.0), rows.masked_fill(none[..., 0], float("-inf"))
             if lse is None:
                 lse = found[1].new_full((*query.shape[:2], query.shape[2]), float("-inf"))
             whole = out[:, :, one.rows], lse[:, :, one.rows]
@@ -68,18 +74,19 @@ class Attention:
                 begun.add(one.rows.start)
                 whole[0].copy_(found[0])
                 whole[1].copy_(found[1][..., : whole[1].shape[-1]])
-        assert lse is not None
-        return out, lse
+        return out, query.new_full(
+            query.shape[:3], float("-inf"), dtype=at_least_fp32(query.dtype)
+        ) if lse is None else lse
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, out: Tensor, lse: Tensor, dy: Tensor, *sinks: Tensor
     ) -> Gradients:
         """Gradients of q, k and v."""
-        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, _widened(v, k)))
-        parts = _heads(_widened(dy, k)), _heads(q), keys, values, _heads(_widened(out, k))
+        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
+        parts = heads(widened(dy, k)), heads(q), keys, values, heads(widened(out, k))
         dq, dk, dv = self.back_over(*parts, lse, sight, has_sinks=bool(sinks))
         dk, dv = (sight.back(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
-        return _as_queries(dq, q, q), dk, dv
+        return as_queries(dq, q, q), dk, dv
 
     def back_over(
         self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sight: Sight, *,
@@ -171,17 +178,17 @@ def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor
     return -(shares * rows).sum(dim=(0, 2)).view(sinks.shape).to(sinks.dtype)
 
 
-def _heads(x: Tensor) -> Tensor:
+def heads(x: Tensor) -> Tensor:
     """[B, T, K, G, H] as [B, K·G, T, H]."""
     return x.flatten(2, 3).transpose(1, 2)
 
 
-def _as_queries(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
+def as_queries(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
     """[B, K·G, T, H] as [B, T, K, G, U], as wide as a value."""
     found = torch.unflatten(x.transpose(1, 2), 2, q.shape[2:4])
     return found if found.shape[-1] == v.shape[-1] else found[..., : v.shape[-1]].contiguous()
 
 
-def _widened(x: Tensor, k: Tensor) -> Tensor:
+def widened(x: Tensor, k: Tensor) -> Tensor:
     """x with zeros up to the width of a key: kernels take heads of one width."""
     return x if x.shape[-1] == k.shape[-1] else F.pad(x, (0, k.shape[-1] - x.shape[-1]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch.calls import SIGHT
+from shardwise.engine.torch.calls import SIGHT, SIGHTS
 from shardwise.engine.torch.places import Rotation, positions_of, rotation
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.sight import Run, Sight
@@ -51,7 +51,13 @@ class Sights:
         if name in self.whole:
             return self.cut(name, *axes)
         assert layer is not None
-        return self.sight(layer, *axes) if name == SIGHT else self.rotation(layer, *axes)
+        if name == SIGHTS:
+            (around,) = axes
+            return [self.sight(layer, around, around, place) for place in range(self.rank.mesh.size(around))]
+        if name == SIGHT:
+            queries, keys = axes
+            return self.sight(layer, queries, keys)
+        return self.rotation(layer, *axes)
 
     def part(self, axes: Axes) -> tuple[Run, ...] | None:
         """The places of this rank's part of a sequence that is split over some axes; None: all in their order."""
@@ -67,11 +73,12 @@ class Sights:
             self._cut[key] = whole if part is None else torch.cat([whole.narrow(-1, *run) for run in part], dim=-1)
         return self._cut[key]
 
-    def sight(self, layer: int, queries: Axes, keys: Axes) -> Sight:
-        """What a layer's queries see, of parts of the sequence."""
+    def sight(self, layer: int, queries: Axes, keys: Axes, place: int | None = None) -> Sight:
+        """What a layer's queries see, of parts of the sequence; of keys, this rank's, or those of the rank at a place."""
         window = self.architecture.window(layer)
         reaches_all = window is None or window >= self.batch.ids_BT.shape[-1]
-        own, other = self.part(queries), self.part(keys)
+        own = self.part(queries)
+        other = self.part(keys) if place is None else self.rank.sequence(self.batch.ids_BT.shape[-1], keys, place)
         return Sight(None if reaches_all else window, self.batch.documents_BT, own, other)
 
     def rotation(self, layer: int, axes: Axes) -> Rotation | None:

@@ -18,16 +18,19 @@ from shardwise.model.operations import Route
 from shardwise.model.program import Role
 from shardwise.sharding.spec import Axes, Spec
 
-# What a call may read beside the tensors of the program: cosines and sines and what queries see (by parts of the sequence), a
-# router's bias, what a loss adds to its gradient, whether a backward pass follows, and where gradients of weights go.
-ANGLES, SIGHT, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
+# What a call may read beside the tensors of the program: cosines and sines, and what queries see (both by parts of the sequence;
+# in a ring of the block of each rank), a router's bias, what a loss adds to its gradient, whether a backward pass follows, and
+# where gradients of weights go.
+ANGLES, SIGHT, SIGHTS, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
     "@angles",
     "@sight",
+    "@sights",
     "@balance",
     "@penalty",
     "@trains",
     "@gradients",
 )
+ROWS = "@rows"  # whose rows a rank has, where they are not those of its own tokens
 ROUTED = "@routed"  # what a call may write beside them: the rows and the probabilities that each expert got, [2, E]
 
 
@@ -82,9 +85,14 @@ class Calls:
         """Whether any of these has the rows of experts."""
         return any(self.unit.tensors[name].role is Role.ROUTED for name in names)
 
+    @property
+    def statistics(self) -> torch.dtype:
+        """The format of sums."""
+        return at_least_fp32(self.dtype)
+
     def format_of(self, name: str) -> torch.dtype:
         """The format of a tensor: sums are kept finer."""
-        return at_least_fp32(self.dtype) if self.unit.tensors[name].role is Role.STATISTIC else self.dtype
+        return self.statistics if self.unit.tensors[name].role is Role.STATISTIC else self.dtype
 
     def key(self, name: str, spec: Spec) -> str:
         """What a tensor goes by in a sharding. Weights, their gradients and scalars have one each."""
@@ -106,6 +114,13 @@ class Calls:
         key = " ".join([name, *("·".join(each) for each in split)]).rstrip()
         self.cuts[key] = name, split
         return key
+
+    def rows(self, spec: Spec) -> str:
+        """What says whose rows there are of routed tokens in a sharding: the router where they are its own."""
+        own = self.rank.sharding(spec)
+        experts, tokens = own.axes_of("E"), own.axes_of("T")
+        is_own = not experts and tokens == self.rank.sharding(self._staying(self.gates)).axes_of("T")
+        return self.gates if is_own else f"{ROWS} {'·'.join(experts)} {'·'.join(tokens)}"
 
     def located(self, call: Call, steps: Iterable[Compute]) -> Call:
         """A call of some steps, whose tensors go by the shardings in which the steps take and leave them."""

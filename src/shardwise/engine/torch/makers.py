@@ -82,13 +82,14 @@ def _map(calls: Calls, step: Compute, operation: Map) -> Call:
         return special(calls, step, operation)
     (name,), reads = operation.outputs, operation.inputs
     if calls.is_routed(*reads):
+        rows = calls.rows(step.placed.inputs[0])
         if operation.function == "add_vector":
             return Call(
-                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, calls.gates), (name,),
+                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, rows), (name,),
                 over={0: lambda x, vectors, routing: x.add_(routing.expanded(vectors))},
             )  # fmt: skip
         if operation.function == "sum_to":
-            return Call(experts.expert_sum, (*reads, calls.gates), (name,))
+            return Call(experts.expert_sum, (*reads, rows), (name,))
     if operation.function == "sum_to" and "T" in step.placed.outputs[0].dims:
         return _as_it_is(
             calls, step, operation

@@ -33,22 +33,27 @@ def moving_calls(calls: Calls, one: Moving, phase: str) -> list[Call]:
     if isinstance(one, Slice):
         return _slice(calls, one.step, phase)
     traffic = one.traffic
-    if traffic.carries_weights or traffic.is_control or not calls.rank.several(traffic.axes):
+    if not is_issued(calls, traffic):
         return []
     make = _start if isinstance(one, Start) else _wait
     return [make(calls, traffic, phase)]
 
 
+def is_issued(calls: Calls, traffic: Traffic) -> bool:
+    """Whether a collective is the unit's, and over several ranks."""
+    return not (traffic.carries_weights or traffic.is_control) and bool(calls.rank.several(traffic.axes))
+
+
 def _start(calls: Calls, traffic: Traffic, phase: str) -> Call:
     exchange, axes = calls.rank.exchange, calls.rank.several(traffic.axes)
     assert exchange is not None, "a rank of several has an exchange"
-    before, after, name = _ends(calls, traffic)
+    before, after, name = ends_of(calls, traffic)
     begin = STARTS[traffic.kind](before, after, exchange, axes, calls)
     return Call(begin, (calls.key(name, before),), (_on_way(calls, traffic),), phase, alone=True)
 
 
 def _wait(calls: Calls, traffic: Traffic, phase: str) -> Call:
-    before, after, name = _ends(calls, traffic)
+    before, after, name = ends_of(calls, traffic)
     lay = WAITS.get(traffic.kind, _as_it_is)(before, after)
 
     def wait(on_way: OnWay, *_: Tensor) -> Tensor:
@@ -60,14 +65,14 @@ def _wait(calls: Calls, traffic: Traffic, phase: str) -> Call:
     return Call(wait, (_on_way(calls, traffic), *sent), (calls.key(name, after),), phase, alone=True)
 
 
-def _ends(calls: Calls, traffic: Traffic) -> tuple[Spec, Spec, str]:
+def ends_of(calls: Calls, traffic: Traffic) -> tuple[Spec, Spec, str]:
     """The shardings before and after a collective, and the tensor."""
     first, last = traffic.derived[0], traffic.derived[-1]
     return calls.rank.sharding(first.collective.before), calls.rank.sharding(last.collective.after), first.tensor.name
 
 
 def _on_way(calls: Calls, traffic: Traffic) -> str:
-    _, after, name = _ends(calls, traffic)
+    _, after, name = ends_of(calls, traffic)
     return f"{MOVING} {calls.key(name, after)}"
 
 

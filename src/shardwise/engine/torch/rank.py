@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,8 +32,14 @@ class Exchange(Protocol):
     def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum") -> Pending:
         """The sum, or the maximum, over all ranks, in place."""
 
-    def all_to_all(self, received: Tensor, sent: Tensor, axes: Axes) -> Pending:
-        """The parts of `sent` each to its rank; into `received` what the ranks have sent to this one, in their order."""
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> Pending:
+        """The parts of `sent` each to its rank; into `received` what the ranks have sent to this one, in their order. `rows` are
+        those of each part of either; None: parts are even."""
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
+        """Tensors to the next rank, the last one's to the first; those of the rank before into `received`."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,10 @@ class Rank:
         axes = tuple(self.several(of_dim) for of_dim in spec.axes)
         return Spec(spec.dims, axes, self.several(spec.partial), spec.reduction)
 
-    def sequence(self, length: int, axes: Axes) -> tuple[Run, ...] | None:
-        """The places that this rank has of sequences that are split over some axes; None: all in their order.
+    def sequence(self, length: int, axes: Axes, place: int | None = None) -> tuple[Run, ...] | None:
+        """The places that this rank, or that at another `place` along the axes, has of sequences that are split over them.
+
+        None: all in their order.
 
         Raises `ValueError` where the pieces do not divide the sequence.
         """
@@ -72,7 +80,7 @@ class Rank:
         if parts == pieces == 1:
             return None
         order = [number for rank in range(ranks) for number in _pieces_of(rank, ranks, pieces)]
-        width, first = length // count, self.position(own) * (length // parts)
+        width, first = length // count, (self.position(own) if place is None else place) * (length // parts)
         return tuple(_joined(_cut([(number * width, width) for number in order], first, first + length // parts)))
 
 

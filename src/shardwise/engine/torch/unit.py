@@ -16,6 +16,7 @@ from shardwise.engine.torch.giving import with_giving, with_giving_behind
 from shardwise.engine.torch.moving import MOVING, Moving
 from shardwise.engine.torch.phases import Phase
 from shardwise.engine.torch.rank import Rank
+from shardwise.engine.torch.ringing import Ring, rings
 from shardwise.lowering.instruction import Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
@@ -62,7 +63,8 @@ class TorchUnit:
     def _calls(self, calls: Calls, name: str, phases: Sequence[str], stays: Set[str]) -> list[Call]:
         """The calls of a pass; `stays` is read after it."""
         weight_of = {gradient: weight for weight, gradient in self.unit.gradients.items()}
-        made = [call for phase in _phases(self.template.passes[name], phases) for call in in_calls(calls, phase)]
+        instructions = rings(calls, self.template.passes[name])
+        made = [call for phase in _phases(instructions, phases) for call in in_calls(calls, phase)]
         if not self.compiled:
             return list(with_giving(made, weight_of))
         sights = {key for key, (name, _) in calls.cuts.items() if name == SIGHT}
@@ -109,15 +111,17 @@ class TorchUnit:
         return tuple(sorted(self.at(name) for name in names))
 
 
-def _phases(instructions: Iterable[Instruction], names: Sequence[str]) -> list[Phase]:
+def _phases(instructions: Iterable[Instruction | Ring], names: Sequence[str]) -> list[Phase]:
     """The instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
-    parts: dict[str, list[Compute | Moving]] = {name: [] for name in names}
+    parts: dict[str, list[Compute | Moving | Ring]] = {name: [] for name in names}
     phase = names[0]
     for one in instructions:
         match one:
             case Launch():
                 phase = one.kernel.phase
                 parts[phase] += one.kernel.steps
+            case Ring():
+                parts[phase].append(one)
             case Start():
                 phase = max(phase, one.traffic.phase, key=lambda name: names.index(name) if name in names else -1)
                 parts[phase].append(one)

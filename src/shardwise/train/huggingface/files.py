@@ -55,6 +55,10 @@ class StoredModel:
     def _taken(self, place: Place, box: Box) -> Tensor:
         return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
 
+    def flat(self, parameter: str, boxes: Iterable[Box]) -> torch.Tensor:
+        """The elements of some boxes of a parameter, one box after the other, [n]."""
+        return torch.cat([self.read(parameter, box).flatten() for box in boxes])
+
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
     """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""

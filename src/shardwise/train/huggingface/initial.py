@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from shardwise.errors import InputError, require
@@ -40,4 +39,4 @@ def require_same(folder: str | Path, architecture: Architecture) -> None:
 def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:
     """The elements of each parameter's interval, of which alone this process reads. Raises `InputError` as `load_hf` does."""
     stored = StoredModel(folder)
-    return lambda part: torch.cat([stored.read(part.name, box).flatten() for box in part.boxes()])
+    return lambda part: stored.flat(part.name, part.boxes())
