@@ -51,6 +51,34 @@ def test_issued_as_realised(name: str) -> None:
     assert sent == planned * len(ranks)
 
 
+ORDERED = {
+    name: case
+    for name, case in CASES.items()
+    if case.layout.num_devices in (case.layout.tp, case.layout.cp, case.layout.tp * case.layout.cp)
+    and case.layout.num_devices > 1
+    and not case.layout.zero_stage
+    and case.layout.cp_variant not in ("ring", "zigzag")  # whose two tensors go around at once
+}
+
+
+def in_order(case: Case) -> list[Issued]:
+    engine = engine_of(case)
+    with Capture(engine.world) as capture:
+        run_step(engine, case, 0)
+    return capture.sequence
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_activations_move_in_the_order_of_the_list(name: str) -> None:
+    """Gradients, the norm and the loss follow what the last micro-batch moves."""
+    case = replace(ORDERED[name], recipe={**ORDERED[name].recipe, "reduction": "after"})
+    each = [replace_what(one) for one in case.instance().of_activations()]
+    assert len(set(each)) > 1
+    for found in run_ranks(in_order, case.layout.num_devices, case):
+        without = [one for one in found if one in each]
+        assert without[: len(each) * case.num_micro_batches] == each * case.num_micro_batches
+
+
 def is_of_rows(one: Issued) -> bool:
     """Whether it may carry rows behind their way to experts, of which a rank has as many as routers say; padded in others."""
     return is_exchange(one) or one.axes == ("tp_kv",)

@@ -18,7 +18,9 @@ from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic, norm_axes, routing_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
+from shardwise.lowering.instruction import Start
 from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
+from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
@@ -105,7 +107,7 @@ class Instance:
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step has a collective over."""
         used = {self.loss_axes, self.norm_axes, self.routing_axes, *(a for group in self.groups for a in group.sync)}
-        used |= {self.several(one.axes) for _, one in self._activations()}
+        used |= {self.several(one.axes) for one in self._activations()}
         return frozenset(used - {()})
 
     @cached_property
@@ -139,29 +141,41 @@ class Instance:
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective of a step with its count; over axes of one device there is none."""
         found: Counter[Issued] = Counter()
-        activations = ((one, num_micro_batches) for one in self._of_activations())
+        activations = ((one, num_micro_batches) for one in self.of_activations())
         for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches), *activations):
             if one.axes:
                 found[one] += times
         return found
 
-    def _activations(self) -> Iterator[tuple[str, Traffic]]:
-        """What moves activations of each unit, over several devices."""
-        for path, unit in unit_paths(self.architecture):
-            for one in self.traffic(unit, self.recompute(path)):
-                if not one.carries_weights and one.place >= 0 and self.several(one.axes):
-                    yield path, one
+    def template(self, path: str, unit: str) -> Template:
+        """The instructions of the unit at a path."""
+        family = replace(self.family, recompute=self.recompute(path))
+        return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
 
-    def _of_activations(self) -> Iterator[Issued]:
+    def _activations(self) -> Iterator[Traffic]:
+        """What moves activations over several devices in a micro-batch, in order: all units forward, and back."""
+        units = list(unit_paths(self.architecture))
+        passes = (("forward", units), ("backward", units[::-1]))
+        for name, (path, unit) in ((name, one) for name, order in passes for one in order):
+            for started in self.template(path, unit).passes[name]:
+                if isinstance(started, Start) and self._moves_activations(started.traffic):
+                    yield started.traffic
+
+    def _moves_activations(self, one: Traffic) -> bool:
+        return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
+
+    def of_activations(self) -> Iterator[Issued]:
+        """The collectives on activations of a micro-batch, in the order in which they are issued; but those of a ring are issued
+        block by block, with both tensors of a block at once."""
         sizes: Values | None = None
-        for _, one in self._activations():
+        for one in self._activations():
             if self.seq_len is None:
                 raise ValueError("an instance whose activations move needs a length of sequences")
             seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
             sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
             dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
             num_bytes, axes = _bytes(one.elements.evaluate(sizes), dtype), self.several(one.axes)
-            if self.family.ring and one.axes == RING and one.beside:  # block by block, each but the rank's own
+            if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
                 ranks = self.mesh.size(axes)
                 yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
             else:

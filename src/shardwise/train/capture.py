@@ -30,7 +30,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives by kind, axes, format and bytes while it is active. What they carry only the engine knows: it is "".
+    """Collectives by kind, axes, format and bytes, in the order in which they are issued while it is active. What they carry only
+    the engine knows: it is "".
 
     Raises `RuntimeError` for an operation of a process group that is none of `OPERATIONS`.
     """
@@ -38,7 +39,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, world: World) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.world = world
-        self.found: Counter[Issued] = Counter()
+        self.sequence: list[Issued] = []
+
+    @property
+    def found(self) -> Counter[Issued]:
+        """How many of each."""
+        return Counter(self.sequence)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
@@ -54,7 +60,7 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
         for tensor in _tensors(args[place]):
             num_bytes = tensor.numel() * tensor.element_size()
-            self.found[Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, "")] += 1
+            self.sequence.append(Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, ""))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from shardwise.engine.torch.unit import TorchUnit
 from shardwise.errors import InputError
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
-from shardwise.lowering.template import unit_template
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS
 
@@ -53,7 +51,9 @@ def torch_model(
     for path, kind, number in _placed(architecture):
         key = kind, instance.recompute(path)
         if key not in units:
-            units[key] = _unit(instance, *key, dtype, rank, compiled=compiled and number is not None)
+            sizes = architecture.dense() if kind == "dense_block" else architecture
+            template = instance.template(path, kind)
+            units[key] = TorchUnit(template, sizes, rank, dtype, compiled=compiled and number is not None)
         layers.append(
             Layer(path, units[key], *ends(path), number=number, balance_bias=_bias(architecture, kind, device))
         )
@@ -64,16 +64,6 @@ def _placed(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]
     """Path and kind of each unit, and of a layer its number."""
     for path, kind in unit_paths(architecture):
         yield path, kind, int(path.split(".")[1]) if kind in LAYERS else None
-
-
-def _unit(
-    instance: Instance, kind: str, recompute: str, dtype: torch.dtype, rank: Rank, *, compiled: bool
-) -> TorchUnit:
-    architecture = instance.architecture
-    family = replace(instance.family, recompute=recompute)
-    template = unit_template(architecture.structure, family, kind, instance.policy, instance.single)
-    sizes = architecture.dense() if kind == "dense_block" else architecture
-    return TorchUnit(template, sizes, rank, dtype, compiled=compiled)
 
 
 def _bias(architecture: Architecture, kind: str, device: torch.device) -> Tensor | None:
