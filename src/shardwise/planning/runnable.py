@@ -41,6 +41,12 @@ def _missing(layout: Layout) -> Iterator[str]:
             f"{pins_text({name: PINS[name] for name in missing})}"
         )
 
+    if layout.tp > 1 and layout.expert_tp != layout.tp and not layout.sequence_parallel:
+        yield (
+            "plan: whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
+            "--pin sequence_parallel=true"
+        )
+
 
 def runnable_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
     """Pins of a search, with those that leave only what runs. Raises `InputError` for a pin that does not run."""

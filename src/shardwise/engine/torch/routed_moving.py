@@ -20,11 +20,13 @@ OF_LANES = (Kind.ALL_TO_ALL, Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
 
 
 def moves_rows(one: Moving, calls: Calls) -> TypeGuard[Start | Wait]:
-    """Whether an instruction moves rows, and has to know whose they are. Raises `InputError` for rows that are cut by tokens."""
+    """Whether an instruction moves rows, and has to know whose they are. Raises `InputError` for rows that are cut in place."""
     if isinstance(one, Slice):
         before, after = (calls.rank.sharding(spec) for spec in (one.step.collective.before, one.step.collective.after))
         if calls.is_routed(one.step.tensor.name) and before != after:
-            raise InputError("rows of experts that are cut by tokens do not run; sequence_parallel=true is required")
+            raise InputError(
+                "whole experts without sequence parallelism do not run; sequence_parallel=true is required"
+            )
         return False
     traffic = one.traffic
     return is_issued(calls, traffic) and traffic.kind in OF_LANES and calls.is_routed(traffic.tensors[0])
