@@ -64,7 +64,7 @@ ADAPTED = replace(DENSE, name="adapted", lora_rank=r, lora_targets=("qkv",))
 WQ_WO, WK_WV, MLP, NORMS = 2 * N * H * D, 2 * K * H * D, 3 * F * D, 2 * D
 BLOCK = WQ_WO + WK_WV + MLP + NORMS
 ROUTER = D * E
-COUNTS = 2 * E  # how many rows a rank sends for each expert, told before the rows are sent; here as if in bf16, too
+COUNTS = 4 * E  # how many rows a rank sends for each expert in fp32, told before the rows are sent
 # Bytes of the hidden states of a micro-batch, of keys (or values), and of a number for each token.
 HIDDEN, KEYS, STATISTIC = 2 * B * T * D, 2 * B * T * K * H, 4 * B * T
 

@@ -97,4 +97,4 @@ def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() ->
         for policy in POLICIES
     )
     assert selective == pytest.approx(none)
-    assert full == pytest.approx(1.5 * none, rel=1e-6)  # there and back once more
+    assert 1.49 * none < full < 1.5 * none  # rows go there and back once more; how many is told once
