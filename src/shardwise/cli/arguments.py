@@ -32,7 +32,12 @@ def policies() -> tuple[str, ...]:
 
 def layout_help() -> str:
     """What a layout on the command line may look like."""
-    return f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}'
+    from shardwise.schedule.schedule import schedule_names
+
+    return (
+        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}, schedule of '
+        f"{', '.join(schedule_names())}"
+    )
 
 
 def add_job_arguments(

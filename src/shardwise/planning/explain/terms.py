@@ -24,7 +24,7 @@ from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.names import unknown
 from shardwise.planning.plan import Plan
-from shardwise.schedule.closed_form import form_of
+from shardwise.schedule.schedule import schedule_of
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -120,7 +120,7 @@ def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
     F, B and W of a bubble: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights'
     gradients.
     """
-    own = form_of(layout.schedule).bubble if name == "time.bubble" else None
+    own = schedule_of(layout.schedule).bubble if name == "time.bubble" else None
     predicted = PREDICTED.get(name) if cluster.calibration else None
     return own or predicted or FORMULAS[name].symbols
 
