@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 import shardwise as sw
 from shardwise.bench.shapes import KINDS, shapes
@@ -29,13 +30,15 @@ from shardwise.cost.mesh_links import place_mesh
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.product import Objective, price_product
 from shardwise.cost.unit import unit_values
+from shardwise.derive.derivation import derived_unit
 from shardwise.derive.expression import shard_expression
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.engine.torch.optimizers import torch_optimizer
 from shardwise.errors import InputError, chosen
 from shardwise.issuing import REDUCTIONS, IssuePolicy
 from shardwise.job import OVERLAPS, Job
 from shardwise.layout.context import VARIANTS, variant_of
-from shardwise.layout.family import Mode, mode_family
+from shardwise.layout.family import Family, Mode, mode_family
 from shardwise.layout.layout import OFFLOADED, OFFLOADS, Layout, Offload, offloaded_by
 from shardwise.loss import LOSSES, loss_named
 from shardwise.lowering.instance import Instance
@@ -48,6 +51,7 @@ from shardwise.network.switched_collectives import switched_costs
 from shardwise.network.topology import Cut, Pods, Switched, Torus, WrapRule
 from shardwise.network.torus import WRAPS
 from shardwise.network.torus_collectives import idealised_s, torus_cost
+from shardwise.optimizer import optimizer_named, optimizer_names
 from shardwise.precision import PRECISIONS, precision_named
 from shardwise.schedule.schedule import Passes, in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
 from shardwise.search.space import Choices
@@ -128,6 +132,14 @@ CHOICES: Mapping[str, Choice] = {
     "precision, Job": Choice(lambda name: replace(JOB, precision=name), tuple(PRECISIONS)),
     "precision, precision_named": Choice(precision_named, tuple(PRECISIONS)),
     "dtype, bytes_per_element": Choice(bytes_per_element, tuple(BYTES_PER_ELEMENT)),
+    "optimizer, Job": Choice(lambda name: replace(JOB, optimizer=name), optimizer_names()),
+    "optimizer, optimizer_named": Choice(optimizer_named, optimizer_names()),
+    "optimizer, Family": Choice(
+        lambda name: derived_unit(SMALL.structure, Family(0, False, "none", optimizer=name), "block"), optimizer_names()
+    ),
+    "optimizer, torch_optimizer": Choice(
+        lambda name: torch_optimizer(name, [torch.nn.Parameter(torch.zeros(3))], [], {}), optimizer_names()
+    ),
     "overlap, Job": Choice(lambda name: replace(JOB, overlap=name), OVERLAPS),
     "overlap, exposed_s": Choice(lambda name: overlap.exposed_s(name, 1.0, TRAFFIC), OVERLAPS),
     "overlap, exposed_by_axis": Choice(lambda name: overlap.exposed_by_axis(name, 1.0, TRAFFIC), OVERLAPS),
@@ -244,7 +256,7 @@ def test_chosen_says_what_was_found_and_what_there_is() -> None:
 # Names of choices as the sources write them. What `train/` and the compilers' texts have under the same words is others'.
 NAMED = {
     "schedule", "recompute", "cp_variant", "offload", "loss", "overlap", "stack", "operation", "wrap_rule", "scheme",
-    "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold",
+    "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold", "optimizer",
 }  # fmt: skip
 # Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
 ABSENT = {"none"}

@@ -212,8 +212,7 @@ RULES: tuple[Rule, ...] = (
         "virtual_stages",
         lambda a, j, n, d: (d["num_virtual_stages"] == 1) | (d["pp"] > 1),
         lambda a, j, n, d: (
-            f"num_virtual_stages = {d['num_virtual_stages']} are parts of a pipeline's stages, and pp is 1; set "
-            "num_virtual_stages=1, or give a pp"
+            f"num_virtual_stages = {d['num_virtual_stages']} needs pp > 1; set num_virtual_stages=1, or give a pp"
         ),
     ),
     Rule(

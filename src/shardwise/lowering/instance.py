@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
@@ -22,6 +22,7 @@ from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
+from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Issued
 from shardwise.sharding.mesh import Mesh
@@ -31,16 +32,17 @@ from shardwise.symbolic import Values
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe."""
+    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer."""
 
     architecture: Architecture
     layout: Layout
     precision: Precision
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+    optimizer: str = DEFAULT
 
     @cached_property
     def family(self) -> Family:
-        return family_of(self.layout)
+        return replace(family_of(self.layout), optimizer=self.optimizer)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -13,9 +13,9 @@ from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, parse_measured
 from shardwise.measurement.log import Log, read_log
 from shardwise.measurement.record import StepRecord
-from shardwise.planning.codec import parse, plan_payload
+from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan
-from shardwise.train.recipe import Recipe
+from shardwise.train.recipe import Recipe, parse_recipe
 
 WARM_UP = 2  # steps of each start that do not count: allocators fill, kernels are chosen, caches are cold
 LEAST_STEPS = 3  # that count, for a median
@@ -47,7 +47,7 @@ def read_run(plan: Plan, path: Path) -> MeasuredRun:
             f"reconcile: the log of {path} has no step {seen.step}, which was watched; run the plan again with `shardwise train`"
         )
     return MeasuredRun(
-        counted=_counted(plan, log, path), watched=watched, seen=seen, recipe=parse(Recipe, of.recipe, str(folder.recipe))
+        counted=_counted(plan, log, path), watched=watched, seen=seen, recipe=parse_recipe(of.recipe, str(folder.recipe))
     )  # fmt: skip
 
 

@@ -173,6 +173,7 @@ class _Builder:
             rates_of(cluster.chip, cluster.calibration),
             precision_named(job.precision),
             loss_of(cluster, job),
+            job.optimizer,
         )
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)

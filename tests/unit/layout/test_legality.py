@@ -74,7 +74,7 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
     "virtual_stages": (
         3,
         Layout(dp=3, num_virtual_stages=2),
-        ("num_virtual_stages = 2", "pp is 1", "num_virtual_stages=1"),
+        ("num_virtual_stages = 2 needs pp > 1", "num_virtual_stages=1"),
         Layout(dp=3),
     ),
     "micro_batch": (
