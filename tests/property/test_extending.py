@@ -1,4 +1,4 @@
-"""What docs/extending.md says about families, policies and other choices is done here, from its own text, and works without more."""
+"""What docs/extending.md says of families, policies and other choices is done here, from its own text, and works without more."""
 
 from __future__ import annotations
 

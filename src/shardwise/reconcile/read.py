@@ -13,6 +13,7 @@ from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, parse_measured
 from shardwise.measurement.log import Log, read_log
 from shardwise.measurement.record import StepRecord
+from shardwise.optimizer import DEFAULT
 from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.train.recipe import Recipe, parse_recipe
@@ -67,6 +68,7 @@ def _decides(payload: Mapping[str, Any]) -> dict[str, Any]:
     model, job, layout = (payload.get(name) or {} for name in ("model", "job", "layout"))
     found = {f"model.{name}": value for name, value in model.items() if name != "name"}
     found |= {f"job.{name}": job.get(name) for name in RUN_OF_JOB}
+    found["job.optimizer"] = job.get("optimizer", DEFAULT)  # files of earlier versions have none
     return found | {f"layout.{name}": value for name, value in layout.items() if name != "placement"}
 
 
