@@ -19,7 +19,7 @@ MASTER, GRADIENT = "master", "gradient"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A number that a recipe may set: what it is where nobody does, the limits that it has, both included, and what it is.
+    """A number that a recipe may set: its value where nobody does, its least and the first that is too much, and what it is.
 
     `of_matrices`: it is 0 for what is no matrix (norms, biases), as GPT-2 and its successors have their decay.
     """
@@ -31,7 +31,7 @@ class Field:
 
 
 class Update(NamedTuple):
-    """A step of one tensor of the state: `formula` takes the values (`Optimizer.values`) and the tensors that it `reads`.
+    """A step of one tensor of the state: `formula` takes the values (`values_of`) and the tensors that it `reads`.
 
     These are tensors of the state as the step finds them, with a prime ("master'") as it leaves them, or the `GRADIENT`.
     `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own.
@@ -71,8 +71,8 @@ class Optimizer:
         found = {name: fields.get(name, one.default) for name, one in self.fields.items()}
         for name, value in found.items():
             low, high = self.fields[name].limits
-            wrong += [] if low <= value <= high else [
-                f"recipe: {name} is {value!r}; a number of {low:g} to {high:g} is required"
+            wrong += [] if low <= value < high else [
+                f"recipe: {name} is {value!r}; a number of at least {low:g}, below {high:g}, is required"
             ]  # fmt: skip
         require(wrong)
         return found

@@ -317,7 +317,7 @@ def test_its_fields_reach_the_update(
     assert all(fields == {"momentum": 0.8, "weight_decay": 0.05} for fields in given)
     capsys.readouterr()
     assert main(["train", *flags, "--steps", "2", "--force", "--set", "recipe.momentum=2"]) == 2
-    assert "recipe: momentum is 2.0; a number of 0 to 1 is required" in capsys.readouterr().err
+    assert "recipe: momentum is 2.0; a number of at least 0, below 1, is required" in capsys.readouterr().err
     own, theirs = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)) for _ in range(2))
     sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.8, weight_decay=0.05)
     made = original(optimizer, [own], [], given[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.explain.story import fit
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import precision_named
+from shardwise.train.recipe import Recipe
 
 STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
 VALUES: dict[str, dict[str, float]] = {
@@ -137,11 +138,16 @@ def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkey
 @pytest.mark.parametrize(
     ("name", "fields", "problem"),
     [
-        ("adamw", {"beta1": 1.5}, "recipe: beta1 is 1.5; a number of 0 to 1 is required"),
-        ("adamw", {"weight_decay": -1.0}, "recipe: weight_decay is -1.0; a number of 0 to 1000 is required"),
+        ("adamw", {"beta1": 1.5}, "recipe: beta1 is 1.5; a number of at least 0, below 1, is required"),
+        (
+            "adamw",
+            {"weight_decay": -1.0},
+            "recipe: weight_decay is -1.0; a number of at least 0, below 1000, is required",
+        ),
+        ("adamw", {"beta2": 1.0}, "recipe: beta2 is 1.0; a number of at least 0, below 1, is required"),
         ("lion", {"epsilon": 1e-6}, "recipe: found 'epsilon'; the plan's optimizer has beta1, beta2, weight_decay"),
         ("lion", {"beta": 0.9}, "recipe: found 'beta' (did you mean 'beta1' or 'beta2'?); the plan's optimizer has"),
-        ("lion", {"beta2": float("nan")}, "recipe: beta2 is nan; a number of 0 to 1 is required"),
+        ("lion", {"beta2": float("nan")}, "recipe: beta2 is nan; a number of at least 0, below 1, is required"),
     ],
 )
 def test_values_that_an_optimizer_does_not_have(name: str, fields: dict[str, float], problem: str) -> None:
@@ -160,6 +166,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
 def test_the_defaults_are_within_the_limits_and_every_update_reads_what_there_is(name: str) -> None:
     one = optimizer_named(name)
     assert list(one.given({})) == list(one.fields)
+    assert not {field.name for field in fields(Recipe)} & set(one.fields), "which `--set recipe.NAME` would mean?"
     known = {*one.state, GRADIENT}
     for part, update in one.updates.items():
         assert set(update.reads) <= known

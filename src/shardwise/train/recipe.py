@@ -22,9 +22,8 @@ class Recipe:
     """The recipe of a run of `steps` optimizer steps.
 
     The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
-    step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values of the fields of the plan's optimizer
-    (`shardwise.optimizer`, which has the others' and the limits); `clip_norm` is the largest norm of all gradients together,
-    None: any.
+    step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
+    (`shardwise.optimizer`, with the default of each); `clip_norm` is the largest norm of all gradients together, None: any.
 
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
@@ -117,7 +116,8 @@ class Recipe:
 def recipe_payload(recipe: Recipe, optimizer: str) -> dict[str, Any]:
     """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
     payload = asdict(recipe)
-    return {**payload, **optimizer_named(optimizer).given(payload.pop("optimizer"))}
+    values = optimizer_named(optimizer).given(payload.pop("optimizer"))
+    return {**payload, **values}
 
 
 def parse_recipe(payload: Mapping[str, Any], what: str) -> Recipe:
