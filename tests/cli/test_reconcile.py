@@ -16,6 +16,7 @@ from shardwise.cli import main
 from shardwise.job import Job
 from shardwise.measurement.folder import read_json, write_json
 from shardwise.measurement.log import read_log
+from shardwise.optimizer import optimizer_names
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.terms import TIME_TERMS
@@ -57,8 +58,9 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
     )
 
 
-def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    named = trained(capsys, tmp_path, in_place(), "--steps", "6")
+@pytest.mark.parametrize("optimizer", optimizer_names())
+def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path, optimizer: str) -> None:
+    named = trained(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")
     picture = tmp_path / "reconciled.svg"
     code, out, err = run(capsys, "reconcile", *named, "--svg", str(picture))
     assert (code, err) == (0, "")
@@ -112,6 +114,8 @@ def test_what_cannot_be_judged_is_refused(capsys: pytest.CaptureFixture[str], tm
     assert "found 2 steps" in refused(plan, folder)
     dump_plan(small_plan(batch_seqs=4), tmp_path / "other.json")
     assert "found job.global_batch_tokens 64 in the plan" in refused(str(tmp_path / "other.json"), folder)
+    dump_plan(small_plan(optimizer="lion"), tmp_path / "lion.json")
+    assert "found job.optimizer lion in the plan; the run in " in refused(str(tmp_path / "lion.json"), folder)
     dump_plan(small_plan(recompute="full"), tmp_path / "full.json")
     assert "found layout.recompute full in the plan; the run in " in refused(str(tmp_path / "full.json"), folder)
     measured = Path(folder) / "measured.json"

@@ -107,6 +107,15 @@ CASES = {
         "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=1)
     ),
     "routed ep 2 cp 2": Case("routed", Layout(fsdp=2, ep=2, cp=2, zero_stage=3)),
+    "other values of the optimizer 2 zero-1": Case(
+        layout=Layout(fsdp=2, zero_stage=1), recipe={"optimizer": {"beta1": 0.8, "epsilon": 1e-4, "weight_decay": 0.3}}
+    ),
+    "lion 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="lion"),
+    "lion 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="lion"),
+    "lion 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="lion"),
+    "lion 2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2), optimizer="lion", recipe={"optimizer": {"beta2": 0.7}}),
+    "lion 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="lion"),
+    "lion 4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="lion"),
 }
 
 

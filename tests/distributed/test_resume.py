@@ -51,8 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(layout: Layout, model: str) -> Plan:
-    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+def planned(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
     architecture = replace(MODELS[model], vocab_size=VOCABULARY)
     return plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
 
@@ -84,19 +84,22 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize(
-    ("model", "before", "after"),
+    ("model", "before", "after", "optimizer"),
     [
-        ("dense", "dp=2", "zero-1 of 3"),
-        ("dense", "zero-1 of 3", "hybrid zero-3 of 4"),
-        ("dense", "hybrid zero-3 of 4", "alone"),
-        ("moe", "zero-2 of 2", "dp=2"),
-        ("tied", "alone", "zero-2 of 2"),
+        ("dense", "dp=2", "zero-1 of 3", "adamw"),
+        ("dense", "zero-1 of 3", "hybrid zero-3 of 4", "adamw"),
+        ("dense", "hybrid zero-3 of 4", "alone", "adamw"),
+        ("moe", "zero-2 of 2", "dp=2", "adamw"),
+        ("tied", "alone", "zero-2 of 2", "adamw"),
+        ("dense", "zero-1 of 3", "dp=2", "lion"),
     ],
 )
-def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, data: Path, tmp_path: Path) -> None:
-    wanted = run_ranks(saved, LAYOUTS[before].num_devices, planned(LAYOUTS[before], model), data, tmp_path)[0]
-    layout = LAYOUTS[after]
-    for found in run_ranks(resumed, layout.num_devices, planned(layout, model), data, tmp_path):
+def test_goes_on_as_if_it_had_not_stopped(
+    model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
+) -> None:
+    plan, other = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
+    wanted = run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
+    for found in run_ranks(resumed, other.layout.num_devices, other, data, tmp_path):
         for own, other in zip(found, wanted, strict=True):
             assert own.step == other.step
             assert own.learning_rate == other.learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from plain import build, initialise
 from plain.experts import balance
+from plain.lion import Lion
 
 from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
@@ -49,6 +51,7 @@ class Case:
     num_seqs: int = 8
     recipe: dict[str, Any] = field(default_factory=dict)
     precision: Precision = FP64
+    optimizer: str = "adamw"
 
     @property
     def architecture(self) -> Architecture:
@@ -70,6 +73,7 @@ class Case:
         return Instance(
             architecture=self.architecture, layout=self.layout, precision=self.precision,
             policy=policy_of(recipe, routed=self.architecture.num_experts > 0), seq_len=POSITIONS,
+            optimizer=self.optimizer,
         )  # fmt: skip
 
     @property
@@ -102,6 +106,16 @@ class Found:
     biases: list[torch.Tensor] = field(default_factory=list)
 
 
+def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
+    """PyTorch's over matrices and all else, with the values that recipes have."""
+    values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **given}
+    groups = [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], lr=1.0)
+
+
+OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds}
+
+
 def plain(case: Case) -> Found:
     """The same micro-batches in a loop that knows of no mesh."""
     recipe, architecture = case.recipe_of(), case.architecture
@@ -112,10 +126,7 @@ def plain(case: Case) -> Found:
     kinds = [
         [one for name, one in trained.items() if name.endswith(plain_names) is not matrix] for matrix in (True, False)
     ]
-    optimizer = torch.optim.AdamW(
-        [{"params": kinds[0], "weight_decay": recipe.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
-        betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, lr=1.0,
-    )  # fmt: skip
+    optimizer = OPTIMIZERS[case.optimizer](kinds, recipe.optimizer)
     found = Found()
     for step in range(STEPS):
         optimizer.zero_grad()

@@ -14,10 +14,16 @@ from shardwise.cluster.load import load_cluster
 from shardwise.engine.torch.initialise import initial_weights
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.optimizer import optimizer_named, optimizer_names
 from shardwise.planning.plan import plan_layout
+from shardwise.precision import precision_named
 from shardwise.train import memory
+from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.memory import Memory, MemoryTracker, process_memory
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
 
 TOLERANCE = 0.05
 OF_PEAK = 0.003  # shared by layers: angles, masks, ids
@@ -45,13 +51,16 @@ def shape(name: str) -> tuple[Architecture, int, int]:
     return Architecture(**{**SMALL, **changed}), num_positions, num_seqs
 
 
-def planned(name: str, policy: str, precision: str) -> Mapping[str, float]:
+def planned(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Mapping[str, float]:
     """Memory by term of a plan for one device."""
     architecture, num_positions, num_seqs = shape(name)
     cluster = load_cluster("cpu:1")
     peak = cluster.chip.peak_flops_per_s["fp32"]
     cluster = replace(cluster, chip=replace(cluster.chip, peak_flops_per_s={"fp32": peak, "bf16": peak}))
-    job = Job(global_batch_tokens=num_positions * num_seqs, seq_len=num_positions, precision=precision, loss="in_place")
+    tokens = num_positions * num_seqs
+    job = Job(
+        global_batch_tokens=tokens, seq_len=num_positions, precision=precision, loss="in_place", optimizer=optimizer
+    )
     layout = Layout(micro_batch_seqs=num_seqs, recompute=policy)
     return plan_layout(architecture, cluster, job, layout).estimate.memory
 
@@ -91,6 +100,32 @@ def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
     if plan["logits"]:  # the peak is at the loss
         assert found.largest["logits"] == pytest.approx(plan["logits"], rel=TOLERANCE)
         assert found.at_peak["workspace"] == pytest.approx(plan["workspace"], rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", optimizer_names())
+def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str) -> None:
+    """Two of AdamW, one of Lion; what formulas make on their way is gone again before the peak."""
+    architecture, num_positions, num_seqs = shape("small")
+    plan = planned("small", "none", "fp32", optimizer)
+    layout = Layout(micro_batch_seqs=num_seqs)
+    instance = Instance(
+        architecture=architecture, layout=layout, precision=precision_named("fp32"), optimizer=optimizer
+    )
+    engine = Engine(instance, Recipe(steps=2), World(instance.mesh))
+    engine.initialise(0)
+    ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
+    with MemoryTracker(architecture.vocab_size) as tracker:
+        for term, tensor in list(engine.held()):
+            tracker.name(term, [tensor])
+        engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory.GATHERED, [whole]))
+        engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)
+    found = tracker.memory()
+    assert (
+        found.largest["optimizer"] == plan["optimizer"] == len(optimizer_named(optimizer).moments) * plan["parameters"]
+    )
+    for term in ("parameters", "gradients", "activations"):
+        assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
+    assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

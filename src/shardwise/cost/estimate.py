@@ -118,6 +118,7 @@ class Pricing:
             rates_of(cluster.chip, cluster.calibration),
             precision_named(job.precision),
             loss_of(cluster, job),
+            job.optimizer,
         )
 
     def run(self) -> Estimate:

@@ -10,7 +10,6 @@ from shardwise.cost.counts import Counts, add_up, never, times_each
 from shardwise.cost.host import NOTHING, STAYING, Host
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.unit_costs import ActivationCost, StateCost
-from shardwise.schedule.closed_form import form_of
 from shardwise.symbolic import Value, maximum, where
 
 
@@ -39,7 +38,7 @@ def stage_memory(
     flying, at_once = pipeline.in_flight(stage), pipeline.ends
     kept = {u: 0 if never(count) else host.resident(flying * count) for u, count in several.items()}
     activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
-    if form_of(pipeline.schedule).splits_backward:
+    if pipeline.form.splits_backward:
         activations = activations + pipeline.waiting(stage) * _more_to_wait(activation, counts.running, host)
     workspace, logits, gathered = _fullest(counts, activation, state, chip, stepwise=stepwise)
     return {

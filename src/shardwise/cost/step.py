@@ -12,7 +12,7 @@ from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_s
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
 from shardwise.job import Overlap
-from shardwise.schedule.closed_form import Passes, form_of
+from shardwise.schedule.schedule import Passes, schedule_of
 from shardwise.symbolic import Value, maximum
 
 
@@ -56,9 +56,9 @@ def stage_cost(
     last = {**backward, **step, "fsdp": fsdp_b + step["fsdp"]}
     if counts.exchanges:
         last["pp"] = last["pp"] + state["embedding"].exchange_s
-    if form_of(schedule).both_ends:
+    if schedule_of(schedule).both_ends:
         last["pp"] = last["pp"] + held("exchange_s")
-    weight_s = add_up(activation, counts.running, "weight_s") if form_of(schedule).splits_backward else 0.0
+    weight_s = add_up(activation, counts.running, "weight_s") if schedule_of(schedule).splits_backward else 0.0
     return StageCost(
         act("forward_s"), act("backward_s"), act("recompute_s"), forward, backward,
         {**forward, "fsdp": fsdp_f + held("step_weights_s")},

@@ -29,6 +29,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
+from shardwise.optimizer import DEFAULT, optimizer_named
 from shardwise.symbolic import Local, Value, Values, maximum
 
 
@@ -53,13 +54,15 @@ def unit_values(
 
 
 class UnitPricer:
-    """Prices units at the rates of a chip under a stack, with one precision recipe and one kind of loss."""
+    """Prices units at the rates of a chip under a stack, with one precision recipe, one kind of loss and one optimizer."""
 
-    def __init__(self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused") -> None:
+    def __init__(
+        self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT
+    ) -> None:  # fmt: skip
         self.structure = architecture.structure
         self.rates = rates
-        self.precision = precision
-        self.formats = Formats(precision)
+        self.precision, self.optimizer = precision, optimizer
+        self.formats = Formats(precision, optimizer_named(optimizer))
         self.loss = loss_named(loss)
         self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
 
@@ -70,7 +73,8 @@ class UnitPricer:
         return other
 
     def of_structure(self, family: Family) -> Family:
-        return replace(family, experts=self.structure.experts)
+        """The family with what the model and the job say of it."""
+        return replace(family, experts=self.structure.experts, optimizer=self.optimizer)
 
     @property
     def most_elements(self) -> float:
@@ -272,7 +276,7 @@ class UnitPricer:
             "parameters_bytes": rest * self.formats.weight_at_rest(parts.products),
             "gradients_bytes": held * gradient,
             "master_bytes": shard * precision.master_bytes,  # with fp32 weights the weights are their own master copy
-            "optimizer_bytes": shard * precision.moment_bytes,
+            "optimizer_bytes": shard * precision.moment_bytes(self.formats.optimizer),
             "transient_bytes": transient,
             "unscattered_bytes": own * unscattered if self.loss.stepwise else 0.0,
             "arriving_bytes": shard * unscattered if self.loss.stepwise else 0.0,

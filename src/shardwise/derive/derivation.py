@@ -27,7 +27,8 @@ from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, TURNING, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Tensor
-from shardwise.model.update import STATE, update_program
+from shardwise.model.update import update_program
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
@@ -128,9 +129,9 @@ def _shard_update(
     forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    program = update_program(weights, gradients)
+    program, state = update_program(weights, gradients, family.optimizer), optimizer_named(family.optimizer).state
     rest = {g: backward.specs[g] for g in gradients.values()}
-    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in STATE}
+    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in state}
     final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
     return shard_program(program, rest, final=final)
 

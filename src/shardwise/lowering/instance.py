@@ -25,6 +25,7 @@ from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
+from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Issued, Kind
 from shardwise.sharding.mesh import Mesh
@@ -34,17 +35,18 @@ from shardwise.symbolic import Values
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe."""
+    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer."""
 
     architecture: Architecture
     layout: Layout
     precision: Precision
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     seq_len: int | None = None  # of which the bytes of activations' collectives depend
+    optimizer: str = DEFAULT
 
     @cached_property
     def family(self) -> Family:
-        return family_of(self.layout)
+        return replace(family_of(self.layout), optimizer=self.optimizer)
 
     @cached_property
     def mesh(self) -> Mesh:

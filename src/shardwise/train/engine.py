@@ -59,7 +59,7 @@ class Engine:
             each_micro_batch=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
-        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes)
+        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
         self.model = torch_model(
             instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,

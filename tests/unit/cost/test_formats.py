@@ -20,6 +20,7 @@ from shardwise.lowering.kernels import kernels
 from shardwise.lowering.traffic import unit_traffic
 from shardwise.model.load import load_model
 from shardwise.model.program import Role
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding.collective import Kind
 
 DENSE = load_model("llama-3-8b")
@@ -55,7 +56,8 @@ def test_bytes_per_parameter_are_those_of_the_table(name: str) -> None:
     recipe, parts = precision_named(name), TABLE[name]
     assert recipe.bytes_per_parameter == sum(parts)
     assert recipe.master_bytes == parts[0]
-    assert recipe.moment_bytes == parts[4] + parts[5]
+    assert recipe.moment_bytes(optimizer_named("adamw")) == parts[4] + parts[5]
+    assert recipe.moment_bytes(optimizer_named("lion")) == parts[4]
     assert recipe.gradient_bytes == parts[1] + parts[3]
 
 

@@ -24,7 +24,7 @@ from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.model.program import Role
 from shardwise.names import unknown
 from shardwise.planning.plan import Plan
-from shardwise.schedule.closed_form import form_of
+from shardwise.schedule.schedule import schedule_of
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -65,7 +65,7 @@ FORMULAS: Mapping[str, Formula] = {
     "memory.parameters": Formula("weights as they rest", "Σ elements at rest · bytes of a weight"),
     "memory.gradients": Formula("gradients as they rest between micro-batches", "Σ elements · bytes of a gradient"),
     "memory.master": Formula("the optimizer's copy of the weights", "Σ elements · bytes of the master copy"),
-    "memory.optimizer": Formula("the optimizer's two moments", "Σ elements · 2 · bytes of a moment"),
+    "memory.optimizer": Formula("the optimizer's moments", "Σ elements · Σ bytes of a moment"),
     "memory.activations": Formula(
         "tensors kept for the backward pass of every micro-batch in flight",
         "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
@@ -120,7 +120,7 @@ def symbols_of(name: str, layout: Layout, cluster: Cluster) -> str:
     F, B and W of a bubble: seconds of a micro-batch's forward and backward pass, and of the part of the latter for the weights'
     gradients.
     """
-    own = form_of(layout.schedule).bubble if name == "time.bubble" else None
+    own = schedule_of(layout.schedule).bubble if name == "time.bubble" else None
     predicted = PREDICTED.get(name) if cluster.calibration else None
     return own or predicted or FORMULAS[name].symbols
 
@@ -217,7 +217,7 @@ class _Reader:
     def __init__(self, plan: Plan, layout: Layout) -> None:
         rates = rates_of(plan.cluster.chip, plan.cluster.calibration)
         precision, loss = precision_named(plan.job.precision), loss_of(plan.cluster, plan.job)
-        self.pricer = UnitPricer(plan.model, rates, precision, loss)
+        self.pricer = UnitPricer(plan.model, rates, precision, loss, plan.job.optimizer)
         self.family = self.pricer.of_structure(family_of(layout))
         self.degrees, self.layout = _degrees(plan, layout), layout
         self.units = tuple(unit_counts(plan.model))
