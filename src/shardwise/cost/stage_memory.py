@@ -34,8 +34,8 @@ def stage_memory(
     a `stepwise` engine (`loss.Loss`) so is what is gathered.
     """
     held = partial(add_up, state, counts.held)
-    ends = {"head": counts.head, "predict": counts.predict}
-    several = {**counts.running, "predict": counts.predict}
+    ends = {"head": counts.head, **counts.predicting}
+    several = {**counts.running, **counts.predicting}
     flying, at_once = pipeline.in_flight(stage), pipeline.ends
     kept = {u: 0 if never(count) else host.resident(flying * count) for u, count in several.items()}
     activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
@@ -73,12 +73,12 @@ def _fullest(
     The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
     activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
     """
-    layer = _largest(activation, {**counts.running, "predict": counts.predict}, "workspace_bytes")
+    layer = _largest(activation, {**counts.running, **counts.predicting}, "workspace_bytes")
     gathered = _gathered(counts, state, chip)
     if not (counts.head or counts.predict):
         return layer, 0.0, gathered
     head = {"head": counts.head}
-    logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
+    logits, beside = add_up(activation, {**head, **counts.predicting}, "logits_bytes"), 0.0
     at_loss = in_layer = gathered
     if stepwise:
         beside = add_up(activation, head, "workspace_bytes")
@@ -95,7 +95,7 @@ def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[
     and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights are gathered
     one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
     """
-    ends = {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
+    ends = {"embedding": counts.embedding, "head": counts.head, **counts.predicting}
     whole, gradients = (
         [(getattr(state[unit], field), count) for unit, count in counts.layers.items() if not never(count)]
         for field in ("transient_bytes", "unscattered_bytes")
@@ -134,7 +134,7 @@ def _gathered(counts: Counts, state: Mapping[str, StateCost], chip: Chip) -> Val
     """
     layers = [(state[unit].transient_bytes, count) for unit, count in counts.layers.items() if not never(count)]
     edges = _largest(
-        state, {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}, "transient_bytes"
+        state, {"embedding": counts.embedding, "head": counts.head, **counts.predicting}, "transient_bytes"
     )
     most = maximum(0.0, *(size * (count > 0) for size, count in layers))
     if chip.vendor == "Google":

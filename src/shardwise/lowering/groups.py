@@ -49,9 +49,9 @@ class Group:
         return self.members[0].parameter.path
 
     @property
-    def is_embedding(self) -> bool:
-        """Whether it is the embedding's matrix, which a tied head uses too."""
-        return self.members[0].parameter.weight == "embedding"
+    def names(self) -> frozenset[str]:
+        """The full names of its parameters."""
+        return frozenset(member.parameter.name for member in self.members)
 
     @property
     def shard_size(self) -> int:

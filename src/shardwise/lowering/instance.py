@@ -14,13 +14,14 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic
+from shardwise.lowering.control import NUM_ROUTERS, control_traffic
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
-from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
+from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths, used_parameters
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import PREDICTS
 from shardwise.model.program import Role
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Issued
@@ -74,8 +75,7 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        routed = self.architecture.num_layers - self.architecture.num_dense_layers
-        return Values({**self.architecture.dims, ROUTED_LAYERS: routed, **degrees})
+        return Values({**self.architecture.dims, NUM_ROUTERS: self.architecture.num_routers, **degrees})
 
     @cached_property
     def batch_axes(self) -> Axes:
@@ -95,19 +95,20 @@ class Instance:
         """The collectives of a unit."""
         return unit_traffic(self.unit(name), self.policy, self.single)
 
-    def gathers(self, unit: str) -> tuple[str, ...]:
-        """The passes ("forward", "backward") in which a unit needs its weights gathered."""
-        groups = weight_groups(self.unit(unit))
-        return tuple(phase for phase in ("forward", "backward") if any(phase in group.passes for group in groups))
+    @cached_property
+    def used(self) -> dict[str, dict[str, Parameter]]:
+        """By unit's path the parameters that it uses, by their names in its program (`used_parameters`)."""
+        return used_parameters(self.architecture, self.parameters)
+
+    def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
+        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward")."""
+        weights = [name for group in weight_groups(self.unit(unit)) if phase in group.passes for name in group.weights]
+        needed = {self.used[path][name].name for name in weights}
+        return tuple(group for group in self.groups if not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Whether a unit's backward pass reads the weights that its forward pass gathered."""
         return bool(self.unit(unit).kept)
-
-    def used_groups(self, path: str) -> tuple[Group, ...]:
-        """The groups whose weights a unit uses."""
-        lends = self.architecture.tied_embeddings and path == "head"
-        return tuple(group for group in self.groups if group.path == path or (lends and group.is_embedding))
 
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective of a step with its count; over axes of one device there is none."""
@@ -125,8 +126,10 @@ class Instance:
                     yield from ((array, times) for array in self._arrays(one))
 
     def _serves_head(self, one: Traffic) -> bool:
-        """Whether the embedding's serves: a tied head gathers its weight, but has neither gradient nor state of its own."""
+        """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,
+        but has neither gradient nor state of its own."""
         gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
+        gathers = gathers and not (one.unit in PREDICTS and one.phase == "forward")
         return self.architecture.tied_embeddings and one.tensors == (TIED,) and not gathers
 
     def _arrays(self, one: Traffic) -> Iterator[Issued]:
@@ -142,7 +145,8 @@ class Instance:
 
     def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         dtype = self.control_dtype
-        loss = (one for one in self.traffic(CONTROL_UNIT) if one.is_control)
+        units = (unit for _, unit in unit_paths(self.architecture))
+        loss = (one for unit in units for one in self.traffic(unit) if one.is_control)
         others = control_traffic(self.architecture.structure, self.family, self.policy)
         for one in (*loss, *others):
             num_bytes = _bytes(one.elements.evaluate(self.values), dtype)

@@ -15,7 +15,8 @@ from shardwise.engine.torch.giving import with_giving, with_giving_behind
 from shardwise.lowering.instruction import Launch
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
-from shardwise.model.program import Role
+from shardwise.model.backward import gradient_name
+from shardwise.model.program import Program, Role
 from shardwise.sharding.mesh import Mesh
 
 Held = list[Any]  # what a unit holds, by place
@@ -31,7 +32,8 @@ class Step(NamedTuple):
 
 
 class TorchUnit:
-    """The passes of a unit, from its template. `place` numbers what it holds by name.
+    """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
+    that come and go, `loss` what else it makes.
 
     `compiled`: calls that follow one another are compiled together.
     """
@@ -42,10 +44,11 @@ class TorchUnit:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
         program, calls = self.unit.forward.program, Calls(self.unit, architecture, mesh, dtype)
-        own_gradients, outputs = set(self.unit.gradients.values()), self.unit.backward.program.outputs
-        self.output = program.outputs[0]
-        self.input = next((name for name in program.inputs if program.tensors[name].role is Role.RESIDUAL), None)
-        self.gradient_of_input = next((name for name in outputs if name not in own_gradients), None)
+        self.weight_of = self._gradients(Role.WEIGHT)
+        self.input = self._hidden(program, program.inputs)
+        self.output = self._hidden(program, program.outputs)
+        self.loss = next((name for name in program.outputs if name != self.output), None)
+        self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
         saved = {*self.unit.saved, *program.outputs, ROUTED}
         self.forward_calls = self._calls(calls, "forward", ("forward",), saved)
         self.forward = self._steps(self.forward_calls, saved)
@@ -62,11 +65,21 @@ class TorchUnit:
             Phase(phase, [step for kernel in kernels if kernel.phase == phase for step in kernel.steps])
             for phase in phases
         )
-        weight_of = {gradient: weight for weight, gradient in self.unit.gradients.items()}
         made = [call for phase in of_phase for call in in_calls(calls, phase)]
         if not self.compiled:
-            return list(with_giving(made, weight_of))
-        return compiled(list(with_giving_behind(made, weight_of)), stays, {calls.gates, SIGHT})
+            return list(with_giving(made, self.weight_of))
+        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, SIGHT})
+
+    @staticmethod
+    def _hidden(program: Program, names: Iterable[str]) -> str | None:
+        """The hidden state among some of a program's tensors."""
+        return next((name for name in names if program.tensors[name].role is Role.RESIDUAL), None)
+
+    def _gradients(self, role: Role) -> dict[str, str]:
+        """The gradients that the backward pass gives of the unit's tensors with a role, and whose they are."""
+        tensors, backward = self.unit.tensors, self.unit.backward.program
+        found = {name: tensors[name].gradient_of for name in backward.outputs}
+        return {name: own for name, own in found.items() if tensors[own].role is role}
 
     def until(self, name: str) -> tuple[Step, ...]:
         """The forward pass up to a tensor."""
@@ -84,7 +97,7 @@ class TorchUnit:
     def _steps(self, calls: Sequence[Call], stays: Set[str]) -> tuple[Step, ...]:
         """Calls with their places. What is read for the last time is let go of, or written over where it is this pass's own."""
         last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
-        tensors, own = self.unit.tensors, {f"d.{self.output}"}
+        tensors, own = self.unit.tensors, {gradient_name(self.output or "")}
         steps = []
         for number, call in enumerate(calls):
             ends = {name for name in (*call.reads, *call.writes) if last[name] == number and _passes(tensors, name)}
