@@ -38,7 +38,18 @@ FLAT_NORMS = replace(
 )
 LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
 ROUTED = replace(LEADING, name="routed", num_experts=4)
-MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED)}
+PREDICTING = replace(
+    LEADING, name="predicting", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3,
+    num_predict_layers=2,
+)  # fmt: skip
+TIED_PREDICTING = replace(TIED, name="tied predicting", num_predict_layers=2)
+ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_layers=1)
+MODELS = {
+    one.name: one
+    for one in (
+        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
+    )
+}  # fmt: skip
 STEPS, POSITIONS, SEED = 3, 8, 5
 
 
@@ -97,9 +108,10 @@ class Case:
 
 @dataclass
 class Found:
-    """What each step of a run gave."""
+    """What each step of a run gave; `further` are the losses of multi-token prediction by module."""
 
     losses: list[float] = field(default_factory=list)
+    further: list[list[float]] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -130,25 +142,32 @@ def plain(case: Case) -> Found:
     found = Found()
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss, batches, counts = 0.0, case.micro_batches(step, 0, 1), []
+        loss, further, batches, counts = (
+            0.0,
+            [0.0] * architecture.num_predict_layers,
+            case.micro_batches(step, 0, 1),
+            [],
+        )
         for batch in batches:
             output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS)
-            total = output.loss
+            total = output.total(recipe.prediction_weight)
             if architecture.num_experts:
                 counts.append(torch.stack([routing.counts for routing in output.routings]))
             if architecture.num_experts and recipe.balance == "auxiliary":
                 total = total + recipe.balance_coefficient / len(batches) * output.auxiliary()
             total.backward()
             loss += output.loss.item()
+            further = [one + own.item() for one, own in zip(further, output.further, strict=True)]
         found.losses.append(loss)
+        found.further.append([recipe.prediction_weight / len(further) * one for one in further])
         found.gradients.append({name: one.grad.clone().flatten() for name, one in trained.items()})
         found.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
         for settings in optimizer.param_groups:
             settings["lr"] = recipe.learning_rate_at(step)
         optimizer.step()
         if architecture.num_experts and recipe.balance == "bias":
-            for block, rows in zip(model.layers.values(), sum(counts), strict=True):
-                balance(block.balance_bias, rows, recipe.balance_rate)
+            for bias, rows in zip(model.buffers(), sum(counts), strict=True):
+                balance(bias, rows, recipe.balance_rate)
     found.weights = {name: one.detach().clone().flatten() for name, one in model.named_parameters()}
     found.biases = [one.clone() for one in model.buffers()]
     return found
@@ -200,6 +219,7 @@ def trained(case: Case) -> Found:
         before = _capture_gradients(engine)
         result = run_step(engine, case, step)
         found.losses.append(result.loss.item())
+        found.further.append([one.item() for one in result.further])
         found.norms.append(result.norm.item())
         found.gradients.append(before())
     found.weights = gathered(engine, "state")

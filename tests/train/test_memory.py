@@ -36,12 +36,16 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {  # with positions and seq
     "deep": ({"num_layers": 8, "d_model": 128, "d_ff": 344, "num_heads": 4, "vocab_size": 2048}, 512, 1),
     "wide": ({"d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192}, 128, 4),
     "experts": ({"num_experts": 4, "experts_per_token": 2}, 256, 2),
+    "predicting": ({"num_predict_layers": 1}, 256, 4),
+    "predicting further": ({"num_predict_layers": 3, "num_layers": 2, "vocab_size": 1024}, 256, 4),
 }
 # Of few words, so that the peak is in a block.
 FEW_WORDS: dict[str, tuple[dict[str, Any], int, int]] = {
     "equal": ({"vocab_size": 64}, 256, 4),
     "fat": ({"vocab_size": 64, "d_ff": 2048}, 256, 4),
     "long": ({"vocab_size": 64, "num_layers": 8, "d_model": 128, "d_ff": 344, "num_heads": 4}, 512, 1),
+    "few words, predicting": ({"vocab_size": 64, "num_predict_layers": 1}, 256, 4),
+    "few words, predicting further": ({"vocab_size": 64, "num_predict_layers": 2, "num_layers": 2}, 256, 4),
 }
 POLICIES = ("none", "selective", "full")
 
@@ -133,8 +137,8 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
 def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) -> None:
     plan, found = planned(name, policy, "fp32"), measured(name, policy, torch.float32, updated=True)
     rest = sum(found.largest[term] for term in ("parameters", "gradients", "optimizer", "activations"))
-    assert plan["logits"] == 0
-    assert found.peak_bytes - rest == pytest.approx(plan["workspace"], rel=0.015)
+    assert found.at_peak["logits"] == plan["logits"]  # of modules of multi-token prediction that have not run backward
+    assert found.peak_bytes - rest == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

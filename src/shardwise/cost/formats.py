@@ -37,7 +37,7 @@ class Saved(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What the products of one unit take in each pass, and what of the unit is saved; nothing here depends on a recipe."""
+    """What the products of one unit take in each pass, and what it alone saves; nothing here depends on a recipe."""
 
     operands: tuple[Operand, ...]
     saved: tuple[Saved, ...]
@@ -47,7 +47,7 @@ def products_of(unit: Unit) -> Products:
     """Read both off a unit."""
     phases, tensors = unit.phases(), unit.tensors
     taken = operands(phases, tensors, unit.saved)
-    return Products(taken, Keys(unit, taken).saved(unit.saved))
+    return Products(taken, Keys(unit, taken).saved(unit.kept_alone))
 
 
 class Keys:

@@ -12,6 +12,8 @@ from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.symbolic import Value, maximum, where
 
+Fullest = tuple[Value, Value, Value]  # bytes of workspace, logits and what is gathered at a moment
+
 
 def stage_memory(
     counts: Counts,
@@ -33,8 +35,8 @@ def stage_memory(
     a `stepwise` engine (`loss.Loss`) so is what is gathered.
     """
     held = partial(add_up, state, counts.held)
-    ends = {"head": counts.head, "predict": counts.predict}
-    several = {**counts.running, "predict": counts.predict}
+    ends = {"head": counts.head, **counts.predicting}
+    several = {**counts.running, **counts.predicting}
     flying, at_once = pipeline.in_flight(stage), pipeline.ends
     kept = {u: 0 if never(count) else host.resident(flying * count) for u, count in several.items()}
     activations = add_up(activation, {**kept, "head": counts.head}, "saved_bytes")
@@ -66,35 +68,46 @@ def _fullest(
     chip: Chip,
     *,
     stepwise: bool,
-) -> tuple[Value, Value, Value]:
+) -> Fullest:
     """Workspace, logits, and what ZeRO gathers, when the device is the fullest: at the loss or in a layer's backward pass.
 
-    The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
-    activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
+    The loss has freed the logits before the first layer runs backward, and the head what it saved; then the last module of
+    multi-token prediction does. The share of the activations that stands for the workspace of other than stepwise engines was
+    measured with the latter still there.
     """
-    layer = _largest(activation, {**counts.running, "predict": counts.predict}, "workspace_bytes")
     gathered = _gathered(counts, state, chip)
     if not (counts.head or counts.predict):
-        return layer, 0.0, gathered
-    head = {"head": counts.head}
-    logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
-    at_loss = in_layer = gathered
-    if stepwise:
-        beside = add_up(activation, head, "workspace_bytes")
-        layer = layer - add_up(activation, head, "saved_bytes")
-        at_loss, in_layer = _gathered_stepwise(counts, state)
-    later = layer + in_layer > logits + beside + at_loss
-    return where(later, layer, beside), logits * (1 - later), where(later, in_layer, at_loss)
+        return _largest(activation, counts.running, "workspace_bytes"), 0.0, gathered
+    head, further = {"head": counts.head}, counts.predicting
+    largest, total = partial(_largest, activation, field="workspace_bytes"), partial(add_up, activation)
+    logits = total({**head, **further}, "logits_bytes")
+    if not stepwise:
+        return _fuller((largest({**counts.running, **further}), 0.0, gathered), (0.0, logits, gathered))
+    at_loss, in_module, in_layer = _gathered_stepwise(counts, state)
+    layer = largest(counts.running) - total({**head, **further}, "saved_bytes"), 0.0, in_layer
+    fullest = _fuller(layer, (total(head, "workspace_bytes"), logits, at_loss))
+    if not counts.predict:
+        return fullest
+    module = largest({"predict": 1}) - total(head, "saved_bytes")
+    return _fuller((module, total({**further, "predict": 0}, "logits_bytes"), in_module), fullest)
 
 
-def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[Value, Value]:
-    """What is gathered at the loss, and in the last layer.
+def _fuller(one: Fullest, other: Fullest) -> Fullest:
+    """The one of two moments that holds more."""
+    more = sum(one) > sum(other)
+    workspace, logits, gathered = (where(more, a, b) for a, b in zip(one, other, strict=True))
+    return workspace, logits, gathered
 
-    At the loss, weights of the head and of the layer before it; in that layer its own and those of the one before, its gradients
-    and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights are gathered
-    one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
+
+def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[Value, Value, Value]:
+    """What is gathered at the loss, in the last module of multi-token prediction, and in the last layer.
+
+    At the loss, weights of the head and of the unit before it; in that unit its own and those of the one before, its gradients
+    and the head's, which are being scattered, and the part of these that arrives; in a module the head's weights too, and behind
+    it the gradients of the embedding that it has used. Source: train/parallel (weights are gathered one unit ahead in the
+    backward pass; of gradients one unit's arrive while the next one's are made).
     """
-    ends = {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
+    ends = {"embedding": counts.embedding, "head": counts.head, **counts.predicting}
     whole, gradients = (
         [(getattr(state[unit], field), count) for unit, count in counts.layers.items() if not never(count)]
         for field in ("transient_bytes", "unscattered_bytes")
@@ -104,7 +117,13 @@ def _gathered_stepwise(counts: Counts, state: Mapping[str, StateCost]) -> tuple[
     of_layer, made = (maximum(0.0, *(size * (count > 0) for size, count in sizes)) for sizes in (weights, gradients))
     two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
     scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
-    return of_layer + of_head, two + made + scattered
+    in_layer = two + made + scattered
+    if not counts.predict:
+        return of_layer + of_head, 0.0, in_layer
+    both = [state["head"], state["predict"]]
+    at_loss = sum((one.transient_bytes - one.unscattered_bytes for one in both), start=0.0)
+    leaving = sum((one.unscattered_bytes for one in both), start=0.0) + state["head"].arriving_bytes
+    return at_loss, at_loss + of_layer + leaving, in_layer + state["embedding"].unscattered_bytes
 
 
 def _more_to_wait(activation: Mapping[str, ActivationCost], layers: Mapping[str, Value], host: Host) -> Value:
@@ -133,7 +152,7 @@ def _gathered(counts: Counts, state: Mapping[str, StateCost], chip: Chip) -> Val
     """
     layers = [(state[unit].transient_bytes, count) for unit, count in counts.layers.items() if not never(count)]
     edges = _largest(
-        state, {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}, "transient_bytes"
+        state, {"embedding": counts.embedding, "head": counts.head, **counts.predicting}, "transient_bytes"
     )
     most = maximum(0.0, *(size * (count > 0) for size, count in layers))
     if chip.vendor == "Google":

@@ -47,7 +47,7 @@ def stage_cost(
     held = partial(add_up, state, counts.held)
     gathering = {**counts.held, "embedding": counts.embedding}
     fsdp_f, fsdp_b = add_up(state, gathering, "gather_forward_s"), held("gather_backward_s")
-    leaving = {**counts.running, "predict": counts.predict}
+    leaving = {**counts.running, **counts.predicting}
     saved = add_up(activation, leaving, "saved_bytes") if host.activations else 0.0
     streamed = held("master_bytes") + held("optimizer_bytes") if host.optimizer else 0.0
     forward = {axis: act("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": fsdp_f}

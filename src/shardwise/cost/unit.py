@@ -23,7 +23,7 @@ from shardwise.job import Precision
 from shardwise.layout.context import variant_of
 from shardwise.layout.family import BATCH, EXPERT, Family
 from shardwise.loss import loss_named
-from shardwise.lowering.control import ROUTED_LAYERS
+from shardwise.lowering.control import NUM_ROUTERS
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
@@ -45,8 +45,8 @@ def unit_values(
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    routed = architecture.num_layers - architecture.num_dense_layers
-    values = Values({**architecture.dims, "T": seq_len, "span": span, ROUTED_LAYERS: routed, **degrees})
+    routers = architecture.num_routers
+    values = Values({**architecture.dims, "T": seq_len, "span": span, NUM_ROUTERS: routers, **degrees})
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]

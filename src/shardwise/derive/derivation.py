@@ -24,7 +24,7 @@ from shardwise.derive.walk import Compute, Final, ShardedProgram, Step, shard_pr
 from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
-from shardwise.model.decoder import BORROWED, LAYERS, TURNING, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Tensor
 from shardwise.model.update import update_program
@@ -66,6 +66,13 @@ class Unit:
     def trained(self) -> Mapping[str, tuple[str, ...]]:
         """The same without those that are frozen: what has gradients and optimizer state."""
         return {name: self.forward.program.dims(name) for name in self.gradients}
+
+    @property
+    def kept_alone(self) -> Mapping[str, Spec]:
+        """What it saves and no other unit does. The hidden state that a module of multi-token prediction reads, the head or the
+        module before it saves as well."""
+        shared = self.forward.program.inputs if self.name in PREDICTS else ()
+        return {name: spec for name, spec in self.saved.items() if name not in shared}
 
     def phases(self) -> Mapping[str, tuple[Step, ...]]:
         """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""

@@ -20,7 +20,7 @@ from shardwise.sharding.spec import Axes
 from shardwise.symbolic import constant, product
 
 NORM, ROUTING = "norm", "routing"
-ROUTED_LAYERS = "routed_layers"  # the symbol for how many layers have a router
+NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
 ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
 
@@ -36,7 +36,7 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
         )
     ]  # fmt: skip
     if structure.experts and policy.statistics_each:
-        each = product([ROUTED_LAYERS, "E"], coefficient=policy.statistics_each)
+        each = product([NUM_ROUTERS, "E"], coefficient=policy.statistics_each)
         phase = "backward" if policy.statistics == "micro_batch" else "update"
         found.append(
             Traffic(

@@ -15,15 +15,16 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic, norm_axes, routing_axes
+from shardwise.lowering.control import NUM_ROUTERS, control_traffic, norm_axes, routing_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Start
-from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
+from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths, used_parameters
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
@@ -80,8 +81,7 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        routed = self.architecture.num_layers - self.architecture.num_dense_layers
-        return Values({**self.architecture.dims, ROUTED_LAYERS: routed, **degrees})
+        return Values({**self.architecture.dims, NUM_ROUTERS: self.architecture.num_routers, **degrees})
 
     @cached_property
     def batch_axes(self) -> Axes:
@@ -117,28 +117,28 @@ class Instance:
         """The axes of one device."""
         return frozenset(axis for axis, size in self.mesh.axes if size == 1)
 
-    def unit(self, name: str, recompute: str | None = None) -> Unit:
-        """A unit as derived for the layout, or for its degrees with another recompute policy."""
-        family = self.family if recompute is None else replace(self.family, recompute=recompute)
-        return derived_unit(self.architecture.structure, family, name)
+    def unit(self, name: str) -> Unit:
+        """A unit as derived for the layout."""
+        return derived_unit(self.architecture.structure, self.family, name)
 
-    def traffic(self, name: str, recompute: str | None = None) -> tuple[Traffic, ...]:
+    def traffic(self, name: str) -> tuple[Traffic, ...]:
         """The collectives of a unit."""
-        return unit_traffic(self.unit(name, recompute), self.policy, self.single)
+        return unit_traffic(self.unit(name), self.policy, self.single)
 
-    def gathers(self, unit: str) -> tuple[str, ...]:
-        """The passes ("forward", "backward") in which a unit needs its weights gathered."""
-        groups = weight_groups(self.unit(unit))
-        return tuple(phase for phase in ("forward", "backward") if any(phase in group.passes for group in groups))
+    @cached_property
+    def used(self) -> dict[str, dict[str, Parameter]]:
+        """By unit's path the parameters that it uses, by their names in its program (`used_parameters`)."""
+        return used_parameters(self.architecture, self.parameters)
+
+    def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
+        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward")."""
+        weights = [name for group in weight_groups(self.unit(unit)) if phase in group.passes for name in group.weights]
+        needed = {self.used[path][name].name for name in weights}
+        return tuple(group for group in self.groups if not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Whether a unit's backward pass reads the weights that its forward pass gathered."""
         return bool(self.unit(unit).kept)
-
-    def used_groups(self, path: str) -> tuple[Group, ...]:
-        """The groups whose weights a unit uses."""
-        lends = self.architecture.tied_embeddings and path == "head"
-        return tuple(group for group in self.groups if group.path == path or (lends and group.is_embedding))
 
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective of a step with its count; over axes of one device there is none."""
@@ -151,7 +151,7 @@ class Instance:
 
     def template(self, path: str, unit: str) -> Template:
         """The instructions of the unit at a path."""
-        family = replace(self.family, recompute=self.recompute(path))
+        family = replace(self.family, recompute=self.recompute(path, unit))
         return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
 
     def _activations(self) -> Iterator[Traffic]:
@@ -183,10 +183,10 @@ class Instance:
             else:
                 yield Issued(one.kind, axes, dtype, num_bytes, "activations")
 
-    def recompute(self, path: str) -> str:
+    def recompute(self, path: str, unit: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of them."""
-        most, layer = self.layout.recompute_layers, path.removeprefix("layers.")
-        recomputes = layer.isdecimal() and (most is None or int(layer) < most)
+        most = self.layout.recompute_layers
+        recomputes = unit in LAYERS and (most is None or int(path.removeprefix("layers.")) < most)
         return self.layout.recompute if recomputes else "none"
 
     def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
@@ -197,8 +197,10 @@ class Instance:
                     yield from ((array, times) for array in self._arrays(one))
 
     def _serves_head(self, one: Traffic) -> bool:
-        """Whether the embedding's serves: a tied head gathers its weight, but has neither gradient nor state of its own."""
+        """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,
+        but has neither gradient nor state of its own."""
         gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
+        gathers = gathers and not (one.unit in PREDICTS and one.phase == "forward")
         return self.architecture.tied_embeddings and one.tensors == (TIED,) and not gathers
 
     def _arrays(self, one: Traffic) -> Iterator[Issued]:
@@ -214,7 +216,8 @@ class Instance:
 
     def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         dtype = self.control_dtype
-        loss = (one for one in self.traffic(CONTROL_UNIT) if one.is_control)
+        units = (unit for _, unit in unit_paths(self.architecture))
+        loss = (one for unit in units for one in self.traffic(unit) if one.is_control)
         others = control_traffic(self.architecture.structure, self.family, self.policy)
         for one in (*loss, *others):
             num_bytes = _bytes(one.elements.evaluate(self.values), dtype)

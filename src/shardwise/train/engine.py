@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,6 @@ from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.initialise import initial_value
 from shardwise.engine.torch.rank import Rank
-from shardwise.engine.torch.weights import used_weights
 from shardwise.layout.context import variant_of
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
@@ -33,17 +32,18 @@ __all__ = ["Engine", "MicroBatch", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device."""
+    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
+
+    `further`: the losses of multi-token prediction by module, with their weight.
+    """
 
     loss: Tensor
     norm: Tensor
+    further: tuple[Tensor, ...] = ()
 
 
 class Engine:
-    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first.
-
-    Raises `InputError` for what a plan may have and the engine does not run.
-    """
+    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
     def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
         self.instance, self.recipe, self.world = instance, recipe, world
@@ -62,7 +62,7 @@ class Engine:
         self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
         self.model = torch_model(
             instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
-            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,
+            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
         self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
@@ -74,23 +74,24 @@ class Engine:
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""
-        used = used_weights(self.instance)
+        used = self.instance.used
         return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
 
     def _ends(self, path: str) -> Ends:
         """The weights that the unit at a path uses, and where its gradients go."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
-        used = used_weights(self.instance)[path]
+        used = self.instance.used[path]
         return Ends({weight: views[one.name] for weight, one in used.items()}, self.reducer.of_unit(path))
 
     def _gatherer(self) -> WeightGatherer:
-        flat = dict(zip(self.instance.groups, self.groups, strict=True))
-        paths = list(unit_paths(self.instance.architecture))
-        used = [[flat[group] for group in self.instance.used_groups(path)] for path, _ in paths]
-        kinds = [unit for _, unit in paths]
-        backward = {place for place, unit in enumerate(kinds) if "backward" in self.instance.gathers(unit)}
-        kept = {place for place, unit in enumerate(kinds) if self.instance.keeps_gathered(unit)}
-        return WeightGatherer(used, backward, kept, self.exchange)
+        instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
+        units = list(unit_paths(instance.architecture))
+        forward, backward = (
+            [[flat[group] for group in instance.gathered(path, unit, phase)] for path, unit in units]
+            for phase in ("forward", "backward")
+        )
+        kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
+        return WeightGatherer(forward, backward, kept, self.exchange)
 
     def initialise(self, seed: int) -> None:
         """Give every weight its initial value (`engine.torch.initialise`): the same in every layout."""
@@ -121,19 +122,23 @@ class Engine:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
         self.reducer.begin_step()
         self.balancer.begin_step()
-        loss = torch.zeros((), device=self.world.device)
+        losses: Sequence[Tensor] = ()
         for number, batch in enumerate(micro_batches, start=1):
             own = self._micro_batch(batch, num_targets, num_micro_batches, last=number == num_micro_batches)
-            loss = own + loss
+            losses = [one + earlier for one, earlier in zip(own, losses, strict=True)] if losses else own
         self.balancer.end_step()
         norm = self.updater.norm()
         with self.clock("optimizer"):
             pending = self.updater.step(self.recipe.learning_rate_at(step), norm)
         for one in pending:
             one.wait()
-        return StepResult(self.exchange.sum_now(loss, self.instance.loss_axes), norm)
+        loss, *further = (self.exchange.sum_now(one, self.instance.loss_axes) for one in losses)
+        return StepResult(loss, norm, tuple(further))
 
-    def _micro_batch(self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool) -> Tensor:
+    def _micro_batch(
+        self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool
+    ) -> tuple[Tensor, ...]:
+        """The loss, and those of multi-token prediction."""
         self.reducer.begin_micro_batch(last=last)
         with self.clock("forward"):
             on_way = self.model.forward(batch, num_targets, trains=True)
@@ -143,7 +148,7 @@ class Engine:
             self.model.backward(on_way, penalties)
             self.reducer.end_micro_batch()
             self.gatherer.end()
-        return on_way.loss
+        return on_way.loss, *on_way.further
 
     @torch.no_grad()
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:

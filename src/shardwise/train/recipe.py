@@ -30,11 +30,12 @@ class Recipe:
     last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
 
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
-    `balance_rate`. `respect_documents`: attention and targets keep to their document. `compile` hands each block to
-    torch.compile. A validation loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every`
-    (0: at the end only), of which `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and
-    no wait for another rank is longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and
-    constants of its arithmetic, the run begins with; None: values of its own, from the seed.
+    `balance_rate`. `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
+    `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
+    loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only), of which
+    `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
+    longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and constants of its arithmetic, the
+    run begins with; None: values of its own, from the seed.
     """
 
     steps: int
@@ -53,6 +54,7 @@ class Recipe:
     balance: Balance = "auxiliary"
     balance_coefficient: float = 0.01
     balance_rate: float = 1e-3
+    prediction_weight: float = 0.3  # DeepSeek-AI 2025 (DeepSeek-V3), section 4.2; 0.1 for the last third of its tokens
     respect_documents: bool = False
     compile: bool = False
     validate_every: int = 0
@@ -81,6 +83,8 @@ class Recipe:
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if not 0 < self.prediction_weight <= 1e3:
+            yield f"prediction_weight is {self.prediction_weight!r}; a number above 0, at most 1000,"
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
         if self.warmup_steps + self.decay_steps > self.steps:

@@ -67,12 +67,13 @@ class Trainer:
         seconds = clock.end()
         _require_finite(loss, norm, step)
         self.step += 1
-        auxiliary = engine.balancer.loss
+        auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=self.recipe.learning_rate_at(step),
             num_tokens=self.batches.global_batch_seqs(step) * self.batches.seq_len, num_targets=num_targets,
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
+            prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
         )  # fmt: skip
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.data.batches import IGNORED
 from shardwise.engine.torch.calls import SIGHT, SIGHTS
 from shardwise.engine.torch.places import Rotation, positions_of, rotation
 from shardwise.engine.torch.rank import Rank
@@ -29,6 +30,15 @@ class MicroBatch:
         """The same on a device; from pinned memory the copy runs beside what the host does next."""
         tensors = (self.ids_BT, self.targets_BT, self.documents_BT)
         return MicroBatch(*(one if one is None else one.to(device, non_blocking=True) for one in tensors))  # type: ignore[arg-type]
+
+    def further(self) -> MicroBatch:
+        """One token on: at each position the next one's id and target. The last position has the same id again, and no target;
+        neither has one from which a target of this batch is not counted, so that none is in another document.
+        """
+        ids, targets = (torch.cat((one[:, 1:], one[:, -1:]), dim=1) for one in (self.ids_BT, self.targets_BT))
+        targets[:, -1:] = IGNORED
+        targets.masked_fill_(self.targets_BT == IGNORED, IGNORED)
+        return MicroBatch(ids, targets, self.documents_BT)
 
 
 class Sights:

@@ -20,7 +20,8 @@ from shardwise.engine.torch.ringing import Ring, rings
 from shardwise.lowering.instruction import Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
-from shardwise.model.program import Role
+from shardwise.model.backward import gradient_name
+from shardwise.model.program import Program, Role
 
 Held = list[Any]  # what a unit holds, by place
 
@@ -35,7 +36,8 @@ class Step(NamedTuple):
 
 
 class TorchUnit:
-    """The passes of a unit, from its template. `place` numbers what it holds by name.
+    """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
+    that come and go, `loss` what else it makes.
 
     `compiled`: calls that follow one another are compiled together.
     """
@@ -46,10 +48,11 @@ class TorchUnit:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
         program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype)
-        own_gradients, outputs = set(self.unit.gradients.values()), self.unit.backward.program.outputs
-        self.output = program.outputs[0]
-        self.input = next((name for name in program.inputs if program.tensors[name].role is Role.RESIDUAL), None)
-        self.gradient_of_input = next((name for name in outputs if name not in own_gradients), None)
+        self.weight_of = self._gradients(Role.WEIGHT)
+        self.input = self._hidden(program, program.inputs)
+        self.output = self._hidden(program, program.outputs)
+        self.loss = next((name for name in program.outputs if name != self.output), None)
+        self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
         saved = {*(calls.key(*one) for one in self.unit.saved.items()), *program.outputs, ROUTED}
         self.forward_calls = self._calls(calls, "forward", ("forward",), saved)
         self.forward = self._steps(self.forward_calls, saved)
@@ -62,13 +65,23 @@ class TorchUnit:
 
     def _calls(self, calls: Calls, name: str, phases: Sequence[str], stays: Set[str]) -> list[Call]:
         """The calls of a pass; `stays` is read after it."""
-        weight_of = {gradient: weight for weight, gradient in self.unit.gradients.items()}
         instructions = rings(calls, self.template.passes[name])
         made = [call for phase in _phases(instructions, phases) for call in in_calls(calls, phase)]
         if not self.compiled:
-            return list(with_giving(made, weight_of))
+            return list(with_giving(made, self.weight_of))
         sights = {key for key, (name, _) in calls.cuts.items() if name == SIGHT}
-        return compiled(list(with_giving_behind(made, weight_of)), stays, {calls.gates, *sights})
+        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, *sights})
+
+    @staticmethod
+    def _hidden(program: Program, names: Iterable[str]) -> str | None:
+        """The hidden state among some of a program's tensors."""
+        return next((name for name in names if program.tensors[name].role is Role.RESIDUAL), None)
+
+    def _gradients(self, role: Role) -> dict[str, str]:
+        """The gradients that the backward pass gives of the unit's tensors with a role, and whose they are."""
+        tensors, backward = self.unit.tensors, self.unit.backward.program
+        found = {name: tensors[name].gradient_of for name in backward.outputs}
+        return {name: own for name, own in found.items() if tensors[own].role is role}
 
     def until(self, name: str) -> tuple[Step, ...]:
         """The forward pass up to a tensor."""
@@ -86,7 +99,7 @@ class TorchUnit:
     def _steps(self, calls: Sequence[Call], stays: Set[str]) -> tuple[Step, ...]:
         """Calls with their places. What is read for the last time is let go of, or written over where it is this pass's own."""
         last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
-        own = {f"d.{self.output}"}
+        own = {gradient_name(self.output or "")}
         steps = []
         for number, call in enumerate(calls):
             ends = {name for name in (*call.reads, *call.writes) if last[name] == number and self._passes(name)}
