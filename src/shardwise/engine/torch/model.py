@@ -148,9 +148,10 @@ class TorchModel:
         Each module of multi-token prediction is one token further than the one before.
         """
         places = [place for place, layer in enumerate(self.layers) if trains or not layer.predicts]
-        further, own = batch, Sights(self.architecture, batch, self.dtype, self.rank)
+        further, whole = batch, Sights(self.architecture, batch, self.dtype, self.rank)
         for place, following in itertools.zip_longest(places, places[1:]):
             predicts = self.layers[place].predicts
+            own = whole
             if predicts:
                 further = further.further()
                 own = Sights(self.architecture, further, self.dtype, self.rank)
