@@ -22,6 +22,7 @@ from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Numerics, Rotary
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding import Mesh
 from shardwise.train.routing import auxiliary_loss
 
@@ -82,7 +83,8 @@ def judged(weights: Weights, ids: Any, targets: Any, num_targets: int) -> tuple[
     unit = derive_unit("whole", whole_program(architecture), family, recompute="none")
     names = whole_names(architecture)
     state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
-    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in ("master", "first", "second")}
+    kept = optimizer_named(family.optimizer).state
+    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
     batch = {"ids": ids, "targets": targets, "positions": np.arange(POSITIONS), "loss_scale": np.array(1 / num_targets)}
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch])
