@@ -22,6 +22,7 @@ from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Numerics, Rotary
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding import Mesh
 from shardwise.train.routing import auxiliary_loss
 
@@ -96,7 +97,8 @@ def judged(weights: Weights, batches: Iterable[MicroBatch], num_targets: int) ->
     unit = derive_unit("whole", whole_program(architecture), family, recompute="none")
     names = whole_names(architecture)
     state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
-    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in ("master", "first", "second")}
+    kept = optimizer_named(family.optimizer).state
+    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
     batch: dict[str, Any] = {"positions": np.arange(POSITIONS)}
     for prefix, one in zip(
         ("", *(f"predict{n}." for n in range(architecture.num_predict_layers))), batches, strict=True
