@@ -91,6 +91,8 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("dense", "hybrid zero-3 of 4", "alone"),
         ("moe", "zero-2 of 2", "dp=2"),
         ("tied", "alone", "zero-2 of 2"),
+        ("predicting", "hybrid zero-3 of 4", "zero-1 of 3"),
+        ("tied predicting", "dp=2", "alone"),
     ],
 )
 def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, data: Path, tmp_path: Path) -> None:
@@ -101,6 +103,8 @@ def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, d
             assert own.step == other.step
             assert own.learning_rate == other.learning_rate
             assert own.loss == pytest.approx(other.loss, rel=1e-5)
+            assert own.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
+            assert (own.prediction_loss is None) == ("predicting" not in model)
             assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
 
 
@@ -113,8 +117,9 @@ def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor
     return gathered(trainer.engine, "state")
 
 
-def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-1 of 3"], "dense")
+@pytest.mark.parametrize("model", ["dense", "tied predicting"])
+def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-1 of 3"], model)
     wanted = run_ranks(checkpointed, 3, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
@@ -123,7 +128,7 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_p
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         torch.testing.assert_close(found[name].flatten().double(), weight, rtol=0, atol=0)
-    with pytest.raises(InputError, match=r"the weights of another model than dense: .*; the plan that the run was of"):
+    with pytest.raises(InputError, match=r"the weights of another model than .*: .*; the plan that the run was of"):
         checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
 
 
@@ -133,8 +138,9 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
     return gathered(trainer.engine, "state"), trainer.train_step()
 
 
-def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-2 of 2"], "dense")
+@pytest.mark.parametrize("model", ["dense", "tied predicting"])
+def test_a_run_begins_with_the_weights_of_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-2 of 2"], model)
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)
