@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,42 @@ def test_two_ranks_issue_what_is_planned(
     out = run(capsys, "reconcile", *named)[1]
     assert "NOT as planned" in out
     assert "reduce_scatter over fsdp of " in out
+
+
+def test_multi_token_prediction_issues_and_holds_what_is_planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside the loss of the next token, which is the one that is shown, the log has that of the further ones."""
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    plan = in_place(2, dp=2, micro_batch_seqs=2)
+    plan = plan_layout(replace(plan.model, num_predict_layers=1), plan.cluster, plan.job, plan.layout)
+    flags = [
+        "--steps",
+        "12",
+        "--learning-rate",
+        "1e-2",
+        "--set",
+        "recipe.respect_documents=true",
+        "--validate-every",
+        "6",
+    ]
+    named = trained(capsys, tmp_path, plan, *flags)
+    code, out, _ = run(capsys, "reconcile", *named, "--json")
+    payload = json.loads(out)
+    assert code == 0
+    assert payload["collectives"]["equal"]
+    terms = {one["name"]: one for one in payload["memory"]["terms"]}
+    assert all(terms[name]["within"] for name in ("parameters", "gradients", "optimizer", "activations"))
+    assert payload["memory"]["total"]["measured"] == pytest.approx(payload["memory"]["total"]["predicted"], rel=0.02)
+    log = read_log(Path(named[1]) / "log.jsonl")
+    further = [record.prediction_loss or 0.0 for record in log.steps]
+    assert log.steps[0].loss == pytest.approx(math.log(48), rel=0.02)
+    assert (
+        0.8 * math.log(48) < further[0] < math.log(48)
+    )  # over as many targets, of which a last one of each document is none
+    assert sum(further[-3:]) < 0.95 * sum(further[:3])
+    assert list(log.validation) == [6, 12]
+    assert log.validation[12] < log.validation[6] < log.steps[0].loss
 
 
 @pytest.mark.usefixtures("small_trainer")
