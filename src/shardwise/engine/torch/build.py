@@ -46,7 +46,7 @@ def torch_model(
         if key not in units:
             sizes = architecture.dense() if kind == "dense_block" else architecture
             units[key] = TorchUnit(
-                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and kind in LAYERS
+                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None
             )
         layers.append(
             Layer(path, units[key], *ends(path), number=number, balance_bias=_bias(architecture, kind, device))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwise.derive.walk import Compute
-from shardwise.engine.torch.calls import ROUTED, SIGHT, Call, Calls
+from shardwise.engine.torch.calls import ROUTED, SIGHT, TRAINS, Call, Calls
 from shardwise.engine.torch.compiling import compiled
 from shardwise.engine.torch.fusing import in_calls
 from shardwise.engine.torch.giving import with_giving, with_giving_behind
@@ -70,7 +70,7 @@ class TorchUnit:
         if not self.compiled:
             return list(with_giving(made, self.weight_of))
         sights = {key for key, (name, _) in calls.cuts.items() if name == SIGHT}
-        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, *sights})
+        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, TRAINS, *sights})
 
     @staticmethod
     def _hidden(program: Program, names: Iterable[str]) -> str | None:
