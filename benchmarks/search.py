@@ -24,7 +24,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.load import load_model
-from shardwise.schedule.closed_form import natural_schedule
+from shardwise.schedule.schedule import natural_schedule
 from shardwise.search.search import SearchResult, search
 from shardwise.search.space import FACTORED, Choices, factorisations
 

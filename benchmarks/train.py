@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.optimizer import optimizer_named
 from shardwise.precision import Precision, precision_named
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.formats import DTYPES
@@ -50,6 +51,7 @@ MODEL = Architecture(
 EXPERTS = replace(MODEL, name="experts", d_ff=512, num_experts=8, experts_per_token=2)
 SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
 RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
+FIELDS = optimizer_named("adamw").given(RECIPE.optimizer)
 WHAT = ("one", "experts", "compiled", "transformers", "ddp", "variants")
 Step = Callable[[], float]
 
@@ -87,8 +89,8 @@ def engine_step(precision: Precision, num_processes: int, architecture: Architec
 def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
     kinds = [[one for one in model.parameters() if (one.dim() > 1) is matrix] for matrix in (True, False)]
     return torch.optim.AdamW(
-        [{"params": kinds[0], "weight_decay": RECIPE.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
-        lr=RECIPE.learning_rate, betas=(RECIPE.beta1, RECIPE.beta2), eps=RECIPE.epsilon, fused=True,
+        [{"params": kinds[0], "weight_decay": FIELDS["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}],
+        lr=RECIPE.learning_rate, betas=(FIELDS["beta1"], FIELDS["beta2"]), eps=FIELDS["epsilon"], fused=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.model import Clock
-from shardwise.engine.torch.weights import Weights, on_one_device, parameter_shapes, used_weights
+from shardwise.engine.torch.weights import Weights, on_one_device, parameter_shapes
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 
@@ -66,14 +66,16 @@ class Executor:
 
     def __init__(
         self, weights: Weights, recompute: str = "none", *, num_layers: int | None = None, recomputing: Clock = nullcontext,
-        takes_products: bool = True,
+        takes_products: bool = True, prediction_weight: float = 1.0,
     ) -> None:  # fmt: skip
         layout = Layout(recompute=recompute, recompute_layers=num_layers)
         instance = replace(on_one_device(weights.architecture), layout=layout)
-        self.weights, self.used = weights, used_weights(instance)
+        self.weights, self.used = weights, instance.used
         names = [one.name for one in instance.parameters if one.trained]
         self.gradients = Resting({n: torch.full_like(weights.tensors[n], torch.nan) for n in names}, takes_products)
-        self.model = torch_model(instance, weights.dtype, self._ends, CPU, recomputing=recomputing)
+        self.model = torch_model(
+            instance, weights.dtype, self._ends, CPU, recomputing=recomputing, prediction_weight=prediction_weight
+        )
 
     def _ends(self, path: str) -> Ends:
         used = self.used[path]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,14 +29,18 @@ def parse_changes(
     return changes
 
 
-def replaced(value: Any, changes: Mapping[str, str], what: str) -> Any:
-    """The value with some of its fields replaced by what their texts say, all at once: they may need each other."""
+def replaced(value: Any, changes: Mapping[str, str], what: str, further: Collection[str] = ()) -> Any:
+    """The value with some of its fields replaced by what their texts say, all at once: they may need each other.
+
+    Names in `further` are known and nothing is done about them. Raises `InputError` for others, and for texts of another kind.
+    """
     given = {}
     for name, text in changes.items():
-        known = [f.name for f in fields(value)]
+        known = [*(f.name for f in fields(value)), *further]
         if name not in known:
             raise InputError(f"--set: {what} has no {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
-        given[name] = convert(text, _like(value, name), f"--set {what}.{name}")
+        if name not in further:
+            given[name] = convert(text, _like(value, name), f"--set {what}.{name}")
     return replace(value, **given) if given else value
 
 

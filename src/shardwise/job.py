@@ -9,6 +9,7 @@ from typing import Literal
 from shardwise.errors import require
 from shardwise.loss import LOSSES
 from shardwise.names import did_you_mean
+from shardwise.optimizer import DEFAULT, OPTIMIZERS
 from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.units import binary_reading
 
@@ -28,6 +29,7 @@ class Job:
     is planned by that bound, not by a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
     (`loss.py`); None: the leanest that the stack has. `document_tokens`: where
     sequences are packed from documents that do not attend to one another, how long these are; None: attention spans them.
+    `optimizer` decides the state that each weight has (`optimizer.py`).
     """
 
     global_batch_tokens: int
@@ -37,6 +39,7 @@ class Job:
     overlap: Overlap | None = None
     loss: str | None = None
     document_tokens: int | None = None
+    optimizer: str = DEFAULT
 
     def __post_init__(self) -> None:
         problems = [
@@ -63,11 +66,14 @@ class Job:
             )
         if self.tokens is not None and not self.tokens > 0:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
-        choices: Mapping[str, Collection[str]] = {"precision": PRECISIONS, "overlap": OVERLAPS, "loss": LOSSES}
+        choices: Mapping[str, Collection[str]] = {
+            "precision": PRECISIONS, "overlap": OVERLAPS, "loss": LOSSES, "optimizer": OPTIMIZERS,
+        }  # fmt: skip
         problems += [
             f"job: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)} is required"
             for name, allowed in choices.items()
-            if (value := getattr(self, name)) not in allowed and (value is not None or name == "precision")
+            if (value := getattr(self, name)) not in allowed
+            and (value is not None or name in ("precision", "optimizer"))
         ]
         if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
             problems.append(

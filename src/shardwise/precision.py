@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.names import unknown
+from shardwise.optimizer import Optimizer, optimizer_named
 from shardwise.sourced import SourcedValue
 
 
@@ -14,7 +15,7 @@ from shardwise.sourced import SourcedValue
 class Precision:
     """Number formats of a training run; their widths give the bytes of state per parameter.
 
-    `moments` are AdamW's two (`second_moment` is the second's where it differs); `accumulated_gradients` is a second copy
+    `moments` are the optimizer's (`second_moment` is that of squares where it differs); `accumulated_gradients` is a second copy
     of the gradients in another format, into which micro-batches are added; `update_gradients` one of a device's own shard,
     which the update reads and which rests with the moments. A format of None means that no such copy is kept.
 
@@ -50,8 +51,12 @@ class Precision:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Weights, gradients, master copy and two moments, in bytes."""
-        return bytes_per_element(self.weights) + self.gradient_bytes + self.master_bytes + self.moment_bytes
+        """`state_bytes` with AdamW's two moments, as the sources of the recipes count."""
+        return self.state_bytes(optimizer_named("adamw"))
+
+    def state_bytes(self, optimizer: Optimizer) -> float:
+        """Weights, gradients, master copy and moments of a parameter, in bytes."""
+        return bytes_per_element(self.weights) + self.gradient_bytes + self.master_bytes + self.moment_bytes(optimizer)
 
     @property
     def gradient_bytes(self) -> float:
@@ -64,11 +69,12 @@ class Precision:
         """Bytes of a parameter's master copy; 0 where the weights are their own."""
         return bytes_per_element(self.master) if self.master else 0.0
 
-    @property
-    def moment_bytes(self) -> float:
-        """Bytes of a parameter's two moments, and of the gradient that is cast for the update."""
+    def moment_bytes(self, optimizer: Optimizer) -> float:
+        """Bytes of a parameter's moments, and of the gradient that is cast for the update."""
         copy = bytes_per_element(self.update_gradients) if self.update_gradients else 0.0
-        return bytes_per_element(self.moments) + bytes_per_element(self.second_moment or self.moments) + copy
+        squares = self.second_moment or self.moments
+        formats = (squares if moment.of_squares else self.moments for moment in optimizer.moments.values())
+        return sum(map(bytes_per_element, formats)) + copy
 
     @property
     def product_format(self) -> str:

@@ -370,7 +370,11 @@ WRONG = [
     ([*ESTIMATE, "--layout", "fsdp=8 schedule=1f1b"], ["'1f1b'", "'none' is required"]),
     (
         [*ESTIMATE, "--layout", "fsdp=2 pp=4 schedule=dualpipe micro_batch_seqs=8"],
-        ["dualpipe requires at least 8 micro-batches and both an even pp", "there are 4", "schedule=1f1b"],
+        [
+            "dualpipe requires at least 8 micro-batches in multiples of 2 and an even pp",
+            "there are 4",
+            "schedule=1f1b",
+        ],
     ),
     (
         [*ESTIMATE, "--layout", "fsdp=2 pp=4 layers_per_stage=8,8,8,9"],

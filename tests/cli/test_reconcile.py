@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from shardwise.cli import main
 from shardwise.job import Job
 from shardwise.measurement.folder import read_json, write_json
 from shardwise.measurement.log import read_log
+from shardwise.optimizer import optimizer_names
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.terms import TIME_TERMS
@@ -57,8 +59,9 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
     )
 
 
-def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    named = trained(capsys, tmp_path, in_place(), "--steps", "6")
+@pytest.mark.parametrize("optimizer", optimizer_names())
+def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path, optimizer: str) -> None:
+    named = trained(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")
     picture = tmp_path / "reconciled.svg"
     code, out, err = run(capsys, "reconcile", *named, "--svg", str(picture))
     assert (code, err) == (0, "")
@@ -99,6 +102,42 @@ def test_two_ranks_issue_what_is_planned(
     assert "reduce_scatter over fsdp of " in out
 
 
+def test_multi_token_prediction_issues_and_holds_what_is_planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside the loss of the next token, which is the one that is shown, the log has that of the further ones."""
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    plan = in_place(2, dp=2, micro_batch_seqs=2)
+    plan = plan_layout(replace(plan.model, num_predict_layers=1), plan.cluster, plan.job, plan.layout)
+    flags = [
+        "--steps",
+        "12",
+        "--learning-rate",
+        "1e-2",
+        "--set",
+        "recipe.respect_documents=true",
+        "--validate-every",
+        "6",
+    ]
+    named = trained(capsys, tmp_path, plan, *flags)
+    code, out, _ = run(capsys, "reconcile", *named, "--json")
+    payload = json.loads(out)
+    assert code == 0
+    assert payload["collectives"]["equal"]
+    terms = {one["name"]: one for one in payload["memory"]["terms"]}
+    assert all(terms[name]["within"] for name in ("parameters", "gradients", "optimizer", "activations"))
+    assert payload["memory"]["total"]["measured"] == pytest.approx(payload["memory"]["total"]["predicted"], rel=0.02)
+    log = read_log(Path(named[1]) / "log.jsonl")
+    further = [record.prediction_loss or 0.0 for record in log.steps]
+    assert log.steps[0].loss == pytest.approx(math.log(48), rel=0.02)
+    assert (
+        0.8 * math.log(48) < further[0] < math.log(48)
+    )  # over as many targets, of which a last one of each document is none
+    assert sum(further[-3:]) < 0.95 * sum(further[:3])
+    assert list(log.validation) == [6, 12]
+    assert log.validation[12] < log.validation[6] < log.steps[0].loss
+
+
 @pytest.mark.usefixtures("small_trainer")
 def test_what_cannot_be_judged_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plan, folder = trained(capsys, tmp_path, small_plan(), "--steps", "4")
@@ -112,6 +151,8 @@ def test_what_cannot_be_judged_is_refused(capsys: pytest.CaptureFixture[str], tm
     assert "found 2 steps" in refused(plan, folder)
     dump_plan(small_plan(batch_seqs=4), tmp_path / "other.json")
     assert "found job.global_batch_tokens 64 in the plan" in refused(str(tmp_path / "other.json"), folder)
+    dump_plan(small_plan(optimizer="lion"), tmp_path / "lion.json")
+    assert "found job.optimizer lion in the plan; the run in " in refused(str(tmp_path / "lion.json"), folder)
     dump_plan(small_plan(recompute="full"), tmp_path / "full.json")
     assert "found layout.recompute full in the plan; the run in " in refused(str(tmp_path / "full.json"), folder)
     measured = Path(folder) / "measured.json"

@@ -64,6 +64,7 @@ ADAPTED = replace(DENSE, name="adapted", lora_rank=r, lora_targets=("qkv",))
 WQ_WO, WK_WV, MLP, NORMS = 2 * N * H * D, 2 * K * H * D, 3 * F * D, 2 * D
 BLOCK = WQ_WO + WK_WV + MLP + NORMS
 ROUTER = D * E
+COUNTS = 4 * E  # how many rows a rank sends for each expert in fp32, told before the rows are sent
 # Bytes of the hidden states of a micro-batch, of keys (or values), and of a number for each token.
 HIDDEN, KEYS, STATISTIC = 2 * B * T * D, 2 * B * T * K * H, 4 * B * T
 
@@ -217,7 +218,7 @@ CASES: dict[str, Case] = {
             ("forward", "all_gather", "fsdp ep cp", 1, 2 * (WQ_WO + WK_WV + NORMS + ROUTER)),
             ("forward", "all_gather", "fsdp cp", 1, 2 * 3 * E / 2 * M * D),
             ("forward", "all_gather", "cp", 2, 2 * KEYS),
-            ("forward", "all_to_all", "ep", 2, 2 * k * HIDDEN / 3),
+            ("forward", "all_to_all", "ep", 3, 2 * k * HIDDEN / 3 + COUNTS),
             ("backward", "all_gather", "fsdp ep cp", 1, 2 * (WQ_WO + WK_WV + NORMS + ROUTER)),
             ("backward", "all_gather", "fsdp cp", 1, 2 * 3 * E / 2 * M * D),
             ("backward", "all_gather", "cp", 2, 2 * KEYS),
@@ -233,8 +234,8 @@ CASES: dict[str, Case] = {
     "shared expert, experts split over tp": Case(SHARED, "fsdp=2 tp=2 ep=2 zero_stage=3 sequence_parallel=true", {
         "block": (
             ("forward", "all_gather", "ep", 1, 2 * ((WQ_WO + WK_WV + 3 * S * D) / 2 + NORMS + ROUTER)),
-            ("forward", "all_gather", "tp_kv", 3, (2 + k) * HIDDEN),  # attention, shared, rows
-            ("forward", "all_to_all", "ep", 2, 2 * k * HIDDEN / 2),
+            ("forward", "all_gather", "tp_kv", 4, (2 + k) * HIDDEN + COUNTS),  # attention, shared, rows; E/2 of two ranks
+            ("forward", "all_to_all", "ep", 3, 2 * k * HIDDEN / 2 + COUNTS),
             ("forward", "reduce_scatter", "tp_kv", 3, (2 + k) * HIDDEN),
             ("backward", "all_gather", "ep", 1, 2 * ((WQ_WO + WK_WV + 3 * S * D) / 2 + NORMS + ROUTER)),
             ("backward", "all_gather", "tp_kv", 6, 2 * (2 + k) * HIDDEN),  # of each what was read, and the gradient
@@ -252,7 +253,7 @@ CASES: dict[str, Case] = {
             ("forward", "all_gather", "fsdp", 1, 2 * 3 * E / 4 * M * D),
             ("forward", "all_gather", "tp_kv", 1, HIDDEN),
             ("forward", "reduce_scatter", "tp_kv", 1, HIDDEN),
-            ("forward", "all_to_all", "ep tp_kv", 2, 2 * k * HIDDEN / 2),
+            ("forward", "all_to_all", "ep tp_kv", 3, 2 * k * HIDDEN / 2 + COUNTS),
             ("backward", "all_gather", "fsdp ep", 1, 2 * ((WQ_WO + WK_WV) / 2 + NORMS + ROUTER)),
             ("backward", "all_gather", "fsdp", 1, 2 * 3 * E / 4 * M * D),
             ("backward", "all_gather", "tp_kv", 2, 2 * HIDDEN),
@@ -271,7 +272,7 @@ CASES: dict[str, Case] = {
             ("forward", "all_gather", "fsdp ep", 1, 2 * ((WQ_WO + WK_WV) / 2 + NORMS + ROUTER)),
             ("forward", "all_gather", "fsdp", 1, 2 * 3 * E / 4 * M * D),
             ("forward", "all_reduce", "tp_kv", 1, HIDDEN),
-            ("forward", "all_to_all", "ep", 2, 2 * k * HIDDEN / 2),
+            ("forward", "all_to_all", "ep", 3, 2 * k * HIDDEN / 2 + COUNTS / 2),  # of the rank's half
             ("forward", "all_gather", "tp_kv", 1, k * HIDDEN),
             ("backward", "all_gather", "fsdp ep", 1, 2 * ((WQ_WO + WK_WV) / 2 + NORMS + ROUTER)),
             ("backward", "all_gather", "fsdp", 1, 2 * 3 * E / 4 * M * D),

@@ -1,4 +1,4 @@
-"""Every mode of data parallelism trains as one process does: loss, norm, every gradient and every weight, in float64."""
+"""Every layout trains as one process does: loss, norm, every gradient and every weight, in float64."""
 
 from __future__ import annotations
 
@@ -74,6 +74,69 @@ CASES = {
     "compiled 2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}),
     "compiled moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2), recipe={"compile": True}),
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
+    "tp 2": Case(layout=Layout(tp=2, micro_batch_seqs=2)),
+    "tp 4 sp, fewer key-value heads": Case(layout=Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 2 sp dp 2": Case(layout=Layout(tp=2, dp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 2 fsdp 2 zero-2": Case(layout=Layout(tp=2, fsdp=2, zero_stage=2)),
+    "tp 2 sp fsdp 2 zero-3, full recompute": Case(
+        layout=Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, recompute="full")
+    ),
+    "tied tp 2 sp zero-1": Case("tied", Layout(tp=2, fsdp=2, zero_stage=1, sequence_parallel=True)),
+    "biased tp 4": Case("biased", Layout(tp=4, micro_batch_seqs=2)),
+    "flat norms tp 2 sp": Case("flat norms", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "adapted tp 2 sp": Case("adapted", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "compiled tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), recipe={"compile": True}),
+    "cp 4": Case(layout=Layout(cp=4, micro_batch_seqs=2)),
+    "cp 2 zero-3": Case(layout=Layout(cp=2, zero_stage=3, micro_batch_seqs=2)),
+    "cp 2 ulysses": Case(layout=Layout(cp=2, cp_variant="ulysses", micro_batch_seqs=2)),
+    "cp 4 ring": Case(layout=Layout(cp=4, cp_variant="ring", micro_batch_seqs=2)),
+    "cp 2 zigzag tp 2 sp": Case(
+        layout=Layout(
+            cp=2, tp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=2, recompute="selective"
+        )
+    ),
+    "biased cp 2 zigzag": Case("biased", Layout(cp=2, cp_variant="zigzag", micro_batch_seqs=2)),
+    "biased cp 2": Case("biased", Layout(cp=2, dp=2)),
+    "moe tp 2 sp": Case("moe", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "routed ep 2 zero-1": Case("routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2)),
+    "routed ep 2 fsdp 4 zero-3, full recompute": Case("routed", Layout(fsdp=4, ep=2, zero_stage=3, recompute="full")),
+    "routed ep 4 zero-2": Case("routed", Layout(fsdp=4, ep=4, zero_stage=2)),
+    "routed ep 2 tp 2": Case("routed", Layout(fsdp=2, ep=2, tp=2, zero_stage=1)),
+    "routed ep 2 tp 2 sp": Case("routed", Layout(fsdp=2, ep=2, tp=2, sequence_parallel=True, zero_stage=1)),
+    "routed ep 4 whole experts tp 2 sp": Case(
+        "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=1)
+    ),
+    "predicting tp 2 sp": Case("predicting", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "predicting cp 2 zero-1": Case("predicting", Layout(cp=2, zero_stage=1, micro_batch_seqs=2)),
+    "tied predicting tp 2 fsdp 2 zero-3": Case("tied predicting", Layout(tp=2, fsdp=2, zero_stage=3)),
+    "lion tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="lion"),
+    "routed ep 2 cp 2": Case("routed", Layout(fsdp=2, ep=2, cp=2, zero_stage=3)),
+    "other values of the optimizer 2 zero-1": Case(
+        layout=Layout(fsdp=2, zero_stage=1), recipe={"optimizer": {"beta1": 0.8, "epsilon": 1e-4, "weight_decay": 0.3}}
+    ),
+    "lion 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="lion"),
+    "lion 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="lion"),
+    "lion 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="lion"),
+    "lion 2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2), optimizer="lion", recipe={"optimizer": {"beta2": 0.7}}),
+    "lion 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="lion"),
+    "lion 4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="lion"),
+    "predicting, one process, accumulating": Case("predicting", Layout(micro_batch_seqs=3)),
+    "predicting 2 bucketed": Case("predicting", Layout(dp=2, micro_batch_seqs=2, recompute="selective")),
+    "predicting 3 uneven in each micro-batch": Case(
+        "predicting", Layout(dp=3), num_seqs=7, recipe={"reduce_each_micro_batch": True}
+    ),
+    "predicting 2 by bias": Case("predicting", Layout(dp=2), recipe={"balance": "bias", "balance_rate": 0.05}),
+    "predicting 3 zero-1": Case("predicting", Layout(fsdp=3, zero_stage=1)),
+    "predicting 2 zero-2": Case("predicting", Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2)),
+    "predicting 3 zero-3": Case("predicting", Layout(fsdp=3, zero_stage=3)),
+    "predicting 4 hybrid zero-3": Case("predicting", Layout(dp=2, fsdp=2, zero_stage=3, recompute="full")),
+    "tied predicting 2 per parameter": Case("tied predicting", Layout(dp=2), recipe={"reduction": "per_parameter"}),
+    "tied predicting 3 zero-1": Case("tied predicting", Layout(fsdp=3, zero_stage=1)),
+    "tied predicting 2 zero-3": Case("tied predicting", Layout(fsdp=2, zero_stage=3)),
+    "adapted predicting 2 zero-3": Case("adapted predicting", Layout(fsdp=2, zero_stage=3)),
+    "compiled predicting 2 zero-3": Case(
+        "tied predicting", Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}
+    ),
 }
 
 
@@ -90,6 +153,8 @@ def test_equals_one_process(name: str) -> None:
 def compare(found: Found, wanted: Found) -> None:
     """The design's limits: loss and norm to 1e-12, each gradient to 1e-10."""
     assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
+    for own_losses, other_losses in zip(found.further, wanted.further, strict=True):
+        assert own_losses == pytest.approx(other_losses, rel=1e-12)
     assert found.norms == pytest.approx(wanted.norms, rel=1e-12)
     for step, (own, others) in enumerate(zip(found.gradients, wanted.gradients, strict=True)):
         assert set(own) == set(others)

@@ -14,7 +14,8 @@ from shardwise.train.engine import Engine
 
 NUM_LAYERS = 7
 DEEP = {
-    name: replace(training.MODELS[name], name=f"deep {name}", num_layers=NUM_LAYERS) for name in ("dense", "adapted")
+    name: replace(training.MODELS[name], name=f"deep {name}", num_layers=NUM_LAYERS)
+    for name in ("dense", "adapted", "predicting", "adapted predicting")
 }
 
 

@@ -38,6 +38,9 @@ LAYOUTS = {
     "zero-1 of 3": Layout(fsdp=3, zero_stage=1, micro_batch_seqs=2),
     "zero-2 of 2": Layout(fsdp=2, zero_stage=2, micro_batch_seqs=3),
     "hybrid zero-3 of 4": Layout(dp=2, fsdp=2, zero_stage=3),
+    "tp=2 fsdp=2": Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, micro_batch_seqs=3),
+    "tp=2 cp=2": Layout(tp=2, cp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=6),
+    "ep=2 tp=2": Layout(fsdp=2, ep=2, tp=2, zero_stage=1, micro_batch_seqs=3),
 }
 
 
@@ -51,8 +54,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(layout: Layout, model: str) -> Plan:
-    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+def planned(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
     architecture = replace(MODELS[model], vocab_size=VOCABULARY)
     return plan_layout(architecture, load_cluster(f"local:{layout.num_devices}"), job, layout)
 
@@ -84,23 +87,34 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize(
-    ("model", "before", "after"),
+    ("model", "before", "after", "optimizer"),
     [
-        ("dense", "dp=2", "zero-1 of 3"),
-        ("dense", "zero-1 of 3", "hybrid zero-3 of 4"),
-        ("dense", "hybrid zero-3 of 4", "alone"),
-        ("moe", "zero-2 of 2", "dp=2"),
-        ("tied", "alone", "zero-2 of 2"),
+        ("dense", "dp=2", "zero-1 of 3", "adamw"),
+        ("dense", "zero-1 of 3", "hybrid zero-3 of 4", "adamw"),
+        ("dense", "hybrid zero-3 of 4", "alone", "adamw"),
+        ("moe", "zero-2 of 2", "dp=2", "adamw"),
+        ("tied", "alone", "zero-2 of 2", "adamw"),
+        ("dense", "zero-1 of 3", "dp=2", "lion"),
+        ("predicting", "hybrid zero-3 of 4", "zero-1 of 3", "adamw"),
+        ("tied predicting", "dp=2", "alone", "adamw"),
+        ("dense", "tp=2 fsdp=2", "zero-1 of 3", "adamw"),
+        ("tied", "zero-2 of 2", "tp=2 cp=2", "adamw"),
+        ("routed", "ep=2 tp=2", "alone", "adamw"),
+        ("routed", "dp=2", "ep=2 tp=2", "lion"),
     ],
 )
-def test_goes_on_as_if_it_had_not_stopped(model: str, before: str, after: str, data: Path, tmp_path: Path) -> None:
-    wanted = run_ranks(saved, LAYOUTS[before].num_devices, planned(LAYOUTS[before], model), data, tmp_path)[0]
-    layout = LAYOUTS[after]
-    for found in run_ranks(resumed, layout.num_devices, planned(layout, model), data, tmp_path):
+def test_goes_on_as_if_it_had_not_stopped(
+    model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
+) -> None:
+    plan, other = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
+    wanted = run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
+    for found in run_ranks(resumed, other.layout.num_devices, other, data, tmp_path):
         for own, other in zip(found, wanted, strict=True):
             assert own.step == other.step
             assert own.learning_rate == other.learning_rate
             assert own.loss == pytest.approx(other.loss, rel=1e-5)
+            assert own.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
+            assert (own.prediction_loss is None) == ("predicting" not in model)
             assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
 
 
@@ -113,8 +127,9 @@ def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor
     return gathered(trainer.engine, "state")
 
 
-def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-1 of 3"], "dense")
+@pytest.mark.parametrize("model", ["dense", "tied predicting"])
+def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-1 of 3"], model)
     wanted = run_ranks(checkpointed, 3, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
@@ -123,7 +138,7 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(data: Path, tmp_p
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         torch.testing.assert_close(found[name].flatten().double(), weight, rtol=0, atol=0)
-    with pytest.raises(InputError, match=r"the weights of another model than dense: .*; the plan that the run was of"):
+    with pytest.raises(InputError, match=r"the weights of another model than .*: .*; the plan that the run was of"):
         checkpoint_to_hf(path, replace(plan.model, num_layers=2), tmp_path / "other", seq_len=SEQ_LEN)
 
 
@@ -133,8 +148,9 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
     return gathered(trainer.engine, "state"), trainer.train_step()
 
 
-def test_a_run_begins_with_the_weights_of_a_model_of_transformers(data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-2 of 2"], "dense")
+@pytest.mark.parametrize("model", ["dense", "tied predicting"])
+def test_a_run_begins_with_the_weights_of_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS["zero-2 of 2"], model)
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from shardwise.engine.torch import experts
 from shardwise.layout.layout import Layout
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients
 from shardwise.train.parallel.weights import WeightGatherer
 
@@ -44,11 +45,11 @@ def dropped_wait() -> None:
     gathers_come_late()
     require = WeightGatherer._require
 
-    def forgetful(self: WeightGatherer, place: int) -> None:
-        if place != 1:
-            require(self, place)
-        for group in self.used[place]:
-            self._start(group)
+    def forgetful(self: WeightGatherer, groups: Sequence[FlatGroup]) -> None:
+        if groups is not self.forward[1]:
+            return require(self, groups)
+        self._start(groups)
+        for group in groups:
             self.pending.pop(id(group), None)
 
     WeightGatherer._require = forgetful  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from plain import build, initialise
 from plain.experts import balance
+from plain.lion import Lion
 
 from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
@@ -25,7 +27,7 @@ FP64 = Precision(
     name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
 )  # fmt: skip
 DENSE = Architecture(
-    name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=23
+    name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24
 )
 TIED = replace(DENSE, name="tied", tied_embeddings=True, qk_norm=True)
 MOE = replace(DENSE, name="moe", d_ff=10, num_experts=5, experts_per_token=2, num_layers=2)
@@ -35,8 +37,20 @@ FLAT_NORMS = replace(
     DENSE, name="flat norms", qk_norm=True, qk_norm_over="projection", pre_norms=False, post_norms=True
 )
 LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
-MODELS = {one.name: one for one in (DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING)}
-STEPS, POSITIONS, SEED = 3, 6, 5
+ROUTED = replace(LEADING, name="routed", num_experts=4)
+PREDICTING = replace(
+    LEADING, name="predicting", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3,
+    num_predict_layers=2,
+)  # fmt: skip
+TIED_PREDICTING = replace(TIED, name="tied predicting", num_predict_layers=2)
+ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_layers=1)
+MODELS = {
+    one.name: one
+    for one in (
+        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
+    )
+}  # fmt: skip
+STEPS, POSITIONS, SEED = 3, 8, 5
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Case:
     num_seqs: int = 8
     recipe: dict[str, Any] = field(default_factory=dict)
     precision: Precision = FP64
+    optimizer: str = "adamw"
 
     @property
     def architecture(self) -> Architecture:
@@ -68,7 +83,8 @@ class Case:
         recipe = self.recipe_of()
         return Instance(
             architecture=self.architecture, layout=self.layout, precision=self.precision,
-            policy=policy_of(recipe, routed=self.architecture.num_experts > 0),
+            policy=policy_of(recipe, routed=self.architecture.num_experts > 0), seq_len=POSITIONS,
+            optimizer=self.optimizer,
         )  # fmt: skip
 
     @property
@@ -92,13 +108,24 @@ class Case:
 
 @dataclass
 class Found:
-    """What each step of a run gave."""
+    """What each step of a run gave; `further` are the losses of multi-token prediction by module."""
 
     losses: list[float] = field(default_factory=list)
+    further: list[list[float]] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     biases: list[torch.Tensor] = field(default_factory=list)
+
+
+def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
+    """PyTorch's over matrices and all else, with the values that recipes have."""
+    values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **given}
+    groups = [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], lr=1.0)
+
+
+OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds}
 
 
 def plain(case: Case) -> Found:
@@ -111,32 +138,36 @@ def plain(case: Case) -> Found:
     kinds = [
         [one for name, one in trained.items() if name.endswith(plain_names) is not matrix] for matrix in (True, False)
     ]
-    optimizer = torch.optim.AdamW(
-        [{"params": kinds[0], "weight_decay": recipe.weight_decay}, {"params": kinds[1], "weight_decay": 0.0}],
-        betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, lr=1.0,
-    )  # fmt: skip
+    optimizer = OPTIMIZERS[case.optimizer](kinds, recipe.optimizer)
     found = Found()
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss, batches, counts = 0.0, case.micro_batches(step, 0, 1), []
+        loss, further, batches, counts = (
+            0.0,
+            [0.0] * architecture.num_predict_layers,
+            case.micro_batches(step, 0, 1),
+            [],
+        )
         for batch in batches:
             output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS)
-            total = output.loss
+            total = output.total(recipe.prediction_weight)
             if architecture.num_experts:
                 counts.append(torch.stack([routing.counts for routing in output.routings]))
             if architecture.num_experts and recipe.balance == "auxiliary":
                 total = total + recipe.balance_coefficient / len(batches) * output.auxiliary()
             total.backward()
             loss += output.loss.item()
+            further = [one + own.item() for one, own in zip(further, output.further, strict=True)]
         found.losses.append(loss)
+        found.further.append([recipe.prediction_weight / len(further) * one for one in further])
         found.gradients.append({name: one.grad.clone().flatten() for name, one in trained.items()})
         found.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
         for settings in optimizer.param_groups:
             settings["lr"] = recipe.learning_rate_at(step)
         optimizer.step()
         if architecture.num_experts and recipe.balance == "bias":
-            for block, rows in zip(model.layers.values(), sum(counts), strict=True):
-                balance(block.balance_bias, rows, recipe.balance_rate)
+            for bias, rows in zip(model.buffers(), sum(counts), strict=True):
+                balance(bias, rows, recipe.balance_rate)
     found.weights = {name: one.detach().clone().flatten() for name, one in model.named_parameters()}
     found.biases = [one.clone() for one in model.buffers()]
     return found
@@ -151,7 +182,7 @@ def engine_of(case: Case) -> Engine:
 
 
 def replica_of(engine: Engine, case: Case) -> int:
-    return engine.world.position(("dp", "fsdp"))
+    return engine.world.position(engine.instance.batch_axes)
 
 
 def run_step(engine: Engine, case: Case, step: int) -> Any:
@@ -162,7 +193,7 @@ def run_step(engine: Engine, case: Case, step: int) -> Any:
 def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
     """Every parameter's gradient ("gradient_shard") or weight ("state"), put together from all ranks, flat."""
     parts = [
-        (one.member.parameter.name, one.offset, getattr(group, tensor)[one.start : one.start + one.size].clone())
+        (one, getattr(group, tensor)[one.start : one.start + one.size].clone())
         for group in engine.groups
         if group.group.trained or tensor == "state"
         for one in group.intervals()
@@ -172,12 +203,12 @@ def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
         dist.all_gather_object(everyone, parts)
     else:
         everyone = [parts]
-    sizes = {m.parameter.name: m.size for group in engine.groups for m in group.group.members}
     found: dict[str, torch.Tensor] = {}
-    for name, offset, values in (part for rank in everyone for part in rank):
-        whole = found.setdefault(name, torch.full((sizes[name],), float("nan"), dtype=torch.float64))
-        whole[offset : offset + len(values)] = values.to(torch.float64)
-    return found
+    for one, values in (part for rank in everyone for part in rank):
+        whole = found.setdefault(one.name, torch.full(one.whole, float("nan"), dtype=torch.float64))
+        for box, piece in zip(one.boxes(), values.split([box.volume for box in one.boxes()]), strict=True):
+            whole[box.slices] = piece.view(box.lengths).to(torch.float64)
+    return {name: whole.flatten() for name, whole in found.items()}
 
 
 def trained(case: Case) -> Found:
@@ -188,6 +219,7 @@ def trained(case: Case) -> Found:
         before = _capture_gradients(engine)
         result = run_step(engine, case, step)
         found.losses.append(result.loss.item())
+        found.further.append([one.item() for one in result.further])
         found.norms.append(result.norm.item())
         found.gradients.append(before())
     found.weights = gathered(engine, "state")

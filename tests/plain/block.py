@@ -42,8 +42,12 @@ class Block(NormedUnit):
         dense = layer < architecture.num_dense_layers
         shape = architecture.dense() if dense else architecture
         super().__init__("dense_block" if dense else "block", shape, numerics)
-        if shape.num_experts:
-            self.register_buffer("balance_bias", torch.zeros(shape.num_experts, dtype=torch.float32))
+        self.keep_balanced()
+
+    def keep_balanced(self) -> None:
+        """Have a bias of the router's choice, where there is one."""
+        if self.architecture.num_experts:
+            self.register_buffer("balance_bias", torch.zeros(self.architecture.num_experts, dtype=torch.float32))
 
     def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
         y = self.before(x, "attention_norm")

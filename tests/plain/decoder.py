@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plain.block import Block, NormedUnit
+from plain.block import Block, NormedUnit, Result
 from plain.experts import Routing, auxiliary_loss
 from plain.functions import cap
-from plain.gradients import HeadLoss, applied, at_least_fp32
+from plain.gradients import IGNORED, HeadLoss, applied, at_least_fp32
 from plain.places import Rotation, mask_of, positions_of, rotation
-from shardwise.errors import InputError
+from shardwise.lowering.parameters import attribute
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import BORROWED
 from shardwise.model.numerics import Numerics, Rotary
-
-LACKING: dict[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out
-    "multi-token prediction (--set model.num_predict_layers=0 trains without)": lambda architecture: (
-        architecture.num_predict_layers
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A micro-batch's part of the step's loss; `routings` has one entry for each layer of experts."""
+    """A micro-batch's part of the step's loss; `routings` has one entry for each block of experts.
+
+    `further` are the losses of multi-token prediction by module, over the same number of targets.
+    """
 
     loss: Tensor
     routings: tuple[Routing, ...] = ()
+    further: tuple[Tensor, ...] = ()
+
+    def total(self, prediction_weight: float = 1.0) -> Tensor:
+        """What is trained for: the mean of the further losses is added with a weight (DeepSeek-V3's report, equation 25)."""
+        return self.loss + prediction_weight / max(len(self.further), 1) * sum(self.further)
 
     def auxiliary(self, whole: Callable[[Tensor], Tensor] = lambda sums: sums) -> Tensor | None:
         """The loss that evens the experts' shares out, without its coefficient; see `auxiliary_loss`."""
@@ -74,20 +77,44 @@ class Head(NormedUnit):
         return self.own("head") if lent is None else lent
 
 
-class Decoder(nn.Module):
-    """All units of a model; layers are keyed by their number in the whole model.
+class Predict(Block):
+    """A module of multi-token prediction: a hidden state and an embedding, side by side through M, a block, and a norm before the
+    head, which like the embedding is the model's."""
 
-    Raises `InputError` that lists what the architecture has and the engine lacks.
-    """
+    def __init__(self, architecture: Architecture, numerics: Numerics, unit: str) -> None:
+        NormedUnit.__init__(self, unit, architecture, numerics, frozenset(BORROWED[unit]))
+        self.keep_balanced()
+
+    def own(self, weight: str) -> Tensor:
+        return super().own(weight if attribute(weight) in self.weights else f"block.{weight}")
+
+    def if_any(self, weight: str) -> Tensor | None:
+        found = super().if_any(weight)
+        return super().if_any(f"block.{weight}") if found is None else found
+
+    def forward(self, h: Tensor, embedded: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
+        of_embedded, of_hidden = self.own("pair_projection").split(h.shape[-1], dim=1)
+        pair = self.norm(h, "hidden_norm") @ of_hidden.t() + self.norm(embedded, "embedding_norm") @ of_embedded.t()
+        return super().forward(pair, angles, mask)
+
+    def logits(self, h: Tensor, head: Tensor) -> Tensor:
+        return cap(F.linear(self.norm(h, "final_norm"), head), self.numerics.logit_cap)
+
+
+class Decoder(nn.Module):
+    """All units of a model; layers are keyed by their number in the whole model."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        _require_known(architecture)
         self.architecture, self.numerics = architecture, architecture.numerics
         numerics = architecture.numerics
         self.embedding = Embedding(architecture, numerics)
         layers = {str(layer): Block(architecture, numerics, layer) for layer in range(architecture.num_layers)}
         self.layers = nn.ModuleDict(layers)
+        kinds = [*["inner_predict"] * (architecture.num_predict_layers - 1), "predict"][
+            : architecture.num_predict_layers
+        ]
+        self.predict = nn.ModuleList(Predict(architecture, numerics, kind) for kind in kinds)
         self.head = Head(architecture, numerics)
 
     def forward(
@@ -99,7 +126,28 @@ class Decoder(nn.Module):
         Raises `InputError` where the sequence is longer than a learned table of positions.
         """
         x, routings = self.hidden(ids, document_ids)
-        return Output(self.head(x, targets, num_targets, self.lent()), routings)
+        further = list(self.further(x, ids, targets, num_targets, document_ids))
+        routings += tuple(routing for _, routing in further if routing is not None)
+        return Output(self.head(x, targets, num_targets, self.lent()), routings, tuple(loss for loss, _ in further))
+
+    def further(
+        self, h: Tensor, ids: Tensor, targets: Tensor, num_targets: int | Tensor, document_ids: Tensor | None
+    ) -> Iterator[tuple[Tensor, Routing | None]]:
+        """Each module's loss, and what its router did. Equations 21 to 24 of DeepSeek-V3's report; position i is from 0 here.
+
+        The report's module k has T - k positions: those behind them have the last token again here, and no target.
+        """
+        positions = positions_of(ids, document_ids)
+        for depth, module in enumerate(self.predict, start=1):
+            length = ids.shape[1] - depth
+            ahead = [*range(depth, ids.shape[1]), *[ids.shape[1] - 1] * depth]
+            (sight,) = self.sights([self.architecture.num_layers + depth - 1], ids, positions, document_ids, h.dtype)
+            h, routing = module(h, self.embedding(ids[:, ahead], positions), *sight)
+            of_same = torch.stack([targets[:, one : one + length] != IGNORED for one in range(depth + 1)]).all(dim=0)
+            wanted = torch.where(of_same, targets[:, depth:], IGNORED)
+            logits = module.logits(h[:, :length], self.head.weight(self.lent()))
+            loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="sum")
+            yield loss / num_targets, routing
 
     def logits(self, ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least."""
@@ -111,20 +159,20 @@ class Decoder(nn.Module):
         self.architecture.require_positions(ids.shape[-1])
         positions = positions_of(ids, document_ids)
         x, routings = self.embedding(ids, positions), []
-        sights = self.sights(ids, positions, document_ids, x.dtype)
+        sights = self.sights(map(int, self.layers), ids, positions, document_ids, x.dtype)
         for block, (angles, mask) in zip(self.layers.values(), sights, strict=True):
             x, routing = block(x, angles, mask)
             routings += [] if routing is None else [routing]
         return x, tuple(routings)
 
     def sights(
-        self, ids: Tensor, positions: Tensor, document_ids: Tensor | None, dtype: torch.dtype
+        self, layers: Iterable[int], ids: Tensor, positions: Tensor, document_ids: Tensor | None, dtype: torch.dtype
     ) -> Iterator[tuple[Rotation | None, Tensor | None]]:
         """Each layer's angles and mask; layers that are alike share them."""
         rotated = self.architecture.rope_head_dim or self.architecture.head_dim
         angles: dict[Rotary, Rotation] = {}
         masks: dict[int | None, Tensor | None] = {}
-        for layer in map(int, self.layers):
+        for layer in layers:
             window, rotary = self.architecture.window(layer), self.rotary(layer)
             if window not in masks:
                 masks[window] = mask_of(ids, window, document_ids)
@@ -143,14 +191,8 @@ class Decoder(nn.Module):
         return self.embedding.own("embedding") if self.architecture.tied_embeddings else None
 
 
-def _require_known(architecture: Architecture) -> None:
-    lacking = [name for name, has in LACKING.items() if has(architecture)]
-    if lacking:
-        raise InputError(f"model {architecture.name}: found what is planned and not yet runnable: {'; '.join(lacking)}")
-
-
 def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Decoder:
-    """A decoder on the meta device: its parameters have shapes and no memory. Raises `InputError` as `Decoder` does."""
+    """A decoder on the meta device: its parameters have shapes and no memory."""
     with torch.device("meta"):
         model = Decoder(architecture)
     for parameter in model.parameters():  # and not the buffers: steps of a balance bias would vanish in bf16

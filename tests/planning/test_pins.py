@@ -171,9 +171,11 @@ def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) ->
     assert [found["layout"][axis] for axis in ("dp", "fsdp", "tp", "cp", "pp", "ep")] == [2, 8, 1, 1, 1, 1]
     assert found["layout"]["offload"] == "none"
     assert found["job"]["loss"] == "in_place"
-    assert any(other["layout"]["tp"] > 1 for other in planned(capsys)["alternatives"])
+    shapes = [other["layout"] for other in planned(capsys, "--runnable")["alternatives"]]
+    assert any(one["tp"] > 1 for one in shapes)
+    assert {one["pp"] for one in shapes} == {1}
 
 
 def test_a_pin_that_does_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAN, "--runnable", "--pin", "tp=4"]) == 2
-    assert "--runnable: tp=4 is planned, not yet runnable; tp=1 is required" in capsys.readouterr().err
+    assert main([*PLAN, "--runnable", "--pin", "pp=2"]) == 2
+    assert "--runnable: pp=2 is planned, not yet runnable; pp=1 is required" in capsys.readouterr().err

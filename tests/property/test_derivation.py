@@ -13,6 +13,7 @@ from shardwise.derive.derivation import Unit, derive
 from shardwise.derive.walk import Communicate, Step
 from shardwise.engine.numpy.step import derived_moves
 from shardwise.model.recompute import policy_names
+from shardwise.optimizer import optimizer_names
 from shardwise.sharding.collective import Kind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
@@ -100,6 +101,13 @@ def test_accumulation_equals_unsharded(zero_stage: int, num_micro_batches: int) 
             num_micro_batches=num_micro_batches,
         )
     )
+
+
+@pytest.mark.parametrize("optimizer", optimizer_names())
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_every_optimizer_equals_unsharded(zero_stage: int, optimizer: str) -> None:
+    sharded = {"fsdp": 2, "zero_stage": zero_stage} if zero_stage else {"dp": 2}
+    check(Case(**sharded, tp_kv=2, sequence_parallel=True, optimizer=optimizer))
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])

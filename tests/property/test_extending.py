@@ -1,30 +1,40 @@
-"""What docs/extending.md says about families and policies is done here, from its own text, and works without more."""
+"""What docs/extending.md says of families, policies and other choices is done here, from its own text, and works without more."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from executing import Executor, batch_of
+from train.stand_in import small_plan, write_inputs
 
+from shardwise import optimizer as optimizers
+from shardwise.books.figures import stage_memories
 from shardwise.cli import main
 from shardwise.cluster import stacks
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.engine.torch import optimizers as engine_optimizers
 from shardwise.engine.torch.initialise import initial_weights
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout import context
 from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
 from shardwise.model import families, recompute
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
+from shardwise.planning.explain.schedules import schedules
+from shardwise.planning.plan import plan_layout
+from shardwise.schedule import schedule as pipelines
 from shardwise.search.space import Choices
 
 from .test_derivation import check
@@ -190,3 +200,135 @@ def test_a_variant_is_one_entry(variant: str, capsys: pytest.CaptureFixture[str]
 def test_without_the_entry_it_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "cp=8 cp_variant=striped"]) == 2
     assert "cp_variant is 'striped'; one of all_gather, zigzag, ulysses, ring is required" in capsys.readouterr().err
+
+
+@pytest.fixture
+def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's schedule in the table."""
+    name, value = entry("A schedule of pipelines", vars(pipelines))
+    assert name not in pipelines.SCHEDULES
+    monkeypatch.setitem(pipelines.SCHEDULES, name, value)
+    return name
+
+
+def breadth_first_s(p: int, v: int, m: int, forward_s: float, backward_s: float) -> float:
+    """Seconds of a step in which each device takes all micro-batches through one of its virtual stages before the next one."""
+    end = [0.0] * p  # of what each device has done
+    ready = [0.0] * m  # of each micro-batch, at the next stage
+    for seconds, stages in ((forward_s / v, range(p * v)), (backward_s / v, reversed(range(p * v)))):
+        for stage in stages:
+            for micro_batch in range(m):
+                end[stage % p] = ready[micro_batch] = max(end[stage % p], ready[micro_batch]) + seconds
+    return max(end)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 4), (4, 3, 9), (8, 2, 64)])
+def test_a_schedule_waits_as_its_entry_says(schedule: str, p: int, v: int, m: int) -> None:
+    form, passes = pipelines.schedule_of(schedule), pipelines.Passes(1.0, 2.0)
+    assert breadth_first_s(p, v, m, 1.0, 2.0) - m * 3.0 == pytest.approx(form.bubble_s(p, v, passes))
+    fewest = form.fewest(p, v)
+    assert breadth_first_s(p, v, fewest - 1, 1.0, 2.0) - (fewest - 1) * 3.0 > form.bubble_s(p, v, passes) + 1e-6
+
+
+def test_a_schedule_is_one_entry(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is checked, priced, compared, searched and listed: the bubble of interleaved 1F1B, and all micro-batches held."""
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
+    job = Job(global_batch_tokens=2**18, seq_len=4096)
+    plain = Layout(dp=2, pp=4, num_virtual_stages=2, schedule="interleaved")
+    own = replace(plain, schedule=schedule)
+    times = [estimate(model, cluster, job, layout).time["bubble"] for layout in (plain, own)]
+    held = [stage_memories(model, cluster, job, layout)[0]["activations"] for layout in (plain, own)]
+    assert times[0] == times[1]
+    assert held[1] / held[0] == pytest.approx(32 / 5.5)
+    (unstaged,) = violations(model, job, 8, replace(own, num_virtual_stages=1))
+    assert unstaged.startswith("schedule: 'looped_bfs' with pp = 4 and num_virtual_stages = 1")
+    (few,) = violations(model, job, 8, replace(own, micro_batch_seqs=16))
+    assert "looped_bfs requires at least 4 micro-batches; there are 2" in few
+    told = {one.schedule: one for one in schedules(plan_layout(model, cluster, job, plain))}
+    assert told[schedule].num_virtual_stages == 2
+    assert told[schedule].bubble_s is not None
+    assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"schedule={schedule}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"]["schedule"] == schedule
+    with pytest.raises(SystemExit):
+        main(["estimate", "--help"])
+    assert schedule in capsys.readouterr().out
+
+
+def test_a_schedule_may_be_searched_without_being_asked_for(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert schedule not in Choices().schedule
+    monkeypatch.setitem(pipelines.SCHEDULES, schedule, replace(pipelines.SCHEDULES[schedule], searched=True))
+    assert Choices().schedule == (pipelines.NATURAL, schedule)
+
+
+def test_without_the_entry_of_a_schedule_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=2 pp=4 schedule=looped_bfs"]) == 2
+    assert "schedule is 'looped_bfs'; one of none, afab, 1f1b, interleaved, zb_h1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def optimizer(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's optimizer in the table."""
+    name, value = entry("An optimizer", vars(optimizers))
+    assert name not in optimizers.OPTIMIZERS
+    monkeypatch.setitem(optimizers.OPTIMIZERS, name, value)
+    return name
+
+
+def test_an_optimizer_is_one_entry(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is derived, proven on virtual devices, priced and listed: one moment, where AdamW has two."""
+    for zero_stage in (0, 1, 2, 3):
+        sharded = {"fsdp": 2, "zero_stage": zero_stage} if zero_stage else {"dp": 2}
+        check(Case(**sharded, tp_kv=2, sequence_parallel=True, optimizer=optimizer))
+    words = ["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--json"]
+    payloads = []
+    for name in ("adamw", optimizer):
+        assert main([*words, "--set", f"job.optimizer={name}"]) == 0
+        payloads.append(json.loads(capsys.readouterr().out))
+    adamw, own = (payload["estimate"] for payload in payloads)
+    assert own["memory"]["optimizer"] == adamw["memory"]["optimizer"] / 2
+    assert own["time"]["optimizer"] < adamw["time"]["optimizer"]
+    assert payloads[1]["job"]["optimizer_fields"] == {"momentum": 0.9, "weight_decay": 0.0}
+    for verb, said in (("plan", optimizer), ("train", "recipe.momentum: decay of the sum of gradients (sgd 0.9)")):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert said in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_its_fields_reach_the_update(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.SGD does with them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given: list[Mapping[str, float]] = []
+    original = engine_optimizers.torch_optimizer
+
+    def judged(name: str, matrices: Any, others: Any, fields: Mapping[str, float]) -> torch.optim.Optimizer:
+        given.append(fields)
+        return original(name, matrices, others, fields)
+
+    monkeypatch.setattr("shardwise.train.parallel.update.torch_optimizer", judged)
+    flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
+    words = ["--steps", "2", "--set", "recipe.momentum=0.8", "--set", "recipe.weight_decay=0.05"]
+    assert main(["train", *flags, *words]) == 0
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text(encoding="utf-8"))
+    assert (recipe["momentum"], recipe["weight_decay"]) == (0.8, 0.05)
+    assert "beta1" not in recipe
+    assert given
+    assert all(fields == {"momentum": 0.8, "weight_decay": 0.05} for fields in given)
+    capsys.readouterr()
+    assert main(["train", *flags, "--steps", "2", "--force", "--set", "recipe.momentum=2"]) == 2
+    assert "recipe: momentum is 2.0; a number of at least 0, below 1, is required" in capsys.readouterr().err
+    own, theirs = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)) for _ in range(2))
+    sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.8, weight_decay=0.05)
+    made = original(optimizer, [own], [], given[0])
+    made.param_groups[0]["lr"] = 0.1
+    for step in range(4):
+        for weight, stepping in ((own, made), (theirs, sgd)):
+            weight.grad = torch.randn(100, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            stepping.step()
+    torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_without_the_entry_of_an_optimizer_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--set", "job.optimizer=sgd"]) == 2
+    assert "optimizer is 'sgd'; one of adamw, lion is required" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from shardwise.layout.placement import cut_levels, placements
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
-from shardwise.schedule.closed_form import NATURAL, SCHEDULES, natural_schedule
+from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names
 from shardwise.search.search import search
 from shardwise.search.space import QUARTERS, Choices, build_space
 
@@ -294,7 +294,7 @@ PINNED = [
 ]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", schedule_names())
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job"), PINNED, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -303,7 +303,7 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
 ) -> None:
     """Under each convention in turn."""
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
-    overlap = OVERLAPS[(len(model) + SCHEDULES.index(schedule)) % len(OVERLAPS)]
+    overlap = OVERLAPS[(len(model) + schedule_names().index(schedule)) % len(OVERLAPS)]
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
     choices = Choices().narrowed({"schedule": schedule}, {})
     rows = search(architecture, cluster, job, choices=choices, sample=50, seed=len(schedule)).sampled

@@ -23,7 +23,7 @@ from shardwise.lowering.template import template_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Program
-from shardwise.model.update import STATE
+from shardwise.optimizer import DEFAULT, optimizer_named
 from shardwise.sharding import Mesh, Spec
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
@@ -64,12 +64,18 @@ class Case:
     positions: int = 2
     seed: int = 0
     structure: tuple[tuple[str, Any], ...] = ()  # further fields of the architecture
+    optimizer: str = DEFAULT
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What the optimizer keeps of a weight."""
+        return optimizer_named(self.optimizer).state
 
     @property
     def family(self) -> Family:
         return Family(
             self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts,
-            cp_variant=self.cp_variant, whole_experts=self.whole_experts,
+            cp_variant=self.cp_variant, whole_experts=self.whole_experts, optimizer=self.optimizer,
         )  # fmt: skip
 
     @property
@@ -108,8 +114,8 @@ class Case:
             shape = [sizes[dim] for dim in program.dims(name)]
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
-            state[f"{name}.first"] = rng.normal(size=shape)
-            state[f"{name}.second"] = rng.random(size=shape)
+            for moment, update in optimizer_named(self.optimizer).moments.items():
+                state[f"{name}.{moment}"] = rng.random(size=shape) if update.of_squares else rng.normal(size=shape)
         return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
 
     def batch(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -162,6 +168,7 @@ class StrictDevices(VirtualDevices):
         super().__init__(mesh, sizes, unit.family)
         forward = unit.forward
         (output,) = forward.program.outputs
+        self.state = tuple(f".{part}" for part in optimizer_named(unit.family.optimizer).state)
         weights = {(name, forward.specs[name]) for name in unit.weights}
         hidden = {
             (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
@@ -181,7 +188,7 @@ class StrictDevices(VirtualDevices):
         self.held = {
             (name, spec): shards
             for (name, spec), shards in self.held.items()
-            if (name, spec) in known or name.endswith(tuple(f".{part}" for part in STATE))
+            if (name, spec) in known or name.endswith(self.state)
         }
         super().follow(program, instructions)
 
@@ -204,10 +211,11 @@ def error(found: Any, expected: Any) -> float:
 @lru_cache(maxsize=64)
 def unsharded(case: Case) -> Outcome:
     """The same decoder and batch on one device, with nothing sharded and nothing recomputed."""
-    unit = derive_unit("whole", whole_program(case.architecture), UNSHARDED, recompute="none")
+    family = dataclasses.replace(UNSHARDED, optimizer=case.optimizer)
+    unit = derive_unit("whole", whole_program(case.architecture), family, recompute="none")
     state, batches = case.inputs()
     one = Mesh(tuple((axis, 1) for axis in AXES))
-    outcome = _outcome(case, unit, run_step(unit, UNSHARDED, one, case.sizes, state, batches))
+    outcome = _outcome(case, unit, run_step(unit, family, one, case.sizes, state, batches))
     assert outcome.moved == {"micro_batch": {}, "step": {}}
     return outcome
 
@@ -249,7 +257,7 @@ class _Chain:
         for unit, prefix, devices in self.links:
             for name, dims in unit.weights.items():
                 devices.put(name, unit.forward.specs[name], state[prefix + name])
-                for part in STATE if name in unit.trained else ():
+                for part in self.case.state if name in unit.trained else ():
                     devices.put(
                         f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
                     )
@@ -328,7 +336,7 @@ def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
     trained = set(program.weights) & set(program.wanted)
     assert set(outcome.gradients) == set(reference.gradients) == trained
     assert set(outcome.updated) == set(reference.updated)
-    assert len(outcome.updated) == 4 * len(outcome.gradients)
+    assert len(outcome.updated) == (1 + len(case.state)) * len(outcome.gradients)
     errors = {"loss": error(outcome.loss, reference.loss)}
     errors |= {f"gradient of {name}": error(g, reference.gradients[name]) for name, g in outcome.gradients.items()}
     errors |= {name: error(array, reference.updated[name]) for name, array in outcome.updated.items()}

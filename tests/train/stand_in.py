@@ -43,11 +43,13 @@ from shardwise.train.waits import waits_for
 VOCAB, SEQ_LEN = 32, 16
 
 
-def small_plan(devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, **layout: Any) -> Plan:
+def small_plan(
+    devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, optimizer: str = "adamw", **layout: Any
+) -> Plan:
     """A plan of a small model for processes of this machine."""
     model = replace(sw.load_model("gpt-2"), num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16,
                     vocab_size=vocab_size)  # fmt: skip
-    job = Job(global_batch_tokens=batch_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+    job = Job(global_batch_tokens=batch_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
     shape = layout or {"dp": devices}
     return plan_layout(model, sw.load_cluster(f"local:{devices}"), job, Layout(**shape))
 

@@ -39,11 +39,12 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
     with pytest.raises(InputError) as caught:
         require_runnable(plan.layout, BF16)
     (problem,) = caught.value.problems
-    assert "tp=2, cp=2, pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
-    assert problem.endswith("--pin tp=1 --pin cp=1 --pin pp=1 --pin async_tp=false --pin offload=none")
-    with pytest.raises(InputError, match="plan: tp=8 is planned, not yet runnable"):
-        require_runnable(big_plan(tp=8).layout, BF16)
+    assert "pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
+    assert problem.endswith("--pin pp=1 --pin async_tp=false --pin offload=none")
+    with pytest.raises(InputError, match="plan: pp=8 is planned, not yet runnable"):
+        require_runnable(big_plan(pp=8, schedule="1f1b").layout, BF16)
     require_runnable(big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)
+    require_runnable(big_plan(fsdp=2, tp=2, cp=2, sequence_parallel=True, zero_stage=3).layout, BF16)
 
 
 @pytest.mark.parametrize("name", ["fp8_delayed", "mxfp8", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"])

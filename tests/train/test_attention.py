@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from train.formulas import NARROW, Largest, assert_near, gradients_of, random
 
-from shardwise.engine.torch import attention as attention_module
-from shardwise.engine.torch.attention import Attention, Sight, sink_gradient
+from shardwise.engine.torch import sight as sight_module
+from shardwise.engine.torch.attention import Attention, sink_gradient
+from shardwise.engine.torch.sight import Sight
 from shardwise.model.numerics import Numerics
 
 # Letters: B, T, K, G, H and U as in `model/decoder.py`.
@@ -74,7 +75,7 @@ def run(
 def test_attention_is_a_softmax_over_what_is_seen(
     has_sinks: bool, cap: float | None, groups: int, width: int, sight: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_module, "BLOCK", block)
+    monkeypatch.setattr(sight_module, "BLOCK", block)
     q, k, v, dy = operands_of(width, groups)
     sinks, seen = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
 
@@ -93,7 +94,7 @@ def test_attention_in_narrow_formats_stays_in_them(
     kind: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the log-sum-exp, which is in float32."""
-    monkeypatch.setattr(attention_module, "BLOCK", block)
+    monkeypatch.setattr(sight_module, "BLOCK", block)
     q, k, v, dy = operands_of(H, dtype=dtype)
     sinks, cap = [random(K, G, dtype=dtype, seed=5)] if kind == "sinks" else [], 0.7 if kind == "capped" else None
 
@@ -142,7 +143,7 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
     sight: Sight, cap: float | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each pass; otherwise there is one for each block, and with a cap none."""
-    monkeypatch.setattr(attention_module, "BLOCK", 32)
+    monkeypatch.setattr(sight_module, "BLOCK", 32)
     operands = operands_of(H)
     with Kernels() as kernels:
         run(Attention(0.5, cap), sight, *operands)
@@ -161,7 +162,7 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
 def test_no_square_of_all_positions_is_made(
     sight: Sight, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_module, "BLOCK", 32)
+    monkeypatch.setattr(sight_module, "BLOCK", 32)
     operands = operands_of(H)
     with Largest() as largest:
         run(Attention(0.5, cap), sight, *operands)

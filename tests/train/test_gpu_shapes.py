@@ -12,7 +12,7 @@ from shardwise.engine.torch import devices
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.fused_attention import PADDED
-from shardwise.engine.torch.weights import on_one_device, parameter_shapes, used_weights
+from shardwise.engine.torch.weights import on_one_device, parameter_shapes
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
 
@@ -32,6 +32,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "experts": {**EXPERTS, "shared_expert_width": 8, "shared_gate": True},
     "biased experts": {**EXPERTS, "mlp": "clamped_swiglu", "bias": ("router", "experts")},
     "adapters": {"lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp")},
+    "multi-token prediction": {**EXPERTS, "num_predict_layers": 2},
 }  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def test_forward_and_backward_fit_together(structure: str, documents: bool, monk
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=device) for name, shape in parameter_shapes(architecture).items()
     }
-    used, taken = used_weights(instance), dict[str, Taken]()
+    used, taken = instance.used, dict[str, Taken]()
 
     def ends(path: str) -> Ends:
         taken[path] = Taken()

@@ -24,7 +24,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.planning.plan import plan_layout
-from shardwise.train.box import Box
+from shardwise.train.box import Box, interval_boxes
 from shardwise.train.huggingface import load_hf, save_hf
 from shardwise.train.huggingface.config import read_config, write_config
 from shardwise.train.huggingface.files import StoredModel, Tensors
@@ -169,13 +169,75 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
             start, stop = np.sort(rng.integers(0, values.numel() + 1, 2)).tolist()
             if start < stop:
                 count[0] = 0
-                found = stored.interval(parameter, start, stop - start)
+                found = stored.flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
                 assert torch.equal(found, values.flatten()[start:stop]), parameter
                 assert count[0] == stop - start, parameter
             corners = np.sort(rng.integers(0, np.add(values.shape, 1), (2, values.ndim)), axis=0)
             box = Box(tuple(corners[0].tolist()), tuple(np.maximum(corners[1] - corners[0], 0).tolist()))
             if box.volume:
                 assert torch.equal(stored.read(parameter, box), values[box.slices]), (parameter, box)
+
+
+PREDICTING = {name: CONFIGS[name] for name in ("llama", "qwen3", "mixtral", "qwen2_moe", "gemma2", "olmo2")}
+
+
+def predicting(name: str) -> Weights:
+    """A model of a family with two modules of multi-token prediction and random weights."""
+    kind, own = PREDICTING[name]
+    activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
+    config = {"model_type": kind, **SMALL, **activation, **own, "num_nextn_predict_layers": 2}
+    weights = initial_weights(read_config(config)[0], 3)
+    assert weights.architecture.num_predict_layers == 2
+    generator = torch.Generator().manual_seed(4)
+    return Weights(
+        weights.architecture, {n: torch.randn(t.shape, generator=generator) * 0.4 for n, t in weights.tensors.items()}
+    )
+
+
+@pytest.mark.parametrize("name", PREDICTING)
+def test_multi_token_prediction_is_written_and_read(name: str, tmp_path: Path) -> None:
+    """The same weights to the bit; transformers reads the model that predicts the next token."""
+    import transformers
+
+    weights = predicting(name)
+    save_hf(weights, tmp_path, seq_len=64, model_type=PREDICTING[name][0])
+    again = load_hf(tmp_path)
+    assert dataclasses.replace(again.architecture, name=weights.architecture.name) == weights.architecture
+    assert again.tensors.keys() == weights.tensors.keys()
+    assert all(torch.equal(again.tensors[one], tensor) for one, tensor in weights.tensors.items())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(weights.logits(ids()), theirs(ids()).logits, rtol=0, atol=1e-4)
+
+
+def test_modules_are_stored_as_those_of_deepseek_v3(tmp_path: Path) -> None:
+    """Behind the three layers, with copies of what they borrow; files without these are read too."""
+    weights = predicting("llama")
+    save_hf(weights, tmp_path, seq_len=64)
+    stored, ours = load_file(tmp_path / "model.safetensors"), weights.tensors
+    own = {f"{norm}.weight" for norm in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight"}
+    lent = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+    layers = [
+        {n.removeprefix(f"model.layers.{k}.") for n in stored if n.startswith(f"model.layers.{k}.")} for k in range(6)
+    ]
+    assert layers == [layers[0]] * 3 + [layers[0] | own | lent.keys()] * 2 + [set()]
+    for number in (0, 1):
+        for copy, of in lent.items():
+            assert torch.equal(stored.pop(f"model.layers.{3 + number}.{copy}"), stored[of])
+        assert torch.equal(
+            stored[f"model.layers.{3 + number}.enorm.weight"], ours[f"predict.{number}.embedding_norm_weight"]
+        )
+        assert torch.equal(
+            stored[f"model.layers.{3 + number}.eh_proj.weight"], ours[f"predict.{number}.pair_projection"]
+        )
+        down = stored[f"model.layers.{3 + number}.mlp.down_proj.weight"]
+        assert torch.equal(down, ours[f"predict.{number}.block_w_down"].t())
+    save_file(stored, tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in load_hf(tmp_path).tensors.items())
+    stored.pop("model.layers.4.hnorm.weight")
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"lacks 1 tensors: model.layers.4.hnorm.weight"):
+        load_hf(tmp_path)
 
 
 def test_every_family_has_a_case() -> None:

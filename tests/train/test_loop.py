@@ -19,10 +19,12 @@ from train.stand_in import Bigram, small_plan, write_inputs
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, Memory, parse_measured
 from shardwise.measurement.log import read_log
+from shardwise.optimizer import optimizer_fields
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.train.admission import open_data
 from shardwise.train.flags import settings_of
 from shardwise.train.rank import build_parser, main
+from shardwise.train.recipe import parse_recipe, recipe_payload
 
 
 @pytest.fixture
@@ -235,6 +237,7 @@ def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, caps
         (["--data", str(tmp_path / "other" / "data")], None, "found data of fingerprint"),
         ([], small_plan(vocab_size=40), "found model.vocab_size 40; the run in"),
         ([], small_plan(batch_seqs=4), "found job.global_batch_tokens 64; the run in"),
+        ([], small_plan(optimizer="lion"), "found job.optimizer lion; the run in"),
     ):
         dump_plan(plan or small_plan(), inputs[0])
         assert train([*inputs, "--resume", "--steps", "9", *flags]) == 2
@@ -249,6 +252,9 @@ REFUSED = [
     (["--steps", "5", "--clip", "0"], "clip_norm is 0.0"),
     (["--steps", "5", "--warmup", "6"], "warmup_steps + decay_steps are 6; at most the 5 steps"),
     (["--steps", "5", "--set", "recipe.colour=2"], "recipe has no 'colour'"),
+    (["--steps", "5", "--set", "recipe.beta3=0.9"], "recipe has no 'beta3' (did you mean 'beta1' or 'beta2'?)"),
+    (["--steps", "5", "--set", "recipe.beta2=much"], "--set recipe.beta2: found 'much'"),
+    (["--steps", "5", "--set", "recipe.beta2=7"], "recipe: beta2 is 7.0; a number of at least 0, below 1, is required"),
     (["--steps", "5", "--set", "recipe.batch_ramp=4"], "STEP:SEQUENCES,... is required"),
     (["--steps", "5", "--resume"], "holds no run"),
     (["--steps", "5", "--resume", "--force"], "leave one out"),
@@ -277,6 +283,31 @@ def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> 
     assert (recipe["clip_norm"], recipe["reduction"], recipe["seed"], recipe["beta2"]) == (None, "after", 5, 0.99)
     assert [record.num_tokens // stand_in.SEQ_LEN for record in log_of(inputs).steps] == [2, 2, 2, 4, 4, 4]
     assert any(record.num_targets < record.num_tokens for record in log_of(inputs).steps)
+
+
+def test_a_run_keeps_every_value_of_its_optimizer(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that nobody set too, so that a run goes on with them; of another optimizer there are none."""
+    dump_plan(small_plan(optimizer="lion"), inputs[0])
+    assert train([*inputs, "--steps", "3", "--set", "recipe.beta1=0.8"]) == 0
+    recipe = RunFolder(Path(inputs[4])).read().recipe
+    assert {name: recipe.get(name) for name in optimizer_fields()} == {
+        "beta1": 0.8, "beta2": 0.99, "epsilon": None, "weight_decay": 0.1,
+    }  # fmt: skip
+    assert train([*inputs, "--resume", "--steps", "5", "--set", "recipe.weight_decay=0.3"]) == 0
+    capsys.readouterr()
+    assert train([*inputs, "--force", "--steps", "3", "--set", "recipe.epsilon=1e-6"]) == 2
+    assert "found 'epsilon'; the plan's optimizer has beta1, beta2, weight_decay" in capsys.readouterr().err
+
+
+def test_a_recipe_of_an_earlier_version_is_read() -> None:
+    """It had the fields of AdamW beside its own."""
+    kept = {"steps": 9, "learning_rate": 1e-3, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.0}
+    recipe = parse_recipe({**kept, "what later versions add": 3}, "recipe")
+    assert (recipe.steps, recipe.optimizer) == (9, {name: kept[name] for name in optimizer_fields()})
+    payload = recipe_payload(recipe, "adamw")
+    assert payload.items() >= kept.items()
+    assert "optimizer" not in payload, "which earlier versions do not know"
+    assert parse_recipe(recipe_payload(recipe, "adamw"), "recipe") == recipe
 
 
 def test_places_that_cannot_be_written(inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Numerics, Rotary
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding import Mesh
 from shardwise.train.routing import auxiliary_loss
 
 TOLERANCE = 1e-10
+WEIGHT = 0.3  # of multi-token prediction
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 SEQS, POSITIONS = 2, 5
 SMALL = Architecture(
@@ -57,6 +59,18 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "adapters": {"lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp"), "bias": ALL_BIASES},
     "adapters of attention": {**EXPERTS, "lora_rank": 2, "lora_targets": ("attention_out",)},
     "biased experts": {**EXPERTS, "mlp": "clamped_swiglu", "bias": ("qkv", "attention_out", "router", "experts")},
+    "multi-token prediction": {"num_predict_layers": 1},
+    "tied multi-token prediction": {
+        "num_predict_layers": 2, "tied_embeddings": True, "norm": "layer", "norm_bias": True, "positions": "learned",
+        "max_positions": 7, "bias": ALL_BIASES, "mlp": "gelu", "sinks": True,
+    },
+    "deepseek-v3": {
+        **EXPERTS, "num_layers": 3, "num_dense_layers": 1, "dense_d_ff": 7, "shared_expert_width": 3, "num_kv_heads": 4,
+        "head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 3, "q_lora_rank": 3, "num_predict_layers": 3,
+    },
+    "adapters and multi-token prediction": {
+        "lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp"), "num_predict_layers": 2,
+    },
 }  # fmt: skip
 
 
@@ -67,8 +81,8 @@ def small(structure: str) -> Architecture:
 def whole_names(architecture: Architecture) -> dict[str, str]:
     """Names in the program of the whole model, which tells layers apart by a prefix, by the parameters' names."""
     found = parameters(architecture, Family(0, False, "none"))
-    layer = {one.name: f"{one.path.split('.')[1]}." if one.path.startswith("layers.") else "" for one in found}
-    return {one.name: f"{layer[one.name]}{one.weight}" for one in found}
+    prefixes = {one.path: f"{one.path.removeprefix('layers.').replace('.', '')}." for one in found if "." in one.path}
+    return {one.name: f"{prefixes.get(one.path, '')}{one.weight}" for one in found}
 
 
 def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
@@ -76,14 +90,22 @@ def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
     return tuple(rng.integers(architecture.vocab_size, size=(SEQS, POSITIONS)) for _ in range(2))
 
 
-def judged(weights: Weights, ids: Any, targets: Any, num_targets: int) -> tuple[float, dict[str, Any]]:
-    """Loss and gradients by parameter of the derivation's unsharded step with these weights."""
+def judged(weights: Weights, batches: Iterable[MicroBatch], num_targets: int) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients by parameter of the derivation's unsharded step with these weights, of the ids and targets of the model
+    and of each module of multi-token prediction."""
     architecture, family = weights.architecture, Family(0, False, "none")
     unit = derive_unit("whole", whole_program(architecture), family, recompute="none")
     names = whole_names(architecture)
     state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
-    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in ("master", "first", "second")}
-    batch = {"ids": ids, "targets": targets, "positions": np.arange(POSITIONS), "loss_scale": np.array(1 / num_targets)}
+    kept = optimizer_named(family.optimizer).state
+    zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
+    batch: dict[str, Any] = {"positions": np.arange(POSITIONS)}
+    for prefix, one in zip(
+        ("", *(f"predict{n}." for n in range(architecture.num_predict_layers))), batches, strict=True
+    ):
+        scale = WEIGHT / architecture.num_predict_layers / num_targets if prefix else 1 / num_targets
+        own = {"ids": one.ids_BT.numpy(), "targets": one.targets_BT.numpy(), "loss_scale": np.array(scale)}
+        batch |= {f"{prefix}{name}": array for name, array in own.items()}
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch])
     trained = {name: unit.gradients[whole] for name, whole in names.items() if whole in unit.gradients}
@@ -98,14 +120,22 @@ def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("takes_products", [True, False])
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_loss_and_gradients_are_the_derivations(structure: str, takes_products: bool) -> None:
-    """Whether products write gradients where these rest, or hand them over."""
+def test_loss_and_gradients_are_the_derivations(
+    structure: str, takes_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether products write gradients where these rest, or hand them over. What further tokens are is left to others: the
+    program counts all targets."""
     weights = random_weights(small(structure))
-    (ids, targets), num_targets = tokens(weights.architecture), 3 * SEQS * POSITIONS
-    executor = Executor(weights, takes_products=takes_products)
-    found = executor.train(ids, targets, num_targets)
-    loss, gradients = judged(weights, ids, targets, num_targets)
-    assert found.item() == pytest.approx(loss, rel=1e-12)
+    num_batches, num_targets = weights.architecture.num_predict_layers + 1, 3 * SEQS * POSITIONS
+    batches = [batch_of(*tokens(weights.architecture, seed)) for seed in range(num_batches)]
+    further = iter(batches[1:])
+    monkeypatch.setattr(MicroBatch, "further", lambda _: next(further))
+    executor = Executor(weights, takes_products=takes_products, prediction_weight=WEIGHT)
+    on_way = executor.model.forward(batches[0], num_targets, trains=True)
+    executor.model.backward(on_way)
+    loss, gradients = judged(weights, batches, num_targets)
+    assert (on_way.loss + sum(on_way.further)).item() == pytest.approx(loss, rel=1e-12)
+    assert len(on_way.further) == weights.architecture.num_predict_layers
     assert_near(executor.gradients.found, gradients)
 
 
@@ -137,6 +167,11 @@ FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
     "divided angles": ({}, Numerics(rotary=Rotary(base=10.0, factor=4.0)), False),
     "sinks and windows": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(), False),
     "sinks, windows, documents and caps": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(attention_cap=0.7), True),
+    "documents and multi-token prediction": (STRUCTURES["deepseek-v3"], Numerics(), True),
+    "windows, other angles, caps, scales and multi-token prediction": (
+        {**STRUCTURES["tied multi-token prediction"], **LAYERS, "positions": "rotary"},
+        Numerics(local_rotary=Rotary(base=50.0), logit_cap=1.5, embedding_scale=3.0, norm_offset=1.0), True,
+    ),
 }  # fmt: skip
 HAND_WRITTEN = {**{name: (structure, Numerics(), False) for name, structure in STRUCTURES.items()}, **FURTHER}
 
@@ -150,11 +185,15 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]) if with_documents else None
     for seed in (1, 2):
         ids, targets = map(torch.tensor, tokens(SMALL, seed))
+        if documents is not None:
+            targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORED
         output = decoder(ids, targets, num_targets, documents)
-        output.loss.backward()
-        assert executor.train(ids, targets, num_targets, documents).item() == pytest.approx(
-            output.loss.item(), rel=1e-12
-        )
+        output.total().backward()
+        on_way = executor.model.forward(batch_of(ids, targets, documents), num_targets, trains=True)
+        executor.model.backward(on_way)
+        assert on_way.loss.item() == pytest.approx(output.loss.item(), rel=1e-12)
+        further = [loss.item() / max(len(output.further), 1) for loss in output.further]
+        assert [loss.item() for loss in on_way.further] == pytest.approx(further, rel=1e-12)
         logits = weights.logits(ids, documents)
         torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
     wanted = {name: one.grad for name, one in decoder.named_parameters() if one.grad is not None}
@@ -183,12 +222,6 @@ def test_what_numpy_lacks_is_not_without_effect(case: str) -> None:
     assert not torch.allclose(weights.logits(ids, documents), Weights(plain, weights.tensors).logits(ids))
 
 
-def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    architecture = dataclasses.replace(SMALL, num_predict_layers=1)
-    with pytest.raises(InputError, match=r"not yet runnable: multi-token prediction .--set model.num_predict_layers=0"):
-        _ = Weights(architecture, {"embedding.embedding": torch.zeros(11, 6)}).model
-
-
 def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
     for every in (0, 2, 3, 6):
         shape = dataclasses.replace(SMALL, num_layers=7, sliding_window=4, global_every=every)
@@ -198,19 +231,20 @@ def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("structure", ["leading dense layers", "biased experts"])
+@pytest.mark.parametrize("structure", ["leading dense layers", "biased experts", "deepseek-v3"])
 def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str, policy: str) -> None:
     """By biases of their choice, and by the gradient of a loss that evens their shares out, against autograd of that loss."""
     weights = random_weights(small(structure))
     executor, decoder, (ids, targets) = Executor(weights, policy), decoder_of(weights), map(torch.tensor, tokens(SMALL))
-    routers = [block for block in decoder.layers.values() if hasattr(block, "balance_bias")]
+    blocks = (*decoder.layers.values(), *decoder.predict)
+    routers = [block for block in blocks if hasattr(block, "balance_bias")]
     for seed, (bias, block) in enumerate(zip(executor.model.balance_biases.values(), routers, strict=True)):
         bias.copy_(torch.linspace(0.0, 0.3, len(bias)).roll(seed))
         block.balance_bias.copy_(bias)
     output = decoder(ids, targets, ids.numel())
     auxiliary = output.auxiliary()
     assert auxiliary is not None
-    (output.loss + 0.7 * auxiliary).backward()
+    (output.total() + 0.7 * auxiliary).backward()
     on_way = executor.model.forward(batch_of(ids, targets), ids.numel(), trains=True)
     assert list(on_way.routed) == list(executor.model.balance_biases)
     for (counts, probabilities), routing in zip(on_way.routed.values(), output.routings, strict=True):
@@ -222,7 +256,7 @@ def test_routers_are_biased_counted_and_penalised_each_for_itself(structure: str
     assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
 
 
-@pytest.mark.parametrize("structure", ["llama", "gpt-2"])
+@pytest.mark.parametrize("structure", ["llama", "gpt-2", "multi-token prediction"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_documents_packed_together_are_as_they_are_alone(structure: str, window: int | None) -> None:
     """Their losses, and what they add to every gradient."""
@@ -236,6 +270,8 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
     assert not torch.allclose(weights.logits(ids[:, :7], torch.stack(rows)[:, :7]), whole)
     if structure == "gpt-2":  # its table of positions is shorter than the sequence
         ids, targets, rows, lengths = ids[:, :7], targets[:, :7], [row[:7] for row in rows], [(4, 3), (6, 1)]
+    for row, length in enumerate(lengths):
+        targets[row, torch.tensor(length).cumsum(0) - 1] = IGNORED
     packed, alone = Executor(weights), Executor(weights)
     together = packed.train(ids, targets, 10, torch.stack(rows))
     apart = [
@@ -245,6 +281,26 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
     ]
     torch.testing.assert_close(together, torch.stack(apart).sum(), rtol=1e-12, atol=0)
     assert_near(packed.gradients.found, alone.gradients.found)
+
+
+def test_further_targets_stay_in_their_documents() -> None:
+    """Tokens 1 to 5 with 6 behind them, in documents of one, three and two tokens; and whether all are one document."""
+    ids, targets = torch.tensor([[1, 2, 3, 4, 5]] * 2), torch.tensor([[IGNORED, 3, 4, IGNORED, 6], [2, 3, 4, 5, 6]])
+    batch, found = batch_of(ids, targets, torch.tensor([[0, 1, 1, 1, 2], [0, 0, 0, 0, 0]])), []
+    for _ in range(5):
+        batch = batch.further()
+        found.append((batch.ids_BT[0].tolist(), batch.targets_BT.tolist()))
+        assert torch.equal(batch.ids_BT[0], batch.ids_BT[1])
+        assert batch.documents_BT is not None
+    no = IGNORED
+    assert found == [
+        ([2, 3, 4, 5, 5], [[no, 4, no, no, no], [3, 4, 5, 6, no]]),
+        ([3, 4, 5, 5, 5], [[no, no, no, no, no], [4, 5, 6, no, no]]),
+        ([4, 5, 5, 5, 5], [[no, no, no, no, no], [5, 6, no, no, no]]),
+        ([5, 5, 5, 5, 5], [[no, no, no, no, no], [6, no, no, no, no]]),
+        ([5, 5, 5, 5, 5], [[no] * 5] * 2),
+    ]
+    assert (ids[0].tolist(), targets[1].tolist()) == ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6])
 
 
 @pytest.mark.parametrize("has_documents", [False, True])

@@ -17,8 +17,13 @@ from shardwise.train.recipe import Recipe
 def norm_of(*shards: torch.Tensor) -> torch.Tensor:
     """The norm that the optimizer clips with, of shards of gradients on one process."""
     world: Any = SimpleNamespace(device=torch.device("cpu"))
-    updater = Updater([], Exchange(world, Clock(world.device)), Recipe(steps=1))
-    groups: Any = [SimpleNamespace(gradient_shard=shard, sync=SimpleNamespace(shard=())) for shard in shards]
+    updater = Updater([], Exchange(world, Clock(world.device)), Recipe(steps=1), ())
+    groups: Any = [
+        SimpleNamespace(
+            gradient_shard=shard, alike=lambda: [(frozenset(), slice(None))], copies=lambda axes, among: 1
+        )
+        for shard in shards
+    ]  # fmt: skip
     updater.groups = groups
     return updater.norm()
 

@@ -44,6 +44,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "latent": {"num_kv_heads": 4, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 4, "q_lora_rank": 3},
     "sinks": {"sinks": True, "mlp": "geglu"},
     "adapters": {"lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp")},
+    "multi-token prediction": {**EXPERTS, "num_predict_layers": 2},
 }
 IDS, TARGETS = torch.randint(11, (2, 2, 7), generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,7 @@ from shardwise.lowering.parameters import parameters
 from shardwise.lowering.weights import Sync
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params, num_trained_params
-from shardwise.model.decoder import unit_counts
+from shardwise.model.decoder import BORROWED, unit_counts
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
 from shardwise.sharding import Mesh
@@ -62,10 +62,13 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
     architecture = small(structure)
     model = model_of(architecture)
     for layer in model.layers:
-        assert set(layer.weights) == set(layer.unit.unit.weights) <= set(layer.unit.place)
+        assert set(layer.weights) == set(layer.unit.unit.forward.program.weights) <= set(layer.unit.place)
     assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
     given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
-    assert len(given) - len(set(given)) == (1 if architecture.tied_embeddings else 0)
+    lent = {
+        name for name in BORROWED["predict"] if f"embedding.{name}" in parameter_shapes(architecture) or name == "head"
+    }
+    assert len(given) - len(set(given)) == architecture.tied_embeddings + architecture.num_predict_layers * len(lent)
 
 
 # Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 import shardwise as sw
 from shardwise.bench.shapes import KINDS, shapes
@@ -20,7 +21,6 @@ from shardwise.books import rules
 from shardwise.books.roofline import kernel_roofline
 from shardwise.books.roofline.chip import ORIGINS, transfers
 from shardwise.books.rules.bounds import AxisOverlap, Scheme
-from shardwise.books.rules.layer import BubbleSchedule
 from shardwise.calibrate.folds import fold_groups
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import stack_named, stack_names
@@ -30,13 +30,15 @@ from shardwise.cost.mesh_links import place_mesh
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.product import Objective, price_product
 from shardwise.cost.unit import unit_values
+from shardwise.derive.derivation import derived_unit
 from shardwise.derive.expression import shard_expression
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.engine.torch.optimizers import torch_optimizer
 from shardwise.errors import InputError, chosen
 from shardwise.issuing import REDUCTIONS, IssuePolicy
 from shardwise.job import OVERLAPS, Job
 from shardwise.layout.context import VARIANTS, variant_of
-from shardwise.layout.family import Mode, mode_family
+from shardwise.layout.family import Family, Mode, mode_family
 from shardwise.layout.layout import OFFLOADED, OFFLOADS, Layout, Offload, offloaded_by
 from shardwise.loss import LOSSES, loss_named
 from shardwise.lowering.instance import Instance
@@ -49,9 +51,9 @@ from shardwise.network.switched_collectives import switched_costs
 from shardwise.network.topology import Cut, Pods, Switched, Torus, WrapRule
 from shardwise.network.torus import WRAPS
 from shardwise.network.torus_collectives import idealised_s, torus_cost
+from shardwise.optimizer import optimizer_named, optimizer_names
 from shardwise.precision import PRECISIONS, precision_named
-from shardwise.schedule import closed_form
-from shardwise.schedule.closed_form import FORMS, NATURAL, SCHEDULES, Passes, Schedule
+from shardwise.schedule.schedule import Passes, in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
 from shardwise.search.space import Choices
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
@@ -60,7 +62,6 @@ from shardwise.train.recipe import SCHEDULES as RATES
 
 SOURCES = Path(__file__).parents[2] / "src" / "shardwise"
 PASSES = Passes(1.0, 2.0, 0.5, 2.5)
-WITH_NATURAL = (*SCHEDULES, NATURAL)
 GROUP = [Cut(4, 1), Cut(1, 1)]
 TORUS = load_cluster("tpu-v5e:4x4").topology
 PODS = load_cluster("tpu-v5e:4x4*2").topology
@@ -102,18 +103,12 @@ def pinned(name: str) -> Callable[[str], object]:
 
 CHOICES: Mapping[str, Choice] = {
     # schedules of pipelines
-    "schedule, Layout": Choice(lambda name: Layout(schedule=name), SCHEDULES),
-    "schedule, pin": Choice(pinned("schedule"), SCHEDULES),
-    "schedule, bubble_s": Choice(lambda name: closed_form.bubble_s(name, 4, 1, PASSES), WITH_NATURAL),
-    "schedule, in_flight": Choice(lambda name: closed_form.in_flight(4, 8, 1, 0, name), WITH_NATURAL),
-    "schedule, in_flight_split": Choice(
-        lambda name: closed_form.in_flight_split(name, 4, 8), ("zb_h1", "zb_h2", "dualpipe")
-    ),
-    "schedule, num_waiting": Choice(lambda name: closed_form.num_waiting(name, 4, 8, 1), WITH_NATURAL),
-    "schedule, num_overlapped": Choice(lambda name: closed_form.num_overlapped(name, 4, 8), WITH_NATURAL),
-    "schedule, min_micro_batches": Choice(lambda name: closed_form.min_micro_batches(name, 4), WITH_NATURAL),
+    "schedule, Layout": Choice(lambda name: Layout(schedule=name), schedule_names()),
+    "schedule, pin": Choice(pinned("schedule"), schedule_names()),
+    "schedule, schedule_of": Choice(schedule_of, schedule_names()),
+    "schedule, in_flight_split": Choice(lambda name: in_flight_split(name, 4, 8), ("zb_h1", "zb_h2", "dualpipe")),
     "schedule, pipeline_bubble_s": Choice(
-        lambda name: rules.pipeline_bubble_s(name, 4, 1.0, 2.0, 0.5, 2.5), get_args(BubbleSchedule)
+        lambda name: rules.pipeline_bubble_s(name, 4, 1.0, 2.0, 0.5, 2.5), tuple(pipelines_by_any_name())
     ),
     # recomputation, context parallelism, offload
     "recompute, Layout": Choice(lambda name: Layout(recompute=name), policy_names()),
@@ -137,6 +132,14 @@ CHOICES: Mapping[str, Choice] = {
     "precision, Job": Choice(lambda name: replace(JOB, precision=name), tuple(PRECISIONS)),
     "precision, precision_named": Choice(precision_named, tuple(PRECISIONS)),
     "dtype, bytes_per_element": Choice(bytes_per_element, tuple(BYTES_PER_ELEMENT)),
+    "optimizer, Job": Choice(lambda name: replace(JOB, optimizer=name), optimizer_names()),
+    "optimizer, optimizer_named": Choice(optimizer_named, optimizer_names()),
+    "optimizer, Family": Choice(
+        lambda name: derived_unit(SMALL.structure, Family(0, False, "none", optimizer=name), "block"), optimizer_names()
+    ),
+    "optimizer, torch_optimizer": Choice(
+        lambda name: torch_optimizer(name, [torch.nn.Parameter(torch.zeros(3))], [], {}), optimizer_names()
+    ),
     "overlap, Job": Choice(lambda name: replace(JOB, overlap=name), OVERLAPS),
     "overlap, exposed_s": Choice(lambda name: overlap.exposed_s(name, 1.0, TRAFFIC), OVERLAPS),
     "overlap, exposed_by_axis": Choice(lambda name: overlap.exposed_by_axis(name, 1.0, TRAFFIC), OVERLAPS),
@@ -211,9 +214,8 @@ def test_every_name_is_known(where: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "names"),
     [
-        (FORMS, (*get_args(Schedule), NATURAL)), (OFFLOADED, get_args(Offload)),
+        (OFFLOADED, get_args(Offload)),
         (overlap.CONVENTIONS, OVERLAPS), (nccl.FORMS, nccl.OPERATIONS), (WRAPS, get_args(WrapRule)),
-        (dict.fromkeys(SCHEDULES), get_args(Schedule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],
 )  # fmt: skip
@@ -230,10 +232,10 @@ def test_a_product_is_solved_for_what_is_asked() -> None:
 
 
 def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
-    """An unknown schedule was priced as 1F1B."""
+    """An unknown schedule was priced as 1F1B; a name that others have for one is none here."""
     with pytest.raises(InputError, match="schedule: found 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1"):
-        closed_form.bubble_s("gpipe", 8, 1, PASSES)
-    assert closed_form.bubble_s("afab", 8, 1, PASSES) == closed_form.bubble_s("1f1b", 8, 1, PASSES) == 21.0
+        schedule_of("gpipe")
+    assert schedule_of("afab").bubble_s(8, 1, PASSES) == schedule_of("1f1b").bubble_s(8, 1, PASSES) == 21.0
     unknown = Pipeline("gpipe", 8, 1, 16)
     for ask in (
         lambda: unknown.ends,
@@ -254,12 +256,12 @@ def test_chosen_says_what_was_found_and_what_there_is() -> None:
 # Names of choices as the sources write them. What `train/` and the compilers' texts have under the same words is others'.
 NAMED = {
     "schedule", "recompute", "cp_variant", "offload", "loss", "overlap", "stack", "operation", "wrap_rule", "scheme",
-    "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold",
+    "objective", "origin", "mlp", "norm", "positions", "qk_norm_over", "precision", "fold", "optimizer",
 }  # fmt: skip
 # Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
 ABSENT = {"none"}
 SAID = {
-    ("planning/explain/schedules.py", "schedule"), ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
+    ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
     ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
     ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
     ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.errors import InputError, collect
+from shardwise.optimizer import optimizer_names
 from shardwise.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ def policies() -> tuple[str, ...]:
 
 def layout_help() -> str:
     """What a layout on the command line may look like."""
-    return f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}'
+    from shardwise.schedule.schedule import schedule_names
+
+    return (
+        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}, schedule of '
+        f"{', '.join(schedule_names())}"
+    )
 
 
 def add_job_arguments(
@@ -69,7 +75,8 @@ def add_job_arguments(
         help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
         "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
     )  # fmt: skip
-    add_set_argument(parser, "model, job, chip or run", "model.num_layers=40, chip.memory_bytes=96GB or run.pue=1.1")
+    own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
+    add_set_argument(parser, "model, job, chip or run", own)
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 

@@ -16,6 +16,7 @@ from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import Placement, between_pods
 from shardwise.layout.stages import held_layers
 from shardwise.model.counts import num_params
+from shardwise.optimizer import DEFAULT
 from shardwise.planning.plan import Plan
 from shardwise.terms import COMMUNICATION
 from shardwise.units import counted, format_bytes, format_count, format_seconds
@@ -50,7 +51,8 @@ def _headline(plan: Plan, smallest_change: str | None) -> str:
     fits = f"fits, {estimate.margin:.0%} free" if estimate.fits else f"DOES NOT FIT, {format_bytes(over)} too much"
     lines = [
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
-        f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}",
+        f"({plan.cluster.num_devices:,} devices), {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}"
+        + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else ""),
         f"  {_seconds(plan)}   {_tokens(estimate)} tokens/s per device   "
         f"MFU {estimate.mfu:.1%} ({_mfu_range(estimate)}causal attention{_against_peak(job)})   HFU {estimate.hfu:.1%}",
         *_bound(plan),

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.layout.stages import recomputed_layers
+from shardwise.model.decoder import predict_counts
 from shardwise.symbolic import Value
 
 KEPT = "kept_"  # before the name of a kind of layer: one that recomputes nothing, in a stage where others do
@@ -33,7 +34,7 @@ class Counts(NamedTuple):
     @property
     def units(self) -> dict[str, Value]:
         """How often the stage has each unit that computes."""
-        return {**self.running, "embedding": self.embedding, "head": self.head, "predict": self.predict}
+        return {**self.running, "embedding": self.embedding, "head": self.head, **self.predicting}
 
     @property
     def running(self) -> dict[str, Value]:
@@ -44,8 +45,12 @@ class Counts(NamedTuple):
     @property
     def held(self) -> dict[str, Value]:
         """How often the stage holds each unit's weights."""
-        ends = {"embedding": self.copies, "head": self.head, "predict": self.predict}
-        return {**self.layers, **ends}
+        return {**self.layers, "embedding": self.copies, "head": self.head, **self.predicting}
+
+    @property
+    def predicting(self) -> dict[str, int]:
+        """The modules of multi-token prediction by kind."""
+        return predict_counts(self.predict)
 
 
 class Model(NamedTuple):

@@ -21,6 +21,7 @@ from shardwise.dtypes import bytes_per_element
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.program import Role, density
+from shardwise.optimizer import DEFAULT, Optimizer, optimizer_named
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Kind
 from shardwise.symbolic import ZERO, Polynomial, Value, Values
@@ -43,7 +44,7 @@ class SavedFormat(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What the products of one unit take in each pass, and what of the unit is saved; nothing here depends on a recipe."""
+    """What the products of one unit take in each pass, and what it alone saves; nothing here depends on a recipe."""
 
     operands: tuple[Operand, ...]
     saved: tuple[Saved, ...]
@@ -53,7 +54,7 @@ def products_of(unit: Unit) -> Products:
     """Read both off a unit."""
     phases, tensors = unit.phases(), unit.tensors
     taken = operands(phases, tensors, unit.saved)
-    return Products(taken, Keys(unit, taken).saved(unit.saved))
+    return Products(taken, Keys(unit, taken).saved(unit.kept_alone))
 
 
 class Keys:
@@ -102,11 +103,11 @@ def waiting_of(unit: Unit, found: Iterable[Kernel]) -> tuple[Saved, ...]:
 
 
 class Formats:
-    """Widths in bytes under one recipe."""
+    """Widths in bytes under one recipe and one optimizer."""
 
-    def __init__(self, precision: Precision) -> None:
-        self.precision = precision
-        self.roles = widths(precision)
+    def __init__(self, precision: Precision, optimizer: Optimizer | None = None) -> None:
+        self.precision, self.optimizer = precision, optimizer or optimizer_named(DEFAULT)
+        self.roles = widths(precision, self.optimizer)
         self._known: dict[tuple[bool, bool], Mapping[Role, float]] = {}
 
     def product_rate_format(self, kernel: Kernel) -> str:
@@ -215,7 +216,7 @@ def elements_of(saved: Sequence[Saved], role: Role) -> Polynomial:
     return sum((one.elements for one in saved if one.role is role), start=ZERO)
 
 
-def widths(precision: Precision) -> dict[Role, float]:
+def widths(precision: Precision, optimizer: Optimizer) -> dict[Role, float]:
     """Bytes per element of each role; of the optimizer's state the mean of master copy and moments, which are read as often."""
     activations = bytes_per_element(precision.activations)
     master = precision.master_bytes or bytes_per_element(precision.weights)
@@ -227,6 +228,6 @@ def widths(precision: Precision) -> dict[Role, float]:
         Role.ROUTED: activations,
         Role.LOGITS: activations,
         Role.STATISTIC: 4.0,
-        Role.STATE: (master + precision.moment_bytes) / 3,
+        Role.STATE: (master + precision.moment_bytes(optimizer)) / len(optimizer.state),
         Role.CONSTANT: 4.0,
     }

@@ -30,7 +30,7 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
         "the optimizer's copy of the weights", "Σ elements · bytes of the master copy", "master_bytes", goes_to_host=True
     ),
     "optimizer": _state(
-        "the optimizer's two moments", "Σ elements · 2 · bytes of a moment", "optimizer_bytes", goes_to_host=True
+        "the optimizer's moments", "Σ elements · Σ bytes of a moment", "optimizer_bytes", goes_to_host=True
     ),
     "activations": Rule(
         "tensors kept for the backward pass of every micro-batch in flight",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from shardwise.schedule.closed_form import Passes, bubble_s, form_of, in_flight, num_overlapped, num_waiting
+from shardwise.schedule.schedule import Passes, Schedule, schedule_of
 from shardwise.symbolic import Value
 
 
@@ -21,9 +21,14 @@ class Pipeline(NamedTuple):
     num_micro_batches: Annotated[Value, "micro-batches", "m"]
 
     @property
+    def form(self) -> Schedule:
+        """The schedule."""
+        return schedule_of(self.schedule)
+
+    @property
     def ends(self) -> int:
         """From how many ends micro-batches come in."""
-        return 2 if form_of(self.schedule).both_ends else 1
+        return 2 if self.form.both_ends else 1
 
     @property
     def rounds(self) -> Value:
@@ -32,20 +37,19 @@ class Pipeline(NamedTuple):
     @property
     def overlapped(self) -> Value:
         """Rounds whose forward and backward passes run together with others'."""
-        return self._each(num_overlapped(self.schedule, self.pp, self.num_micro_batches))
+        return self._each(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
 
     def bubble_s(self, passes: Passes) -> Value:
         """Seconds that the device waits; the passes of a round are as many as there are ends."""
-        return self._each(bubble_s(self.schedule, self.pp, self.num_virtual_stages, passes))
+        return self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, passes))
 
     def in_flight(self, stage: Value) -> Value:
         """Rounds whose activations a stage holds."""
-        pp, m, v = self.pp, self.num_micro_batches, self.num_virtual_stages
-        return self._each(in_flight(pp, m, v, stage, self.schedule))
+        return self._each(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
 
     def waiting(self, stage: Value) -> Value:
         """How many of these may wait for their weight gradients only."""
-        return self._each(num_waiting(self.schedule, self.pp, self.num_micro_batches, stage))
+        return self._each(self.form.num_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
 
     def _each(self, number: Value) -> Value:
         """In rounds, what is counted in micro-batches."""

@@ -59,6 +59,7 @@ class Pricing:
             rates_of(cluster.chip, cluster.calibration),
             precision_named(job.precision),
             loss_of(cluster, job),
+            job.optimizer,
         )
 
     def stages(self, costs: Costs | None = None) -> list[Stage]:

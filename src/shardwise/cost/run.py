@@ -22,13 +22,14 @@ from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_trained_params
+from shardwise.optimizer import optimizer_named
 from shardwise.units import SECONDS_PER_DAY
 
 SECONDS_PER_HOUR = 3600.0
 FORMULAS: Mapping[str, str] = {
     "ideal_days": "tokens / batch · step time",
     "mtbf_s": "M = 3600 / (failures per device-hour · devices)",
-    "checkpoint_bytes": "parameters · (weights + master copy + two moments), the bytes of the precision recipe",
+    "checkpoint_bytes": "parameters · (weights + master copy + moments), the bytes of the precision recipe",
     "checkpoint_s": "d = checkpoint bytes / (bytes/s of a device · devices); training waits for it",
     "checkpoint_interval_s": "t = sqrt(2·d·M), at most M, at least a step",
     "goodput": "t / (M · e^((R + d) / M) · (e^((t + d) / M) - 1)): a checkpoint is read back in d",
@@ -150,8 +151,13 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
     Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's of 176B parameters had 2.3 TiB, 14
     for each (BigScience, BLOOM model card, 2022).
     """
+    return num_trained_params(architecture) * _kept_bytes(job)
+
+
+def _kept_bytes(job: Job) -> float:
+    """Of each parameter: all of its state but the gradient."""
     recipe = precision_named(job.precision)
-    return num_trained_params(architecture) * (recipe.bytes_per_parameter - recipe.gradient_bytes)
+    return recipe.state_bytes(optimizer_named(job.optimizer)) - recipe.gradient_bytes
 
 
 def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
@@ -182,8 +188,7 @@ def _inputs(cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliabi
     yield Given(name="global_batch_tokens", value=job.global_batch_tokens, unit="tokens", source="the job")
     yield Given(name="step_time_s", value=estimate.step_time_s, unit="s", source="the estimate")
     yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
-    kept = recipe.bytes_per_parameter - recipe.gradient_bytes
-    yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
+    yield Given(name="checkpoint_bytes_per_parameter", value=_kept_bytes(job), unit="B", source=recipe.source)
     for name, unit in UNITS.items():
         value = getattr(reliability, name)
         if value is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, NamedTuple
 
 from shardwise.cluster.chip import Chip
@@ -12,7 +12,6 @@ from shardwise.cost.counts import add_up, never, times_each
 from shardwise.cost.host import STAYING
 from shardwise.cost.stage import Stage
 from shardwise.cost.unit_costs import ActivationCost, StateCost
-from shardwise.schedule.closed_form import form_of
 from shardwise.symbolic import Value, maximum, where
 
 
@@ -22,6 +21,14 @@ class Fullest(NamedTuple):
     workspace: Value
     logits: Value
     gathered: Value
+
+
+class Gathered(NamedTuple):
+    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, and in the last layer."""
+
+    at_loss: Value
+    in_module: Value
+    in_layer: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +57,10 @@ class Memory:
     def activations(self) -> Value:
         """What is kept for the backward passes of the micro-batches in flight."""
         stage = self.stage
-        several = {**stage.running, "predict": stage.counts.predict}
+        several = {**stage.running, **stage.counts.predicting}
         kept = {u: 0 if never(count) else stage.host.resident(self.in_flight * count) for u, count in several.items()}
         activations = add_up(stage.activation, {**kept, "head": stage.counts.head}, "saved_bytes")
-        if form_of(stage.pipeline.schedule).splits_backward:
+        if stage.pipeline.form.splits_backward:
             activations = activations + self.waiting * self._more_to_wait
         return activations
 
@@ -73,28 +80,41 @@ class Memory:
     def fullest(self) -> Fullest:
         """At the loss or in a layer's backward pass.
 
-        The loss has freed the logits before the first layer runs backward, and the head what it saved. The share of the
-        activations that stands for the workspace of other than stepwise engines was measured with the latter still there.
+        The loss has freed the logits before the first layer runs backward, and the head what it saved; then the last module of
+        multi-token prediction does. The share of the activations that stands for the workspace of other than stepwise engines
+        was measured with the latter still there.
         """
-        activation, counts = self.stage.activation, self.stage.counts
-        layer = _largest(activation, {**self.stage.running, "predict": counts.predict}, "workspace_bytes")
-        gathered = self._gathered
+        counts, running, further = self.stage.counts, self.stage.running, self.stage.counts.predicting
         if not (counts.head or counts.predict):
-            return Fullest(layer, 0.0, gathered)
-        head = {"head": counts.head}
-        logits, beside = add_up(activation, {**head, "predict": counts.predict}, "logits_bytes"), 0.0
-        at_loss = in_layer = gathered
+            return Fullest(self._workspace(running), 0.0, self._gathered)
         if self.stepwise:
-            beside = add_up(activation, head, "workspace_bytes")
-            layer = layer - add_up(activation, head, "saved_bytes")
-            at_loss, in_layer = self._gathered_stepwise
-        later = layer + in_layer > logits + beside + at_loss
-        return Fullest(where(later, layer, beside), logits * (1 - later), where(later, in_layer, at_loss))
+            return self._fullest_stepwise
+        logits = add_up(self.stage.activation, {"head": counts.head, **further}, "logits_bytes")
+        in_layer = Fullest(self._workspace({**running, **further}), 0.0, self._gathered)
+        return _fuller(in_layer, Fullest(0.0, logits, self._gathered))
+
+    @property
+    def _fullest_stepwise(self) -> Fullest:
+        """The fullest of the loss, the last module of multi-token prediction and the last layer, one after the other."""
+        counts, gathered = self.stage.counts, self._gathered_stepwise
+        head, further = {"head": counts.head}, counts.predicting
+        total = partial(add_up, self.stage.activation)
+        workspace = self._workspace(self.stage.running) - total({**head, **further}, "saved_bytes")
+        at_loss = Fullest(total(head, "workspace_bytes"), total({**head, **further}, "logits_bytes"), gathered.at_loss)
+        fullest = _fuller(Fullest(workspace, 0.0, gathered.in_layer), at_loss)
+        if not counts.predict:
+            return fullest
+        module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
+        return _fuller(Fullest(module, total({**further, "predict": 0}, "logits_bytes"), gathered.in_module), fullest)
+
+    def _workspace(self, times: Mapping[str, Value]) -> Value:
+        """What the unit that needs most needs while it runs backward."""
+        return _largest(self.stage.activation, times, "workspace_bytes")
 
     @property
     def _ends(self) -> Mapping[str, int]:
         counts = self.stage.counts
-        return {"embedding": counts.embedding, "head": counts.head, "predict": counts.predict}
+        return {"embedding": counts.embedding, "head": counts.head, **counts.predicting}
 
     @property
     def _gathered(self) -> Value:
@@ -112,12 +132,13 @@ class Memory:
         return maximum(most + edges, *pairs)
 
     @property
-    def _gathered_stepwise(self) -> tuple[Value, Value]:
-        """What is gathered at the loss, and in the last layer.
+    def _gathered_stepwise(self) -> Gathered:
+        """What is gathered at the loss, in the last module of multi-token prediction, and in the last layer.
 
-        At the loss, weights of the head and of the layer before it; in that layer its own and those of the one before, its
-        gradients and the head's, which are being scattered, and the part of these that arrives. Source: train/parallel (weights
-        are gathered one unit ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
+        At the loss, weights of the head and of the unit before it; in that unit its own and those of the one before, its
+        gradients and the head's, which are being scattered, and the part of these that arrives; in a module the head's weights
+        too, and behind it the gradients of the embedding that it has used. Source: train/parallel (weights are gathered one unit
+        ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
         """
         state, ends = self.stage.state, self._ends
         gradients = self._of_layers("unscattered_bytes")
@@ -129,7 +150,14 @@ class Memory:
         )
         two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
         scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
-        return of_layer + of_head, two + made + scattered
+        in_layer = two + made + scattered
+        if not self.stage.counts.predict:
+            return Gathered(of_layer + of_head, 0.0, in_layer)
+        both = [state["head"], state["predict"]]
+        at_loss = sum((one.transient_bytes - one.unscattered_bytes for one in both), start=0.0)
+        leaving = sum((one.unscattered_bytes for one in both), start=0.0) + state["head"].arriving_bytes
+        behind = in_layer + state["embedding"].unscattered_bytes
+        return Gathered(at_loss, at_loss + of_layer + leaving, behind)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """A field of each kind of layer that the stage has, with how many it has."""
@@ -146,7 +174,7 @@ class Memory:
     def buffers(self) -> Value:
         """Those of the largest collective of each pass that runs at once."""
         counts = self.stage.counts
-        several = {**self.stage.running, "head": counts.head, "predict": counts.predict}
+        several = {**self.stage.running, "head": counts.head, **counts.predicting}
         return times_each(self.stage.pipeline.ends, _largest(self.stage.activation, several, "buffer_bytes"))
 
 
@@ -156,6 +184,12 @@ def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False
         stage=stage, in_flight=stage.pipeline.in_flight(number), waiting=stage.pipeline.waiting(number),
         runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
     )  # fmt: skip
+
+
+def _fuller(one: Fullest, other: Fullest) -> Fullest:
+    """The one of two moments that holds more."""
+    more = sum(one) > sum(other)
+    return Fullest(*(where(more, a, b) for a, b in zip(one, other, strict=True)))
 
 
 def _largest(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:

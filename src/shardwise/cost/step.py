@@ -12,7 +12,7 @@ from shardwise.cost.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_by_axis,
 from shardwise.cost.stage import Stage
 from shardwise.cost.unit_costs import ACTIVATION_AXES, Traffic
 from shardwise.job import Overlap
-from shardwise.schedule.closed_form import Passes, form_of
+from shardwise.schedule.schedule import Passes
 from shardwise.symbolic import Value, maximum
 
 
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """Seconds of a micro-batch that is neither the first nor the last, as `schedule.closed_form.Passes`."""
+    """Seconds of a micro-batch that is neither the first nor the last, as `schedule.schedule.Passes`."""
 
     forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
     backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
@@ -72,7 +72,7 @@ class Step:
     @cached_property
     def weight_s(self) -> Value:
         """The part of the backward pass that can wait, where the schedule lets it."""
-        splits = form_of(self.stage.pipeline.schedule).splits_backward
+        splits = self.stage.pipeline.form.splits_backward
         return add_up(self.stage.activation, self.stage.running, "weight_s") if splits else 0.0
 
     @cached_property
@@ -83,7 +83,7 @@ class Step:
     @cached_property
     def host_s(self) -> Annotated[Value, "a micro-batch's activations to the host, and as long back"]:
         """Seconds of a micro-batch's activations to the host, and as many back."""
-        host, leaving = self.stage.host, {**self.stage.running, "predict": self.stage.counts.predict}
+        host, leaving = self.stage.host, {**self.stage.running, **self.stage.counts.predicting}
         return add_up(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s if host.activations else 0.0
 
     @cached_property
@@ -118,7 +118,7 @@ class Step:
         last = {**backward, **step, "fsdp": backward["fsdp"] + step["fsdp"]}
         if stage.counts.exchanges:
             last["pp"] = last["pp"] + stage.state["embedding"].exchange_s
-        if form_of(stage.pipeline.schedule).both_ends:
+        if stage.pipeline.form.both_ends:
             last["pp"] = last["pp"] + stage.rests("exchange_s")
         return last
 

@@ -6,7 +6,7 @@ from shardwise.cost import communication
 from shardwise.cost.overlap import exposed_formula
 from shardwise.cost.step import Step
 from shardwise.cost.term import Rule, Rules, Setting
-from shardwise.schedule.closed_form import form_of
+from shardwise.schedule.schedule import schedule_of
 
 _COLLECTIVES = "collectives, each its bytes over the links of its axes; what compute does not hide"
 _BESIDE = ("spans", "host_s", "stream_s", "update_s")  # what runs beside what
@@ -57,7 +57,7 @@ TIME: Rules[Step] = Rules("time", "s", {
     ),
     "bubble": Rule(
         "stages that wait for the first and the last micro-batch",
-        lambda setting: form_of(setting.schedule).bubble,
+        lambda setting: schedule_of(setting.schedule).bubble,
         "Narayanan et al. 2021, section 2.2; Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2; DeepSeek-AI 2024, "
         "DeepSeek-V3 Technical Report, table 2",
         lambda step: step.bubble_s,

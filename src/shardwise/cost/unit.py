@@ -23,12 +23,13 @@ from shardwise.job import Precision
 from shardwise.layout.context import variant_of
 from shardwise.layout.family import BATCH, EXPERT, Family
 from shardwise.loss import loss_named
-from shardwise.lowering.control import ROUTED_LAYERS
+from shardwise.lowering.control import NUM_ROUTERS
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
+from shardwise.optimizer import DEFAULT, optimizer_named
 from shardwise.symbolic import Local, Value, Values, added, maximum
 
 
@@ -44,8 +45,8 @@ def unit_values(
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    routed = architecture.num_layers - architecture.num_dense_layers
-    values = Values({**architecture.dims, "T": seq_len, "span": span, ROUTED_LAYERS: routed, **degrees})
+    routers = architecture.num_routers
+    values = Values({**architecture.dims, "T": seq_len, "span": span, NUM_ROUTERS: routers, **degrees})
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
@@ -53,13 +54,15 @@ def unit_values(
 
 
 class UnitPricer:
-    """Prices units at the rates of a chip under a stack, with one precision recipe and one kind of loss."""
+    """Prices units at the rates of a chip under a stack, with one precision recipe, one kind of loss and one optimizer."""
 
-    def __init__(self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused") -> None:
+    def __init__(
+        self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT
+    ) -> None:  # fmt: skip
         self.structure = architecture.structure
         self.rates = rates
-        self.precision = precision
-        self.formats = Formats(precision)
+        self.precision, self.optimizer = precision, optimizer
+        self.formats = Formats(precision, optimizer_named(optimizer))
         self.loss = loss_named(loss)
         self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
 
@@ -70,7 +73,8 @@ class UnitPricer:
         return other
 
     def of_structure(self, family: Family) -> Family:
-        return replace(family, experts=self.structure.experts)
+        """The family with what the model and the job say of it."""
+        return replace(family, experts=self.structure.experts, optimizer=self.optimizer)
 
     @property
     def most_elements(self) -> float:
@@ -272,7 +276,7 @@ class UnitPricer:
             "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
             # with fp32 weights the weights are their own master copy
             "master_bytes": {"shard": precision.master_bytes},
-            "optimizer_bytes": {"shard": precision.moment_bytes},
+            "optimizer_bytes": {"shard": precision.moment_bytes(self.formats.optimizer)},
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},
             "arriving_bytes": {"shard": stepwise},

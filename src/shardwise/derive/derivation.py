@@ -24,10 +24,11 @@ from shardwise.derive.walk import Compute, Final, ShardedProgram, Step, shard_pr
 from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
-from shardwise.model.decoder import BORROWED, LAYERS, TURNING, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Tensor
-from shardwise.model.update import STATE, update_program
+from shardwise.model.update import update_program
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
@@ -65,6 +66,13 @@ class Unit:
     def trained(self) -> Mapping[str, tuple[str, ...]]:
         """The same without those that are frozen: what has gradients and optimizer state."""
         return {name: self.forward.program.dims(name) for name in self.gradients}
+
+    @property
+    def kept_alone(self) -> Mapping[str, Spec]:
+        """What it saves and no other unit does. The hidden state that a module of multi-token prediction reads, the head or the
+        module before it saves as well."""
+        shared = self.forward.program.inputs if self.name in PREDICTS else ()
+        return {name: spec for name, spec in self.saved.items() if name not in shared}
 
     def phases(self) -> Mapping[str, tuple[Step, ...]]:
         """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
@@ -128,9 +136,9 @@ def _shard_update(
     forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    program = update_program(weights, gradients)
+    program, state = update_program(weights, gradients, family.optimizer), optimizer_named(family.optimizer).state
     rest = {g: backward.specs[g] for g in gradients.values()}
-    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in STATE}
+    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in state}
     final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
     return shard_program(program, rest, final=final)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from shardwise.derive.derivation import Unit
 from shardwise.derive.walk import Compute
+from shardwise.model.decoder import PREDICTS
 from shardwise.model.operations import ScanGradient
 from shardwise.model.program import Role
 from shardwise.sharding.spec import Spec
@@ -40,11 +41,14 @@ def moments(unit: Unit) -> Iterator[Moment]:
     scanned = {out for one in unit.forward.program.operations if one.kind == "scan" for out in one.outputs}
     made = {out for node in nodes for step in node for out in step.operation.outputs}
     here = {*unit.saved, *last.keys() - made}
+    waiting = [name for name in unit.backward.program.outputs if unit.tensors[name].role is Role.RESIDUAL]
+    waiting *= unit.name in PREDICTS  # what the head gave as the gradient of the last hidden state is added to its own
     for place, node in enumerate(nodes):
         here |= {out for step in node for out in step.operation.outputs}
         yield Moment(
-            tuple(sorted(name for name in here if unit.tensors[name].role not in OUTSIDE)), tuple(_gradients(unit, node)),
-            not scanned.isdisjoint(here), any(isinstance(step.operation, ScanGradient) for step in node),
+            (*sorted(name for name in here if unit.tensors[name].role not in OUTSIDE), *waiting),
+            tuple(_gradients(unit, node)), not scanned.isdisjoint(here),
+            any(isinstance(step.operation, ScanGradient) for step in node),
         )  # fmt: skip
         here = {name for name in here if last.get(name, -1) > place}
 

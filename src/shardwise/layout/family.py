@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shardwise.layout.context import variant_of
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.optimizer import DEFAULT
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value, gcd
 
@@ -27,7 +28,7 @@ EXPERT: Axes = ("ep",)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The structure of a layout, without its degrees: what the derivation depends on."""
+    """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on."""
 
     zero_stage: int
     sequence_parallel: bool
@@ -36,6 +37,7 @@ class Family:
     cp_variant: str = "all_gather"
     async_tp: bool = False
     whole_experts: bool = False
+    optimizer: str = DEFAULT
 
     @property
     def expert_axes(self) -> Axes:
@@ -59,7 +61,7 @@ class Family:
 
 
 def family_of(layout: Layout) -> Family:
-    """The structure of a layout (whether there are experts is the model's)."""
+    """The structure of a layout (whether there are experts is the model's, the optimizer the job's)."""
     mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
     return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
 

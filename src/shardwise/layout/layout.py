@@ -11,7 +11,7 @@ from shardwise.layout.context import variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 from shardwise.names import did_you_mean
-from shardwise.schedule.closed_form import SCHEDULES, Schedule, natural_schedule
+from shardwise.schedule.schedule import natural_schedule, schedule_names
 
 Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
@@ -49,7 +49,8 @@ class Layout:
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
     collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`, for
-    the first `recompute_layers` layers of each stage (None: all of them; a device's stages count as one). `offload` says
+    the first `recompute_layers` layers of each stage (None: all of them; a device's stages count as one), `schedule` is one of
+    `schedule/schedule.py`. `offload` says
     what rests in the memory of the host. `layers_per_stage` is given where stages are not to be as even as they can be.
     `placement` says which links each axis runs over.
     """
@@ -70,7 +71,7 @@ class Layout:
     recompute: str = "none"
     recompute_layers: int | None = None
     offload: Offload = "none"
-    schedule: Schedule = "none"
+    schedule: str = "none"
     layers_per_stage: tuple[int, ...] | None = None
     placement: Placement | None = None
 
@@ -107,7 +108,7 @@ class Layout:
         choices = {
             "zero_stage": (0, 1, 2, 3),
             "recompute": policy_names(),
-            "schedule": SCHEDULES,
+            "schedule": schedule_names(),
             "cp_variant": variant_names(),
             "offload": OFFLOADS,
         }

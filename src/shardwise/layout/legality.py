@@ -12,7 +12,7 @@ from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import form_of, natural_schedule
+from shardwise.schedule.schedule import natural_schedule, schedule_of
 from shardwise.symbolic import Value, ceil_div, maximum
 
 Degrees = Mapping[str, Value]
@@ -86,25 +86,25 @@ def no_experts(architecture: Architecture, ep: Value) -> str:
     return f"{architecture.name} has no experts for ep = {ep} or an etp to split; leave both out"
 
 
-def _goes_with_stages(degrees: Degrees) -> Value:
-    """No schedule without a pipeline, interleaved with virtual stages, any other without them."""
-    return form_of(degrees["schedule"]).goes_with(degrees["pp"], degrees["num_virtual_stages"])
-
-
-def _comes_out(schedule: str, pp: Value, number: Value) -> Value:
-    """With micro-batches from both ends each device has two stages, and as many micro-batches come from either."""
-    return ((pp % 2 == 0) & (number % 2 == 0)) if form_of(schedule).both_ends else True
+def _takes_micro_batches(job: Job, degrees: Degrees) -> Value:
+    """Whether a schedule can run with so many micro-batches; from both ends each device has two stages."""
+    schedule, pp, number = schedule_of(degrees["schedule"]), degrees["pp"], num_micro_batches(job, degrees)
+    stages = pp, degrees["num_virtual_stages"]
+    even = pp % 2 == 0 if schedule.both_ends else True
+    return (number >= schedule.fewest(*stages)) & (number % schedule.multiple(*stages) == 0) & even
 
 
 def _micro_batches_of(job: Job, degrees: Degrees) -> str:
     """What a schedule requires of its micro-batches, and what there is."""
-    schedule, pp, number = degrees["schedule"], degrees["pp"], num_micro_batches(job, degrees)
-    form = form_of(schedule)
-    fewest = f"at least {form.min_micro_batches(pp)} micro-batches"
-    even = " and both an even pp and an even number of micro-batches" if form.both_ends else ""
+    schedule, pp, virtual = degrees["schedule"], degrees["pp"], degrees["num_virtual_stages"]
+    form = schedule_of(schedule)
+    fewest, multiple = form.fewest(pp, virtual), form.multiple(pp, virtual)
+    wanted = f"at least {fewest} micro-batches" if fewest > 1 else "micro-batches"
+    wanted += f" in multiples of {multiple}" * (multiple > 1) + " and an even pp" * form.both_ends
+    change = " num_virtual_stages=1" if virtual > 1 else ""
     return (
-        f"{schedule} requires {fewest}{even}; there are {number} for pp = {pp}; change micro_batch_seqs or pp, or set "
-        f"schedule={natural_schedule(pp, 1)}"
+        f"{schedule} requires {wanted}; there are {num_micro_batches(job, degrees)} for pp = {pp}; change "
+        f"micro_batch_seqs or pp, or set schedule={natural_schedule(pp, 1)}{change}"
     )
 
 
@@ -210,10 +210,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "virtual_stages",
-        lambda a, j, n, d: (d["num_virtual_stages"] == 1) | ((d["pp"] > 1) & (num_micro_batches(j, d) % d["pp"] == 0)),
+        lambda a, j, n, d: (d["num_virtual_stages"] == 1) | (d["pp"] > 1),
         lambda a, j, n, d: (
-            f"num_virtual_stages = {d['num_virtual_stages']} needs pp > 1 and micro-batches in multiples of pp = {d['pp']}; "
-            f"there are {num_micro_batches(j, d)}; change micro_batch_seqs, or set num_virtual_stages=1"
+            f"num_virtual_stages = {d['num_virtual_stages']} needs pp > 1; set num_virtual_stages=1, or give a pp"
         ),
     ),
     Rule(
@@ -241,7 +240,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule",
-        lambda a, j, n, d: _goes_with_stages(d),
+        lambda a, j, n, d: schedule_of(d["schedule"]).goes_with(d["pp"], d["num_virtual_stages"]),
         lambda a, j, n, d: (
             f"{d['schedule']!r} with pp = {d['pp']} and num_virtual_stages = {d['num_virtual_stages']}; "
             f"{natural_schedule(d['pp'], d['num_virtual_stages'])!r} is required"
@@ -249,10 +248,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "schedule_batch",
-        lambda a, j, n, d: (
-            (num_micro_batches(j, d) >= form_of(d["schedule"]).min_micro_batches(d["pp"]))
-            & _comes_out(d["schedule"], d["pp"], num_micro_batches(j, d))
-        ),
+        lambda a, j, n, d: _takes_micro_batches(j, d),
         lambda a, j, n, d: _micro_batches_of(j, d),
     ),
 )

@@ -11,7 +11,7 @@ from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
 from shardwise.names import did_you_mean
-from shardwise.schedule.closed_form import natural_schedule
+from shardwise.schedule.schedule import natural_schedule
 from shardwise.units import parse_count
 
 LIKE: Mapping[str, Any] = {field.name: field.default for field in fields(Layout)}

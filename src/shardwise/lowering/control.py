@@ -13,13 +13,14 @@ from shardwise.layout.family import BATCH, EXPERT, TP, Family
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.decoder import structure_units
+from shardwise.model.operations import Route
 from shardwise.model.program import Role
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import constant, product
 
 NORM, ROUTING = "norm", "routing"
-ROUTED_LAYERS = "routed_layers"  # the symbol for how many layers have a router
+NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
 ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
 
@@ -35,15 +36,22 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
         )
     ]  # fmt: skip
     if structure.experts and policy.statistics_each:
-        each = product([ROUTED_LAYERS, "E"], coefficient=policy.statistics_each)
+        each = product([NUM_ROUTERS, "E"], coefficient=policy.statistics_each)
         phase = "backward" if policy.statistics == "micro_batch" else "update"
         found.append(
             Traffic(
-                CONTROL_UNIT, phase, Kind.ALL_REDUCE, family.batch_axes, Role.STATISTIC, each, (ROUTING,),
-                reason="each rank has counted the rows of its own sequences",
+                CONTROL_UNIT, phase, Kind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, each, (ROUTING,),
+                reason="each rank has counted the rows of its own tokens",
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def routing_axes(structure: Structure, family: Family) -> Axes:
+    """The axes that split tokens where their experts are chosen."""
+    forward = derived_unit(structure, family, "block").forward
+    gates = next(one.outputs[0] for one in forward.program.operations if isinstance(one, Route))
+    return tuple(axis for axis in ORDER if axis in forward.specs[gates].sharded_axes)
 
 
 def norm_axes(structure: Structure, family: Family) -> Axes:

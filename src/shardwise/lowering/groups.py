@@ -10,6 +10,7 @@ from shardwise.lowering.flat import aligned, openings, shard_elements
 from shardwise.lowering.parameters import Parameter
 from shardwise.lowering.weights import Sync, joins, kind_of
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import BORROWED
 from shardwise.sharding.mesh import Mesh
 
 
@@ -49,9 +50,9 @@ class Group:
         return self.members[0].parameter.path
 
     @property
-    def is_embedding(self) -> bool:
-        """Whether it is the embedding's matrix, which a tied head uses too."""
-        return self.members[0].parameter.weight == "embedding"
+    def names(self) -> frozenset[str]:
+        """The full names of its parameters."""
+        return frozenset(member.parameter.name for member in self.members)
 
     @property
     def shard_size(self) -> int:
@@ -76,8 +77,16 @@ def groups_of(
         sync = first if joins(one.sync, first, mesh.size) else one.sync
         alike.setdefault((key, sync), []).append(one)
     found = [group for together in alike.values() for group in _filled(together, architecture, mesh, most_elements)]
-    ready = {one: place for place, one in enumerate(reversed(parameters))}
+    ready = {one: place for place, one in enumerate(_as_ready(parameters))}
     return tuple(sorted(found, key=lambda group: ready[group.members[-1].parameter]))
+
+
+def _as_ready(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+    """In the reverse order of their first uses: modules of multi-token prediction use the head's matrix before it does."""
+    order = [*reversed(parameters)]
+    first = next((place for place, one in enumerate(order) if one.path == "predict.0"), 0)
+    lent = [one for one in order[:first] if one.path == "head" and one.weight in BORROWED["predict"]]
+    return [*(one for one in order[:first] if one not in lent), *lent, *order[first:]]
 
 
 def _filled(

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import CONTROL_UNIT, ROUTED_LAYERS, control_traffic
+from shardwise.lowering.control import NUM_ROUTERS, control_traffic, norm_axes, routing_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
-from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths
+from shardwise.lowering.instruction import Start
+from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths, used_parameters
+from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
+from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
-from shardwise.sharding.collective import Issued
+from shardwise.sharding.collective import Issued, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Values
@@ -31,16 +36,18 @@ from shardwise.symbolic import Values
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe."""
+    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer."""
 
     architecture: Architecture
     layout: Layout
     precision: Precision
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+    seq_len: int | None = None  # of which the bytes of activations' collectives depend
+    optimizer: str = DEFAULT
 
     @cached_property
     def family(self) -> Family:
-        return family_of(self.layout)
+        return replace(family_of(self.layout), optimizer=self.optimizer)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -74,13 +81,36 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        routed = self.architecture.num_layers - self.architecture.num_dense_layers
-        return Values({**self.architecture.dims, ROUTED_LAYERS: routed, **degrees})
+        return Values({**self.architecture.dims, NUM_ROUTERS: self.architecture.num_routers, **degrees})
 
     @cached_property
     def batch_axes(self) -> Axes:
-        """The axes that split sequences, over which the loss is summed."""
-        return next(one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+        """The axes of more than one device that split a batch by sequences."""
+        return self.several(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
+
+    @cached_property
+    def loss_axes(self) -> Axes:
+        """Those that split its tokens, over which the loss is summed."""
+        loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+        return self.several(next(loss))
+
+    @cached_property
+    def norm_axes(self) -> Axes:
+        """Those that split gradients, over which the squares of the norm are summed."""
+        return self.several(norm_axes(self.architecture.structure, self.family))
+
+    @cached_property
+    def routing_axes(self) -> Axes:
+        """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
+        experts = self.architecture.num_experts > 0
+        return self.several(routing_axes(self.architecture.structure, self.family)) if experts else ()
+
+    @cached_property
+    def axes(self) -> frozenset[Axes]:
+        """Every group of axes that a step has a collective over."""
+        used = {self.loss_axes, self.norm_axes, self.routing_axes, *(a for group in self.groups for a in group.sync)}
+        used |= {self.several(one.axes) for one in self._activations()}
+        return frozenset(used - {()})
 
     @cached_property
     def single(self) -> frozenset[str]:
@@ -95,27 +125,69 @@ class Instance:
         """The collectives of a unit."""
         return unit_traffic(self.unit(name), self.policy, self.single)
 
-    def gathers(self, unit: str) -> tuple[str, ...]:
-        """The passes ("forward", "backward") in which a unit needs its weights gathered."""
-        groups = weight_groups(self.unit(unit))
-        return tuple(phase for phase in ("forward", "backward") if any(phase in group.passes for group in groups))
+    @cached_property
+    def used(self) -> dict[str, dict[str, Parameter]]:
+        """By unit's path the parameters that it uses, by their names in its program (`used_parameters`)."""
+        return used_parameters(self.architecture, self.parameters)
+
+    def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
+        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward")."""
+        weights = [name for group in weight_groups(self.unit(unit)) if phase in group.passes for name in group.weights]
+        needed = {self.used[path][name].name for name in weights}
+        return tuple(group for group in self.groups if not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Whether a unit's backward pass reads the weights that its forward pass gathered."""
         return bool(self.unit(unit).kept)
 
-    def used_groups(self, path: str) -> tuple[Group, ...]:
-        """The groups whose weights a unit uses."""
-        lends = self.architecture.tied_embeddings and path == "head"
-        return tuple(group for group in self.groups if group.path == path or (lends and group.is_embedding))
-
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective of a step with its count; over axes of one device there is none."""
         found: Counter[Issued] = Counter()
-        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches)):
+        activations = ((one, num_micro_batches) for one in self.of_activations())
+        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches), *activations):
             if one.axes:
                 found[one] += times
         return found
+
+    def template(self, path: str, unit: str) -> Template:
+        """The instructions of the unit at a path."""
+        family = replace(self.family, recompute=self.recompute(path, unit))
+        return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
+
+    def _activations(self) -> Iterator[Traffic]:
+        """What moves activations over several devices in a micro-batch, in order: all units forward, and back."""
+        units = list(unit_paths(self.architecture))
+        passes = (("forward", units), ("backward", units[::-1]))
+        for name, (path, unit) in ((name, one) for name, order in passes for one in order):
+            for started in self.template(path, unit).passes[name]:
+                if isinstance(started, Start) and self._moves_activations(started.traffic):
+                    yield started.traffic
+
+    def _moves_activations(self, one: Traffic) -> bool:
+        return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
+
+    def of_activations(self) -> Iterator[Issued]:
+        """The collectives on activations of a micro-batch, in the order in which they are issued; but those of a ring are issued
+        block by block, with both tensors of a block at once."""
+        sizes: Values | None = None
+        for one in self._activations():
+            if self.seq_len is None:
+                raise ValueError("an instance whose activations move needs a length of sequences")
+            seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
+            sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
+            dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
+            num_bytes, axes = _bytes(one.elements.evaluate(sizes), dtype), self.several(one.axes)
+            if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
+                ranks = self.mesh.size(axes)
+                yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
+            else:
+                yield Issued(one.kind, axes, dtype, num_bytes, "activations")
+
+    def recompute(self, path: str, unit: str) -> str:
+        """The recompute policy of the unit at a path: a layer's, for the first so many of them."""
+        most = self.layout.recompute_layers
+        recomputes = unit in LAYERS and (most is None or int(path.removeprefix("layers.")) < most)
+        return self.layout.recompute if recomputes else "none"
 
     def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         for _, unit in unit_paths(self.architecture):
@@ -125,8 +197,10 @@ class Instance:
                     yield from ((array, times) for array in self._arrays(one))
 
     def _serves_head(self, one: Traffic) -> bool:
-        """Whether the embedding's serves: a tied head gathers its weight, but has neither gradient nor state of its own."""
+        """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,
+        but has neither gradient nor state of its own."""
         gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
+        gathers = gathers and not (one.unit in PREDICTS and one.phase == "forward")
         return self.architecture.tied_embeddings and one.tensors == (TIED,) and not gathers
 
     def _arrays(self, one: Traffic) -> Iterator[Issued]:
@@ -142,7 +216,8 @@ class Instance:
 
     def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
         dtype = self.control_dtype
-        loss = (one for one in self.traffic(CONTROL_UNIT) if one.is_control)
+        units = (unit for _, unit in unit_paths(self.architecture))
+        loss = (one for unit in units for one in self.traffic(unit) if one.is_control)
         others = control_traffic(self.architecture.structure, self.family, self.policy)
         for one in (*loss, *others):
             num_bytes = _bytes(one.elements.evaluate(self.values), dtype)

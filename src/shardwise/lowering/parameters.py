@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shardwise.derive.derivation import derived_unit
@@ -10,7 +10,7 @@ from shardwise.derive.shardings import weight_use
 from shardwise.layout.family import Family
 from shardwise.lowering.weights import Sync, derived_moves, sync_of
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICT_BLOCK, PREDICTS, unit_counts
 from shardwise.sharding.spec import Spec
 
 TIED = "head"  # the head's own weight, which a tied model has not: it uses the embedding's
@@ -34,9 +34,16 @@ class Parameter:
         return f"{self.path}.{attribute(self.weight)}"
 
     @property
+    def in_block(self) -> str:
+        """The weight's name in its block, whether that is a layer's or one of multi-token prediction."""
+        return self.weight.removeprefix(PREDICT_BLOCK)
+
+    @property
     def is_matrix(self) -> bool:
         """Whether it is a matrix, however many dims it is split into, and no bias, norm, sink or gate's vector."""
-        return len(self.use.dims) > 1 and not self.weight.endswith((".bias", "norm.weight")) and self.weight != "sinks"
+        return (
+            len(self.use.dims) > 1 and not self.weight.endswith((".bias", "norm.weight")) and self.in_block != "sinks"
+        )
 
 
 def attribute(weight: str) -> str:
@@ -61,10 +68,27 @@ def parameters(architecture: Architecture, family: Family) -> tuple[Parameter, .
     return tuple(found)
 
 
+def used_parameters(architecture: Architecture, found: Iterable[Parameter]) -> dict[str, dict[str, Parameter]]:
+    """By unit's path the parameters that it uses, by their names in its program: its own, and those that another unit lends it.
+
+    A tied head is the embedding's weight.
+    """
+    used: dict[str, dict[str, Parameter]] = {}
+    for one in found:
+        used.setdefault(one.path, {})[one.weight] = one
+    if architecture.tied_embeddings:
+        used["head"][TIED] = used["embedding"]["embedding"]
+    owned = {**used["embedding"], **used["head"]}
+    for path, unit in unit_paths(architecture):
+        used[path] |= {weight: owned[weight] for weight in BORROWED.get(unit, ()) if weight in owned}
+    return used
+
+
 def unit_paths(architecture: Architecture) -> Iterator[tuple[str, str]]:
-    """Where each unit of a model is in it, and its kind: embedding, layers.0, layers.1, ..., head."""
+    """Where each unit of a model is in it, and its kind: embedding, layers.0, layers.1, ..., predict.0, ..., head."""
     counts = unit_counts(architecture)
     yield "embedding", "embedding"
-    kinds = [kind for kind in LAYERS for _ in range(counts.get(kind, 0))]
-    yield from ((f"layers.{layer}", kind) for layer, kind in enumerate(kinds))
+    for room, units in (("layers", LAYERS), ("predict", PREDICTS)):
+        kinds = [kind for kind in units for _ in range(counts.get(kind, 0))]
+        yield from ((f"{room}.{number}", kind) for number, kind in enumerate(kinds))
     yield "head", "head"

@@ -20,7 +20,7 @@ from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, weight_g
 from shardwise.model.program import Role, density
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
-from shardwise.symbolic import Polynomial, Values
+from shardwise.symbolic import Local, Polynomial, Values, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Traffic:
 
     `payload` are elements (see `Collective.payload_elements`; of routed tokens those that are there), `tensors` what it carries,
     `beside` the results of the computations that it runs beside, in pieces. `for_products`: nothing but products with a block's
-    weights take what it brings. `reason` is the derivation's, `derived` its collectives that this one stands for.
+    weights take what it brings. `reason` is the derivation's, `derived` its collectives that this one stands for;
+    `tells`: of how many rows are sent, the collective that sends them.
     """
 
     unit: str
@@ -44,6 +45,7 @@ class Traffic:
     reason: str = ""
     place: int = field(default=-1, compare=False)  # among the derived steps of its pass; of flat arrays none
     derived: tuple[Communicate, ...] = field(default=(), compare=False, repr=False)
+    tells: Traffic | None = field(default=None, compare=False, repr=False)
 
     @property
     def scope(self) -> str:
@@ -87,7 +89,7 @@ def axis_group(axes: Axes) -> str:
 def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()) -> tuple[Traffic, ...]:
     """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
     weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit.name, group, policy))
-    return (*_joined(_of_activations(unit)), *weights)
+    return (*_counted(_joined(_of_activations(unit))), *weights)
 
 
 def _of_activations(unit: Unit) -> Iterator[Traffic]:
@@ -128,6 +130,22 @@ def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
         waiting = one
     if waiting:
         yield waiting
+
+
+def _counted(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
+    """Before rows go to their experts each rank tells how many it sends for each: numbers for each expert, of all who gather."""
+    for one in collectives:
+        if one.role is Role.ROUTED and one.phase == "forward" and one.kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER):
+            before, after = one.derived[0].collective.before, one.derived[-1].collective.after
+            experts = product([Local("E", before.axes_of("E"))])
+            if one.kind is Kind.ALL_GATHER:
+                experts = experts * product(one.axes)
+            if len(after.axes_of("E")) >= len(before.axes_of("E")):  # and not on their way back
+                yield replace(
+                    one, role=Role.STATISTIC, payload=experts, beside=(), for_products=False, derived=(), tells=one,
+                    reason="each rank tells how many rows it sends for each expert",
+                )  # fmt: skip
+        yield one
 
 
 def _of_group(unit: str, group: WeightGroup, policy: IssuePolicy) -> Iterator[Traffic]:

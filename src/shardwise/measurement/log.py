@@ -28,6 +28,7 @@ DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loa
 INSPECTED = "inspected"
 TERM = "seconds/"  # ours, before the name of a term
 OWN = ("learning_rate", "num_tokens", "num_targets")
+OF_SOME = ("auxiliary_loss", "expert_imbalance", "prediction_loss")  # likewise, of models that have it
 
 
 def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,8 +42,8 @@ def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any
         **{name: getattr(record, name) for name in OWN}, "tokens_per_s": tokens_per_s,
         **{TERM + name: seconds for name, seconds in record.seconds.items()},
     }  # fmt: skip
-    experts = {name: getattr(record, name) for name in ("auxiliary_loss", "expert_imbalance")}
-    line |= {name: value for name, value in experts.items() if value is not None}
+    some = {name: getattr(record, name) for name in OF_SOME}
+    line |= {name: value for name, value in some.items() if value is not None}
     return {name: _plain(value) for name, value in (line | dict(more)).items() if value is not None}
 
 
@@ -57,11 +58,12 @@ def _plain(value: Any) -> Any:
 
 def parse_step(line: Mapping[str, Any]) -> StepRecord:
     """The record of a step's line."""
+    own: dict[str, Any] = {name: line[name] for name in OWN}
+    some: dict[str, Any] = {name: line.get(name) for name in OF_SOME}
     return StepRecord(
         step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
         seconds={name: line[TERM + name] for name in MEASURED_TERMS if TERM + name in line},
-        auxiliary_loss=line.get("auxiliary_loss"), expert_imbalance=line.get("expert_imbalance"),
-        **{name: line[name] for name in OWN},
+        **own, **some,
     )  # fmt: skip
 
 

@@ -275,6 +275,11 @@ class Architecture:
         }
 
     @property
+    def num_routers(self) -> int:
+        """Blocks with experts, those of multi-token prediction among them."""
+        return (self.num_layers - self.num_dense_layers + self.num_predict_layers) * bool(self.num_experts)
+
+    @property
     def num_windowed_layers(self) -> int:
         """Layers on which a token sees no further back than the window."""
         if self.sliding_window is None:

@@ -101,7 +101,8 @@ class _Transposer:
         """The gradient of `name` from all its uses, added up once."""
         parts = self.parts[name]
         if len(parts) > 1:
-            whole = self.define(gradient_name(name), name)
+            given = gradient_name(name) in parts  # what comes from outside is one part of it
+            whole = self.define(f"{gradient_name(name)}#whole" if given else gradient_name(name), name)
             self.operations.append(Accumulate((*parts, name), (whole,)))
             self.parts[name] = [whole]
         settled = self.parts[name][0]

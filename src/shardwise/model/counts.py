@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, LAYERS, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, UNITS, unit_counts
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
 from shardwise.model.program import Part, Program, Role, density
 from shardwise.sharding.spec import Spec
@@ -22,7 +22,7 @@ def num_params(architecture: Architecture) -> int:
     """Parameters, frozen ones too; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
     counts = unit_counts(architecture).items()
-    return sum(count * _unit_params(architecture, name) for name, count in counts if name != "predict") - shared
+    return sum(count * _unit_params(architecture, name) for name, count in counts if name not in PREDICTS) - shared
 
 
 def params_by_part(architecture: Architecture) -> dict[Part, int]:
@@ -36,7 +36,7 @@ def params_by_part(architecture: Architecture) -> dict[Part, int]:
     parts, values = dict.fromkeys(Part, 0), Values(dict(architecture.dims))
     for name, count in unit_counts(architecture).items():
         program = UNITS[name](architecture)
-        for weight in program.weights if name != "predict" else ():
+        for weight in program.weights if name not in PREDICTS else ():
             parts[_part(program, weight)] += count * int(product(program.dims(weight)).evaluate(values))
     if architecture.tied_embeddings:
         parts[Part.VOCABULARY] -= architecture.vocab_size * architecture.d_model

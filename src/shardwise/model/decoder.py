@@ -10,6 +10,7 @@ of adapters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.block import HIDDEN, TOKENS, Block, add_contract, add_map, add_norm
@@ -43,13 +44,21 @@ def dense_block_program(architecture: Architecture) -> Program:
 
 
 def predict_program(architecture: Architecture) -> Program:
-    """A module that predicts one token further: the last hidden state with the next token's embedding, a block, the head.
+    """The last module of multi-token prediction: a hidden state with the embedding of a token further on, a block, the head.
 
-    Embedding and head are the model's own. Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
+    The hidden state is that of the last layer, or of the module before. Embedding and head are the model's own.
+    Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
     """
     builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_predict(builder, architecture, x, "")])
+    return builder.build([_predict(builder, architecture, x, "").loss])
+
+
+def inner_predict_program(architecture: Architecture) -> Program:
+    """A module whose hidden state the next one reads."""
+    builder = _builder(architecture)
+    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    return builder.build(_predict(builder, architecture, x, ""))
 
 
 def carry_program(architecture: Architecture) -> Program:
@@ -62,7 +71,7 @@ def carry_program(architecture: Architecture) -> Program:
 def whole_program(architecture: Architecture) -> Program:
     """Token ids to the loss through all layers; a tied head reads the embedding's weight.
 
-    The losses of multi-token prediction are added to it, each scaled by an input of its own.
+    The losses of multi-token prediction, whose modules are a chain, are added to it, each scaled by an input of its own.
     """
     builder = _builder(architecture)
     x = _embedding(builder, architecture, "")
@@ -71,7 +80,7 @@ def whole_program(architecture: Architecture) -> Program:
         x = Block(builder, shape, f"{layer}.").build(x)
     loss = _head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
-        further = _predict(builder, architecture, x, f"predict{module}.")
+        x, further = _predict(builder, architecture, x, f"predict{module}.")
         loss = add_map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
     return builder.build([loss])
 
@@ -81,33 +90,37 @@ UNITS: Mapping[str, Callable[[Architecture], Program]] = {
     "embedding": embedding_program,
     "dense_block": dense_block_program,
     "block": block_program,
+    "inner_predict": inner_predict_program,
     "predict": predict_program,
     "head": head_program,
     "carry": carry_program,
 }
+PREDICT_BLOCK = "block."  # before the names of what is in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
 TURNING = ("head",)
 LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
+PREDICTS = ("inner_predict", "predict")  # likewise the modules of multi-token prediction
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
-BORROWED: Mapping[str, tuple[str, ...]] = {"predict": ("embedding", "head", "position_embedding")}
+BORROWED: Mapping[str, tuple[str, ...]] = dict.fromkeys(PREDICTS, ("embedding", "head", "position_embedding"))
 
 
 def unit_counts(architecture: Architecture) -> dict[str, int]:
     """How often the whole model has each unit; units that it never has are left out."""
-    dense, predict = architecture.num_dense_layers, architecture.num_predict_layers
-    counts = {
-        "embedding": 1,
-        "dense_block": dense,
-        "block": architecture.num_layers - dense,
-        "predict": predict,
-        "head": 1,
-    }
+    dense = architecture.num_dense_layers
+    layers = {"dense_block": dense, "block": architecture.num_layers - dense}
+    counts = {"embedding": 1, **layers, **predict_counts(architecture.num_predict_layers), "head": 1}
     return {name: count for name, count in counts.items() if count}
+
+
+def predict_counts(num_predict_layers: int) -> dict[str, int]:
+    """So many modules of multi-token prediction as units: the last one hands no hidden state on."""
+    last = min(num_predict_layers, 1)
+    return {"inner_predict": num_predict_layers - last, "predict": last}
 
 
 def structure_units(structure: Structure) -> tuple[str, ...]:
     """The units that a model of this structure has."""
-    has = {"dense_block": structure.dense_layers, "predict": structure.predict, "carry": False}
+    has = {"dense_block": structure.dense_layers, **dict.fromkeys(PREDICTS, structure.predict), "carry": False}
     return tuple(name for name in UNITS if has.get(name, True))
 
 
@@ -128,16 +141,26 @@ def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str)
     return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 
 
-def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> str:
-    """The last hidden state beside the embedding of the next token, a block, and the loss over the token after it."""
+class Predicted(NamedTuple):
+    """Names of what a module of multi-token prediction gives."""
+
+    hidden: str
+    loss: str
+
+
+def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> Predicted:
+    """The embedding of a token further on beside a hidden state, a block, and the loss over the token after it.
+
+    Differs: the report has the hidden state first; its files have them in this order (eh_proj).
+    """
     hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
     embedded = add_norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
-    builder.add(Join((hidden, embedded), (pair,), ("D", "D")))
+    builder.add(Join((embedded, hidden), (pair,), ("D", "D")))
     projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=Part.PREDICTION)
     y = add_contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
-    y = Block(builder, architecture, f"{prefix}block.").build(y)
-    return _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings)
+    y = Block(builder, architecture, f"{prefix}{PREDICT_BLOCK}").build(y)
+    return Predicted(y, _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
 
 
 def _head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:

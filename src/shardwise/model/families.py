@@ -62,7 +62,6 @@ def leading_dense(key: str) -> dict[str, Reader]:
         "num_dense_layers": optional(key),
         "dense_d_ff": lambda config: SIZES["d_ff"](config) if config.first(key) else 0,
         "shared_expert_width": times(narrow, optional("n_shared_experts")),
-        "num_predict_layers": lambda config: config.first("num_nextn_predict_layers", "num_mtp_layers") or 0,
         **experts("n_routed_experts", width="moe_intermediate_size"),
     }
 

@@ -32,9 +32,9 @@ class FamilyRule:
 WEIGHTY = (
     "num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",
     "shared_expert_intermediate_size", "shared_intermediate_size", "moe_intermediate_size", "first_k_dense_replace",
-    "mlp_only_layers", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "num_nextn_predict_layers", "num_mtp_layers",
-    "full_attention_interval", "linear_num_value_heads", "mamba_num_heads", "index_topk", "use_qk_norm", "qk_layernorm",
-    "cross_attention_layers", "add_cross_attention",
+    "mlp_only_layers", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "full_attention_interval",
+    "linear_num_value_heads", "mamba_num_heads", "index_topk", "use_qk_norm", "qk_layernorm", "cross_attention_layers",
+    "add_cross_attention",
 )  # fmt: skip
 
 

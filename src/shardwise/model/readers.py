@@ -160,7 +160,8 @@ def _head_dim(config: Config) -> Any:
     return found if found is not None else width // heads if whole else width  # no number: the architecture refuses it
 
 
-# Sizes of every family, and their spellings in the order in which they are looked for.
+# Sizes of every family, and their spellings in the order in which they are looked for. A model of any may have been trained with
+# multi-token prediction; its modules go by DeepSeek-V3's name.
 SIZES: Mapping[str, Reader] = {
     "num_layers": number(*LAYERS),
     "d_model": WIDTH,
@@ -169,4 +170,5 @@ SIZES: Mapping[str, Reader] = {
     "num_kv_heads": number("num_key_value_heads", *HEADS),
     "head_dim": _head_dim,
     "vocab_size": number("vocab_size"),
+    "num_predict_layers": lambda config: config.first("num_nextn_predict_layers", "num_mtp_layers") or 0,
 }

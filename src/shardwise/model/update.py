@@ -1,36 +1,37 @@
-"""The optimizer's program: AdamW on a master copy, then the weights that the next step uses."""
+"""The optimizer's program: its state after a step, then the weights that the next step uses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from shardwise.model.operations import Map
 from shardwise.model.program import Program, ProgramBuilder, Role
+from shardwise.optimizer import GRADIENT, MASTER, Optimizer, optimizer_named
 
-STATE = ("master", "first", "second")
 
+def update_program(weights: Mapping[str, tuple[str, ...]], gradients: Mapping[str, str], optimizer: str) -> Program:
+    """The update of `weights` (name -> dims), whose gradients have the names in `gradients`.
 
-def update_program(weights: Mapping[str, tuple[str, ...]], gradients: Mapping[str, str]) -> Program:
-    """AdamW for `weights` (name -> dims), whose gradients have the names in `gradients`.
-
-    For a weight w it reads the gradient and `w.master`, `w.first`, `w.second`, and defines the same with an appended
-    prime, and `w'`. Source: Loshchilov & Hutter 2019, algorithm 2.
+    For a weight w it reads the gradient and each tensor of the optimizer's state (`w.master`, ...), and defines the same with an
+    appended prime, and `w'`. Raises `InputError` for an optimizer that is not known.
     """
-    builder = ProgramBuilder()
+    builder, one = ProgramBuilder(), optimizer_named(optimizer)
     outputs: list[str] = []
     for name, dims in weights.items():
-        outputs += _adamw(builder, name, dims, gradients[name])
+        builder.input(gradients[name], dims, Role.WEIGHT_GRADIENT)
+        outputs += _update(builder, optimizer, one, name, dims, gradients[name])
     return builder.build(outputs)
 
 
-def _adamw(builder: ProgramBuilder, name: str, dims: tuple[str, ...], gradient: str) -> Iterable[str]:
-    grad = builder.input(gradient, dims, Role.WEIGHT_GRADIENT)
-    master, first, second = (builder.input(f"{name}.{part}", dims, Role.STATE) for part in STATE)
-    new_first = _map(builder, "adamw_first", (first, grad), f"{first}'", dims, Role.STATE)
-    new_second = _map(builder, "adamw_second", (second, grad), f"{second}'", dims, Role.STATE)
-    new_master = _map(builder, "adamw_master", (master, new_first, new_second), f"{master}'", dims, Role.STATE)
-    weight = _map(builder, "identity", (new_master,), f"{name}'", dims, Role.WEIGHT)
-    return weight, new_master, new_first, new_second
+def _update(
+    builder: ProgramBuilder, optimizer: str, one: Optimizer, name: str, dims: tuple[str, ...], gradient: str
+) -> Iterator[str]:
+    found = {part: builder.input(f"{name}.{part}", dims, Role.STATE) for part in one.state} | {GRADIENT: gradient}
+    for part, update in one.updates.items():
+        reads = tuple(found[read] for read in update.reads)
+        found[f"{part}'"] = _map(builder, f"{optimizer}.{part}", reads, f"{name}.{part}'", dims, Role.STATE)
+    yield _map(builder, "identity", (found[f"{MASTER}'"],), f"{name}'", dims, Role.WEIGHT)
+    yield from (found[f"{part}'"] for part in one.state)
 
 
 def _map(

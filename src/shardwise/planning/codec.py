@@ -31,6 +31,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_active_params, num_params
 from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
 from shardwise.network.twist import LEGAL, is_twistable
+from shardwise.optimizer import optimizer_named
 from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
 Payload = dict[str, Any]
@@ -48,7 +49,7 @@ def plan_payload(plan: Plan) -> Payload:
         "schema": SCHEMA,
         "model": _model(plan.model),
         "cluster": _cluster(plan.cluster),
-        "job": {**asdict(plan.job), "precision_recipe": asdict(precision_named(plan.job.precision))},
+        "job": _job(plan.job),
         "layout": layout_payload(plan.layout, plan),
         "estimate": asdict(plan.estimate),
         "alternatives": [
@@ -72,6 +73,12 @@ def estimate_payload(plan: Plan, smallest_change: str | None) -> dict[str, Any]:
 def _model(model: Architecture) -> Payload:
     count = num_params(model)
     return {"name": model.name, "num_params": count, "num_active_params": num_active_params(model), **asdict(model)}
+
+
+def _job(job: Job) -> Payload:
+    """The job, with the values of its precision recipe and of its optimizer's fields where a run's recipe has no other."""
+    recipe, fields_of_optimizer = precision_named(job.precision), optimizer_named(job.optimizer).given({})
+    return {**asdict(job), "precision_recipe": asdict(recipe), "optimizer_fields": fields_of_optimizer}
 
 
 def _cluster(cluster: Cluster) -> Payload:

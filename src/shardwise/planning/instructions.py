@@ -19,7 +19,7 @@ from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Sta
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.template import PASSES, unit_template
 from shardwise.lowering.traffic import Traffic
-from shardwise.model.decoder import LAYERS
+from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.network.placed import Links
 from shardwise.planning.plan import Plan
 from shardwise.sharding.collective import Kind
@@ -120,7 +120,7 @@ class _Lister:
         for name in passes:
             chosen(PASSES, name, "pass")
         times = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
-        order = sorted(times, key=lambda name: ("embedding", *ORDER, "predict", CARRY, "head").index(name))
+        order = sorted(times, key=lambda name: ("embedding", *ORDER, *PREDICTS, CARRY, "head").index(name))
         if unit is not None:
             chosen(dict.fromkeys(order), unit, "unit")
         for name in passes:

@@ -13,7 +13,8 @@ from shardwise.job import USUAL_SEQ_LEN, Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import min_micro_batches
+from shardwise.schedule.schedule import schedule_of
+from shardwise.symbolic import ceil_div
 from shardwise.units import format_bytes
 
 SCHEMA = "shardwise.memory/1"
@@ -78,7 +79,10 @@ def filling_job(job: Job, layout: Layout) -> Job:
     Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch
     takes no more memory, but for the schedule of all forward passes first, which holds every micro-batch.
     """
-    times = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), min_micro_batches(layout.schedule, layout.pp))
+    schedule, stages = schedule_of(layout.schedule), (layout.pp, layout.num_virtual_stages)
+    multiple = schedule.multiple(*stages)
+    fewest = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.fewest(*stages))
+    times = ceil_div(fewest, multiple) * multiple
     return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
 
 

@@ -11,7 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import AXES, Layout
 from shardwise.precision import PRECISIONS, Precision
 
-RUNNABLE_AXES = ("dp", "fsdp")
+RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "ep")
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
 LOSS = "in_place"  # the kind that the trained model has
 # What a layout must have of everything else.
@@ -39,6 +39,12 @@ def _missing(layout: Layout) -> Iterator[str]:
         yield (
             f"plan: {named} {'is' if len(missing) == 1 else 'are'} planned, not yet runnable; plan again with --runnable, or "
             f"{pins_text({name: PINS[name] for name in missing})}"
+        )
+
+    if layout.tp > 1 and layout.expert_tp != layout.tp and not layout.sequence_parallel:
+        yield (
+            "plan: whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
+            "--pin sequence_parallel=true"
         )
 
 

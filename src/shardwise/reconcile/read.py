@@ -13,9 +13,10 @@ from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, parse_measured
 from shardwise.measurement.log import Log, read_log
 from shardwise.measurement.record import StepRecord
-from shardwise.planning.codec import parse, plan_payload
+from shardwise.optimizer import DEFAULT
+from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan
-from shardwise.train.recipe import Recipe
+from shardwise.train.recipe import Recipe, parse_recipe
 
 WARM_UP = 2  # steps of each start that do not count: allocators fill, kernels are chosen, caches are cold
 LEAST_STEPS = 3  # that count, for a median
@@ -47,7 +48,7 @@ def read_run(plan: Plan, path: Path) -> MeasuredRun:
             f"reconcile: the log of {path} has no step {seen.step}, which was watched; run the plan again with `shardwise train`"
         )
     return MeasuredRun(
-        counted=_counted(plan, log, path), watched=watched, seen=seen, recipe=parse(Recipe, of.recipe, str(folder.recipe))
+        counted=_counted(plan, log, path), watched=watched, seen=seen, recipe=parse_recipe(of.recipe, str(folder.recipe))
     )  # fmt: skip
 
 
@@ -67,6 +68,7 @@ def _decides(payload: Mapping[str, Any]) -> dict[str, Any]:
     model, job, layout = (payload.get(name) or {} for name in ("model", "job", "layout"))
     found = {f"model.{name}": value for name, value in model.items() if name != "name"}
     found |= {f"job.{name}": job.get(name) for name in RUN_OF_JOB}
+    found["job.optimizer"] = job.get("optimizer", DEFAULT)  # files of earlier versions have none
     return found | {f"layout.{name}": value for name, value in layout.items() if name != "placement"}
 
 

@@ -26,7 +26,7 @@ from shardwise.planning.explain import (
 )
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned, bound_seconds, versions
 from shardwise.progress import Progress, silent
-from shardwise.schedule.closed_form import NATURAL, natural_schedule
+from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, QUARTERS, Choices

@@ -27,7 +27,7 @@ from shardwise.layout.legality import num_micro_batches
 from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.progress import Progress, silent
-from shardwise.schedule.closed_form import NATURAL, natural_schedule
+from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.pareto import Front, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal

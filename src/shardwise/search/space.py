@@ -24,7 +24,7 @@ from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown
-from shardwise.schedule.closed_form import NATURAL, SCHEDULES
+from shardwise.schedule.schedule import SCHEDULES, searched_schedules
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -85,9 +85,9 @@ class Choices(Limits):
 
     A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
-    So are the schedules that do not go with the stages by themselves (`NATURAL` stands for those that do): AFAB holds every
-    micro-batch, and few engines have the others. `divisible` refuses layouts with idle replicas or micro-batches that are not
-    full.
+    So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
+    every micro-batch, and few engines have the others. `divisible` refuses layouts with idle replicas or micro-batches that
+    are not full.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -99,7 +99,7 @@ class Choices(Limits):
     offload: tuple[str, ...] = ("none",)
     cp_variant: tuple[str, ...] = field(default_factory=lambda: _searched_variants())
     async_tp: tuple[int, ...] = (0,)
-    schedule: tuple[str, ...] = (NATURAL,)
+    schedule: tuple[str, ...] = field(default_factory=searched_schedules)
     divisible: bool = False
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:

@@ -28,7 +28,7 @@ from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.progress import Progress, silent
-from shardwise.schedule.closed_form import form_of
+from shardwise.schedule.schedule import schedule_of
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
 from shardwise.symbolic import Value, Values, added
@@ -173,6 +173,7 @@ class _Builder:
             rates_of(cluster.chip, cluster.calibration),
             precision_named(job.precision),
             loss_of(cluster, job),
+            job.optimizer,
         )
         self.whole = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.whole)
@@ -229,7 +230,7 @@ class _Builder:
         found = [_worst_stages(self.architecture, schedule, pp, count) for pp, count in every]
         held = [_layers(self.architecture, schedule, *key, own) for key, own in zip(every, found, strict=True)]
         numbers, layers = np.array(found, dtype=np.int64), np.array(held, dtype=np.int64)
-        last = 0 if form_of(schedule).both_ends else numbers.shape[1] - 1
+        last = 0 if schedule_of(schedule).both_ends else numbers.shape[1] - 1
         return tuple(
             Stage(position == 0, position == last, numbers[:, position], self.by_kind(layers[:, position]))
             for position in range(numbers.shape[1])
@@ -302,13 +303,13 @@ def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtua
     the other.
     """
     early = range(max(architecture.num_dense_layers, 1) + 1)
-    end = max(pp // 2, 1) if form_of(schedule).both_ends else pp
+    end = max(pp // 2, 1) if schedule_of(schedule).both_ends else pp
     found = [min(stage, end - 1) for stage in early]
-    if form_of(schedule).splits_backward:
-        inner = range(early.stop, end if form_of(schedule).both_ends else end - 1) or range(end - 1, end)
+    if schedule_of(schedule).splits_backward:
+        inner = range(early.stop, end if schedule_of(schedule).both_ends else end - 1) or range(end - 1, end)
         layers = [layers for layers, _ in _layers(architecture, schedule, pp, num_virtual_stages, inner)]
         found += [max(zip(layers, inner, strict=True))[1], inner[-1]]
-    return found if form_of(schedule).both_ends else [*found, pp - 1]
+    return found if schedule_of(schedule).both_ends else [*found, pp - 1]
 
 
 def _layers(
@@ -319,7 +320,7 @@ def _layers(
         return [(0, 0)] * len(stages)
     every = layers_per_stage(architecture, pp, num_virtual_stages)
     dense = dense_layers_per_stage(architecture, pp, num_virtual_stages)
-    held = [{stage, pp - 1 - stage} if form_of(schedule).both_ends else {stage} for stage in stages]
+    held = [{stage, pp - 1 - stage} if schedule_of(schedule).both_ends else {stage} for stage in stages]
     return [(sum(every[one] for one in own), sum(dense[one] for one in own)) for own in held]
 
 

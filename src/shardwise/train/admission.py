@@ -14,12 +14,13 @@ from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError, collect, require
 from shardwise.layout.layout import Layout
 from shardwise.measurement.folder import RunFolder, RunOf
+from shardwise.optimizer import DEFAULT
 from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named
 from shardwise.train.flags import Settings
-from shardwise.train.recipe import Recipe
+from shardwise.train.recipe import Recipe, recipe_payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,19 @@ def _held_out(plan: Plan, settings: Settings) -> Batches:
 def admit(plan: Plan, settings: Settings) -> Data:
     """All checks of what was given, at once. Raises `InputError`."""
     precision = precision_named(plan.job.precision)
-    _, _, data = collect(
+    *_, data = collect(
         lambda: require_runnable(plan.layout, precision),
         lambda: require_compilable(plan.layout, settings.recipe),
+        lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),
     )
     assert isinstance(data, Data)
     require_tensorboard(settings)
     if settings.resume:
-        require_same_run(settings.out, run_of(plan, settings.recipe, data))
+        require_same_run(settings.out, plan, settings.recipe, data)
+        recipe_payload(
+            settings.recipe, plan.job.optimizer
+        )  # what the run has of another optimizer is no fault of the recipe
     return data
 
 
@@ -98,16 +103,22 @@ def require_tensorboard(settings: Settings) -> None:
 
 def run_of(plan: Plan, recipe: Recipe, data: Data) -> RunOf:
     """What the run's folder keeps of what is run."""
-    return RunOf(plan=plan_payload(plan), recipe=asdict(recipe), data_fingerprint=data.fingerprint, versions=versions())
+    return RunOf(
+        plan=plan_payload(plan),
+        recipe=recipe_payload(recipe, plan.job.optimizer),
+        data_fingerprint=data.fingerprint,
+        versions=versions(),
+    )
 
 
-def require_same_run(out: RunFolder, of: RunOf) -> None:
+def require_same_run(out: RunFolder, plan: Plan, recipe: Recipe, data: Data) -> None:
     """Raise `InputError` that names all in which a run that is to go on differs from what it was: model, data, order of samples.
 
     Other degrees, micro-batches and schedules of the learning rate are fine.
     """
     before = out.read()
-    mine, found = _identity(of), _identity(before)
+    mine = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
+    found = _identity(before.plan, before.recipe, before.data_fingerprint)
     require(
         [
             f"--resume: found {what} {_short(mine[what])}; the run in {out.path} has {_short(found[what])}, which is required: "
@@ -118,12 +129,13 @@ def require_same_run(out: RunFolder, of: RunOf) -> None:
     )
 
 
-def _identity(of: RunOf) -> dict[str, Any]:
-    model, job, recipe = (_plain(payload) for payload in (of.plan.get("model", {}), of.plan.get("job", {}), of.recipe))
+def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerprint: str) -> dict[str, Any]:
+    model, job, recipe = (_plain(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
     own = {f"model.{name}": value for name, value in model.items() if name != "name"}
     own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
+    own["job.optimizer"] = job.get("optimizer", DEFAULT)  # of a run of an earlier version it is this one
     own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "batch_ramp", "respect_documents", "initial")}
-    return own | {"data of fingerprint": of.data_fingerprint}
+    return own | {"data of fingerprint": data_fingerprint}
 
 
 def _plain(payload: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,12 +23,15 @@ OPERATIONS: dict[str, tuple[Kind, int]] = {
     "_allgather_base_": (Kind.ALL_GATHER, 0),
     "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
     "alltoall_base_": (Kind.ALL_TO_ALL, 1),
+    "send": (Kind.PERMUTE, 0),
 }
+RECEIVED = ("recv_",)  # the other end of what is sent
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives by kind, axes, format and bytes while it is active. What they carry only the engine knows: it is "".
+    """Collectives by kind, axes, format and bytes, in the order in which they are issued while it is active. What they carry only
+    the engine knows: it is "".
 
     Raises `RuntimeError` for an operation of a process group that is none of `OPERATIONS`.
     """
@@ -36,7 +39,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, world: World) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.world = world
-        self.found: Counter[Issued] = Counter()
+        self.sequence: list[Issued] = []
+
+    @property
+    def found(self) -> Counter[Issued]:
+        """How many of each."""
+        return Counter(self.sequence)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
@@ -44,13 +52,15 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in RECEIVED:
+            return
         if name not in OPERATIONS:
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
         kind, place = OPERATIONS[name]
         group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
         for tensor in _tensors(args[place]):
             num_bytes = tensor.numel() * tensor.element_size()
-            self.found[Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, "")] += 1
+            self.sequence.append(Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, ""))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

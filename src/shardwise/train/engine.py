@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.initialise import initial_value
-from shardwise.engine.torch.weights import used_weights
+from shardwise.engine.torch.rank import Rank
+from shardwise.layout.context import variant_of
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
 from shardwise.train.clock import Clock
@@ -31,17 +32,18 @@ __all__ = ["Engine", "MicroBatch", "StepResult"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device."""
+    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
+
+    `further`: the losses of multi-token prediction by module, with their weight.
+    """
 
     loss: Tensor
     norm: Tensor
+    further: tuple[Tensor, ...] = ()
 
 
 class Engine:
-    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first.
-
-    Raises `InputError` for what a plan may have and the engine does not run.
-    """
+    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
     def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
         self.instance, self.recipe, self.world = instance, recipe, world
@@ -49,56 +51,54 @@ class Engine:
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
         self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
-        self.batch_axes = instance.several(instance.batch_axes)
-        self._join_groups()
+        for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
+            world.group(axes)
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
             trained, self._gradient_names(), self.exchange, reduction=recipe.reduction,
             each_micro_batch=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
-        self.updater = Updater(trained, self.exchange, recipe)
+        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
         self.model = torch_model(
-            instance, formats.weights, self._ends, world.device, movement=self.gatherer,
-            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile,
+            instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
+            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
-        self.balancer = Balancer(self.model.balance_biases, self.exchange, self.batch_axes, recipe)
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
 
-    def _join_groups(self) -> None:
-        """Make every process group at once, in one order on all processes."""
-        used = {self.batch_axes}
-        for group in self.groups:
-            used |= set(group.sync)
-        for axes in sorted(used - {()}):
-            self.world.group(axes)
+    def _rank(self) -> Rank:
+        """This process on the mesh."""
+        pieces = variant_of(self.instance.layout.cp_variant).pieces
+        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""
-        used = used_weights(self.instance)
+        used = self.instance.used
         return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
 
     def _ends(self, path: str) -> Ends:
         """The weights that the unit at a path uses, and where its gradients go."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
-        used = used_weights(self.instance)[path]
+        used = self.instance.used[path]
         return Ends({weight: views[one.name] for weight, one in used.items()}, self.reducer.of_unit(path))
 
     def _gatherer(self) -> WeightGatherer:
-        flat = dict(zip(self.instance.groups, self.groups, strict=True))
-        paths = list(unit_paths(self.instance.architecture))
-        used = [[flat[group] for group in self.instance.used_groups(path)] for path, _ in paths]
-        kinds = [unit for _, unit in paths]
-        backward = {place for place, unit in enumerate(kinds) if "backward" in self.instance.gathers(unit)}
-        kept = {place for place, unit in enumerate(kinds) if self.instance.keeps_gathered(unit)}
-        return WeightGatherer(used, backward, kept, self.exchange)
+        instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
+        units = list(unit_paths(instance.architecture))
+        forward, backward = (
+            [[flat[group] for group in instance.gathered(path, unit, phase)] for path, unit in units]
+            for phase in ("forward", "backward")
+        )
+        kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
+        return WeightGatherer(forward, backward, kept, self.exchange)
 
     def initialise(self, seed: int) -> None:
         """Give every weight its initial value (`engine.torch.initialise`): the same in every layout."""
 
         def value(part: Interval) -> Tensor:
             whole = initial_value(self.instance.architecture, part.member.parameter, seed)
-            return whole.reshape(-1)[part.offset : part.offset + part.size]
+            return whole[part.window.slices].reshape(-1)[part.offset : part.offset + part.size]
 
         self.fill(value)
 
@@ -122,19 +122,23 @@ class Engine:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
         self.reducer.begin_step()
         self.balancer.begin_step()
-        loss = torch.zeros((), device=self.world.device)
+        losses: Sequence[Tensor] = ()
         for number, batch in enumerate(micro_batches, start=1):
             own = self._micro_batch(batch, num_targets, num_micro_batches, last=number == num_micro_batches)
-            loss = own + loss
+            losses = [one + earlier for one, earlier in zip(own, losses, strict=True)] if losses else own
         self.balancer.end_step()
         norm = self.updater.norm()
         with self.clock("optimizer"):
             pending = self.updater.step(self.recipe.learning_rate_at(step), norm)
         for one in pending:
             one.wait()
-        return StepResult(self.exchange.sum_now(loss, self.batch_axes), norm)
+        loss, *further = (self.exchange.sum_now(one, self.instance.loss_axes) for one in losses)
+        return StepResult(loss, norm, tuple(further))
 
-    def _micro_batch(self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool) -> Tensor:
+    def _micro_batch(
+        self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool
+    ) -> tuple[Tensor, ...]:
+        """The loss, and those of multi-token prediction."""
         self.reducer.begin_micro_batch(last=last)
         with self.clock("forward"):
             on_way = self.model.forward(batch, num_targets, trains=True)
@@ -144,14 +148,14 @@ class Engine:
             self.model.backward(on_way, penalties)
             self.reducer.end_micro_batch()
             self.gatherer.end()
-        return on_way.loss
+        return on_way.loss, *on_way.further
 
     @torch.no_grad()
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """The loss of a batch, without a step."""
         parts = [self.model.forward(one, num_targets, trains=False).loss for one in micro_batches]
         self.gatherer.end()
-        return self.exchange.sum_now(torch.stack(parts).sum(), self.batch_axes)
+        return self.exchange.sum_now(torch.stack(parts).sum(), self.instance.loss_axes)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""

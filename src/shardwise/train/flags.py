@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.changes import parse_changes, replaced
+from shardwise.changes import convert, parse_changes, replaced
 from shardwise.errors import InputError, collect
 from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
-from shardwise.train.recipe import SCHEDULES, Recipe
+from shardwise.optimizer import optimizer_fields
+from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
 from shardwise.units import parse_count, parse_quantity
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -76,10 +77,12 @@ class Settings:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the plan and the flags."""
+    """Declare the plan and the flags, and what the fields of the optimizers are."""
     parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
     for flag, settings in FLAGS.items():
         parser.add_argument(flag, **settings)
+    fields = (f"recipe.{name}: {words}" for name, words in optimizer_fields().items())
+    parser.add_argument_group("fields of the plan's optimizer for --set, with the default of each", ".\n".join(fields))
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
@@ -114,18 +117,18 @@ def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
     )
     given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
     if arguments.resume:
-        changed: Recipe = replaced(_recorded(out), changes, "recipe")
-        return replace(changed, **given)
+        return replace(_changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    recipe: Recipe = replaced(Recipe(**given), changes, "recipe")
-    return recipe
+    return _changed(Recipe(**given), changes)
 
 
-def _recorded(out: RunFolder) -> Recipe:
-    from shardwise.planning.codec import parse
-
-    return parse(Recipe, out.read().recipe, str(out.recipe))
+def _changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+    """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
+    fields = optimizer_fields()
+    changed: Recipe = replaced(recipe, changes, "recipe", fields)
+    values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
+    return replace(changed, optimizer={**recipe.optimizer, **values})
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def instance_of(plan: Plan, recipe: Recipe) -> Instance:
     """A plan as the engine runs it under a recipe."""
     return Instance(
         architecture=plan.model, layout=plan.layout, precision=precision_named(plan.job.precision),
-        policy=policy_of(recipe, routed=plan.model.num_experts > 0),
+        policy=policy_of(recipe, routed=plan.model.num_experts > 0), seq_len=plan.job.seq_len,
+        optimizer=plan.job.optimizer,
     )  # fmt: skip
 
 

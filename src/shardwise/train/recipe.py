@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, assert_never
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, assert_never
 
 from shardwise.errors import require
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
+from shardwise.optimizer import optimizer_fields, optimizer_named
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]
@@ -21,19 +22,20 @@ class Recipe:
     """The recipe of a run of `steps` optimizer steps.
 
     The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
-    step, `wsd` stays and falls linearly over the last `decay_steps`. AdamW has `beta1`, `beta2`, `epsilon` and
-    `weight_decay` (of matrices only); `clip_norm` is the largest norm of all gradients together, None: any.
+    step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
+    (`shardwise.optimizer`, with the default of each); `clip_norm` is the largest norm of all gradients together, None: any.
 
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
     last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
 
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
-    `balance_rate`. `respect_documents`: attention and targets keep to their document. `compile` hands each block to
-    torch.compile. A validation loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every`
-    (0: at the end only), of which `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and
-    no wait for another rank is longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and
-    constants of its arithmetic, the run begins with; None: values of its own, from the seed.
+    `balance_rate`. `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
+    `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
+    loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only), of which
+    `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
+    longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and constants of its arithmetic, the
+    run begins with; None: values of its own, from the seed.
     """
 
     steps: int
@@ -42,10 +44,7 @@ class Recipe:
     warmup_steps: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    optimizer: Mapping[str, float] = field(default_factory=dict)
     clip_norm: float | None = 1.0
     seed: int = 0
     reduction: Reduction = "bucketed"
@@ -55,6 +54,7 @@ class Recipe:
     balance: Balance = "auxiliary"
     balance_coefficient: float = 0.01
     balance_rate: float = 1e-3
+    prediction_weight: float = 0.3  # DeepSeek-AI 2025 (DeepSeek-V3), section 4.2; 0.1 for the last third of its tokens
     respect_documents: bool = False
     compile: bool = False
     validate_every: int = 0
@@ -78,12 +78,13 @@ class Recipe:
             if getattr(self, name) not in allowed:
                 yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
         for name, low, high in (
-            ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0),
-            ("epsilon", 0.0, 1.0), ("weight_decay", 0.0, 1e3), ("balance_coefficient", 0.0, 1e3), ("balance_rate", 0.0, 1e3),
-            ("silent_after_s", 0.1, 1e6), ("timeout_s", 0.1, 1e6),
+            ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("balance_coefficient", 0.0, 1e3),
+            ("balance_rate", 0.0, 1e3), ("silent_after_s", 0.1, 1e6), ("timeout_s", 0.1, 1e6),
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if not 0 < self.prediction_weight <= 1e3:
+            yield f"prediction_weight is {self.prediction_weight!r}; a number above 0, at most 1000,"
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
         if self.warmup_steps + self.decay_steps > self.steps:
@@ -114,3 +115,21 @@ class Recipe:
     def _towards_final(self, left: float) -> float:
         """Between the final fraction, where nothing is left, and the whole rate."""
         return self.final_fraction + (1.0 - self.final_fraction) * left
+
+
+def recipe_payload(recipe: Recipe, optimizer: str) -> dict[str, Any]:
+    """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
+    payload = asdict(recipe)
+    values = optimizer_named(optimizer).given(payload.pop("optimizer"))
+    return {**payload, **values}
+
+
+def parse_recipe(payload: Mapping[str, Any], what: str) -> Recipe:
+    """A recipe from its payload. Raises `InputError` that names each field that is wrong."""
+    from shardwise.planning.codec import parse
+
+    own = {one.name for one in fields(Recipe)} - {"optimizer"}
+    kept = {name: value for name, value in payload.items() if name in own}
+    return parse(
+        Recipe, {**kept, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}}, what
+    )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardwise.data.batches import Batches
 from shardwise.errors import InputError
@@ -22,6 +23,7 @@ from shardwise.train.feed import Feed
 from shardwise.train.huggingface.initial import require_same, values_of
 from shardwise.train.issued import instance_of
 from shardwise.train.memory import GATHERED, MemoryTracker
+from shardwise.train.parallel.flat import Interval
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
 from shardwise.train.world import World
@@ -65,12 +67,13 @@ class Trainer:
         seconds = clock.end()
         _require_finite(loss, norm, step)
         self.step += 1
-        auxiliary = engine.balancer.loss
+        auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=self.recipe.learning_rate_at(step),
             num_tokens=self.batches.global_batch_seqs(step) * self.batches.seq_len, num_targets=num_targets,
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
+            prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
         )  # fmt: skip
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
@@ -90,11 +93,10 @@ class Trainer:
             engine.watch(lambda: None, lambda whole: None)
         return record, Inspection(tracker.memory(), capture.found)
 
-    def state(self) -> dict[str, Piece | Json]:
+    def state(self) -> dict[str, Piece | tuple[Piece, ...] | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
-        found: dict[str, Piece | Json] = {
-            f"{kind}.{one.member.parameter.name}": Piece(one.member.shape, (one.offset,), values.detach())
-            for kind, one, values in self.engine.pieces()
+        found: dict[str, Piece | tuple[Piece, ...] | Json] = {
+            f"{kind}.{one.name}": _pieces(one, values.detach()) for kind, one, values in self.engine.pieces()
         }
         for name, buffer in self.engine.buffers():
             found[f"buffer.{name}"] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
@@ -110,6 +112,17 @@ class Trainer:
         """Nats per target over the first step of `batches`: of held-out text every sequence once (`train.admission`)."""
         held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
         return float(self.engine.loss(held_out, batches.num_targets(0)))
+
+
+def _pieces(one: Interval, values: Tensor) -> Piece | tuple[Piece, ...]:
+    """What a process has of a parameter: an interval of the flattened one, or boxes of it where the parameter is split."""
+    if one.is_of_whole:
+        return Piece(one.whole, (one.offset,), values)
+    found, done = [], 0
+    for box in one.boxes():
+        found.append(Piece(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
+        done += box.volume
+    return tuple(found)
 
 
 def _require_finite(loss: float, norm: float, step: int) -> None:

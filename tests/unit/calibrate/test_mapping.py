@@ -447,6 +447,20 @@ def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
     assert found.layout.num_virtual_stages == 15
 
 
+@pytest.mark.parametrize(
+    ("text", "virtual", "schedule"),
+    [
+        ("1F1B (DeepSpeed)", "", "1f1b"), ("1F1B", "2", "interleaved"), ("Interleaved1F1B", "", "interleaved"),
+        ("1f1b-interleaved", "1", "1f1b"), ("", "", "interleaved"), ("GPipe", "", "afab"), ("AFAB", "", "afab"),
+        ("ZB-H1", "", "zb_h1"), ("zb-h2", "", "zb_h2"), ("DualPipe", "", "dualpipe"),
+    ],
+)  # fmt: skip
+def test_schedules_by_the_names_that_sources_write(text: str, virtual: str, schedule: str) -> None:
+    """1F1B stands for both where virtual stages are stated; a schedule of whole stages has none that nobody states."""
+    cells = {**BASE, "pp": "2", "vpp": virtual, "pp_schedule": text, "global_batch": "64"}
+    assert case_of(Facts(cells)).layout.schedule == schedule
+
+
 def test_what_was_measured_is_never_read() -> None:
     """Blank, or nonsense, in every measured column: the same predictions."""
     rows = [ROWS[name] for name in LAYOUTS]

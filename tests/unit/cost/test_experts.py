@@ -69,7 +69,8 @@ def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> Non
     streaming = rows_bytes * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)
     exchanges = 8 * 4 * 4  # sequences one after the other, blocks, two ways forward and two backward
     latency = nvlink.base_latency_s + 7 * nvlink.hop_latency_s
-    assert whole.time["ep"] == pytest.approx(exchanges * (streaming + latency))
+    counts = 8 * 4 * 7 / 8 / (nvlink.bytes_per_s * nvlink.fraction)  # of 8 experts in fp32, before rows are sent
+    assert whole.time["ep"] == pytest.approx(exchanges * (streaming + latency) + 8 * 4 * (counts + latency))
     assert split.time["ep"] == 0
     assert whole.time["tp"] < split.time["tp"]
     assert whole.memory["parameters"] == pytest.approx(split.memory["parameters"])
@@ -96,4 +97,4 @@ def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() ->
         for policy in POLICIES
     )
     assert selective == pytest.approx(none)
-    assert full == pytest.approx(1.5 * none, rel=1e-6)  # there and back once more
+    assert 1.49 * none < full < 1.5 * none  # rows go there and back once more; how many is told once

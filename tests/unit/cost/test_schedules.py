@@ -19,20 +19,20 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cut_levels, default_placement
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
-from shardwise.schedule.closed_form import SCHEDULES, Schedule
+from shardwise.schedule.schedule import pipeline_names
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas
 CLUSTER = load_cluster("h100:512")
-PIPELINES = tuple(schedule for schedule in SCHEDULES if schedule not in ("none", "interleaved"))
+PIPELINES = tuple(schedule for schedule in pipeline_names() if schedule != "interleaved")
 FEW = Job(global_batch_tokens=32 * 1024, seq_len=1024)
 
 
-def layout(schedule: Schedule, **changes: object) -> Layout:
+def layout(schedule: str, **changes: object) -> Layout:
     return dataclasses.replace(Layout(dp=32, tp=2, pp=8, sequence_parallel=True, schedule=schedule), **changes)  # type: ignore[arg-type]
 
 
-def priced(schedule: Schedule, overlap: Overlap = "per_axis", **changes: object) -> Estimate:
+def priced(schedule: str, overlap: Overlap = "per_axis", **changes: object) -> Estimate:
     return estimate(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap), layout(schedule, **changes))
 
 
@@ -70,14 +70,14 @@ def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("schedule", PIPELINES)
-def test_terms_add_up(schedule: Schedule, overlap: Overlap) -> None:
+def test_terms_add_up(schedule: str, overlap: Overlap) -> None:
     found = priced(schedule, overlap)
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
     assert sum(found.memory.values()) == pytest.approx(found.memory_bytes, rel=1e-12)
     assert min(*found.time.values(), *found.memory.values(), *found.hidden.values()) >= 0
 
 
-def passes(schedule: Schedule, stage: int) -> tuple[float, float, float, float]:
+def passes(schedule: str, stage: int) -> tuple[float, float, float, float]:
     """F, B and W of a stage with exposed traffic, and F and B together, by hand."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule))
     cost = pricing.step(pricing.stages()[stage])
@@ -88,7 +88,7 @@ def passes(schedule: Schedule, stage: int) -> tuple[float, float, float, float]:
 
 
 @pytest.mark.parametrize(("schedule", "parts"), [("afab", 0), ("1f1b", 0), ("zb_h1", 2), ("zb_h2", 3)])
-def test_bubbles_by_hand(schedule: Schedule, parts: int) -> None:
+def test_bubbles_by_hand(schedule: str, parts: int) -> None:
     """(p - 1)(F + B) less two or three times W, of the stage that takes longest with it."""
     found = []
     for stage in range(8):
@@ -131,7 +131,7 @@ def test_dualpipe_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_gradients_that_are_exchanged_over_pp(
-    schedule: Schedule, tied: bool, stage: int, blocks: int, vocabulary: int
+    schedule: str, tied: bool, stage: int, blocks: int, vocabulary: int
 ) -> None:
     """Beside the hidden states' gradients the last micro-batch sends those of the weights that two devices have, in bf16.
 
@@ -193,7 +193,7 @@ def memories(pricing: Pricing, costs: Costs | None = None) -> list[dict[str, flo
     return [MEMORY.values(memory) for memory in pricing.memories(pricing.stages(costs))]
 
 
-def by_stage(schedule: Schedule, **changes: object) -> list[float]:
+def by_stage(schedule: str, **changes: object) -> list[float]:
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, **changes))
     activation, _ = pricing.unit_costs()
     block = activation["block"].saved_bytes
@@ -263,7 +263,7 @@ def test_what_waits_is_kept_as_the_products_take_it() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2", "dualpipe"])
-def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_are_made(schedule: Schedule) -> None:
+def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_are_made(schedule: str) -> None:
     """On the device are two layers, and all that waits: most of it on the last stage, or in the middle from both ends."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, offload="activations"))
     block = pricing.unit_costs()[0]["block"]

@@ -21,7 +21,7 @@ from shardwise.cost.time_terms import TIME
 from shardwise.job import Job, Overlap
 from shardwise.loss import loss_named
 from shardwise.model.load import load_model
-from shardwise.schedule.closed_form import form_of
+from shardwise.schedule.schedule import schedule_of
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
 
 CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
@@ -33,6 +33,13 @@ CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
     "split": ("llama-3-8b", "h100:16", None, {"precision": "fp8_delayed"}, "fsdp=8 pp=2 schedule=zb_h1 zero_stage=1"),
     "both ends": ("deepseek-v2-lite", "h100:16", None, {}, "fsdp=4 ep=4 tp=2 pp=2 schedule=dualpipe"),
     "stepwise": ("llama-3-8b", "h100:16", None, {"loss": "in_place"}, "fsdp=16 recompute=selective"),
+    "modules": (
+        "tiny-latent-moe-18m",
+        "h100:16",
+        None,
+        {"loss": "in_place", "optimizer": "lion"},
+        "fsdp=8 pp=2 zero_stage=3",
+    ),
     "torus": ("tiny-latent-moe-18m", "tpu-v5e:4x4", None, {}, "fsdp=16 ep=4"),
 }
 
@@ -154,7 +161,7 @@ def test_the_formula_is_that_of_what_was_chosen() -> None:
     formulas = {case: term(case, "time.tp").formula for case in ("bound", "prediction", "sum", "max")}
     assert len(set(formulas.values())) == 4
     assert formulas["prediction"] == MEASURED_FORMULA
-    assert term("both ends", "time.bubble").formula == form_of("dualpipe").bubble
+    assert term("both ends", "time.bubble").formula == schedule_of("dualpipe").bubble
     assert term("stepwise", "memory.logits").source == loss_named("in_place").source
     assert "fp8_delayed" in term("split", "memory.parameters").source
     chip = pricing_of("bound").cluster.chip

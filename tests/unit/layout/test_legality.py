@@ -23,7 +23,7 @@ from shardwise.layout.legality import (
     violations,
 )
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.closed_form import NATURAL, SCHEDULES, natural_schedule
+from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names
 
 MODEL = Architecture(
     name="m", num_layers=12, d_model=768, d_ff=3 * 512, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=1000
@@ -73,9 +73,9 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
     ),
     "virtual_stages": (
         3,
-        Layout(pp=3, num_virtual_stages=2, schedule="interleaved"),
-        ("num_virtual_stages = 2", "multiples of pp = 3", "there are 16", "num_virtual_stages=1"),
-        Layout(pp=3, schedule="1f1b"),
+        Layout(dp=3, num_virtual_stages=2),
+        ("num_virtual_stages = 2 needs pp > 1", "num_virtual_stages=1"),
+        Layout(dp=3),
     ),
     "micro_batch": (
         8,
@@ -168,7 +168,7 @@ def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, lay
         assert int(fsdp) * layout.dp * layout.tp * layout.cp * layout.pp == num_devices
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", schedule_names())
 @pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (4, 1), (4, 2)])
 def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None:
     plain = ("afab", "1f1b", "zb_h1", "zb_h2", "dualpipe")
@@ -198,7 +198,7 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
         seen = set()
-        for number, schedule in itertools.product(range(len(VARIANTS)), (NATURAL, *SCHEDULES)):
+        for number, schedule in itertools.product(range(len(VARIANTS)), (NATURAL, *schedule_names())):
             if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
@@ -290,4 +290,18 @@ def test_dualpipe_takes_as_many_micro_batches_from_either_end(pp: int, num_micro
     problems = violations(MODEL, job, pp, Layout(pp=pp, schedule="dualpipe"))
     assert [problem.split(": ")[0] for problem in problems] == ([] if legal else ["schedule_batch"])
     if not legal:
-        assert f"an even number of micro-batches; there are {num_micro_batches} for pp = {pp}" in problems[0]
+        assert (
+            f"micro-batches in multiples of 2 and an even pp; there are {num_micro_batches} for pp = {pp}"
+            in problems[0]
+        )
+
+
+def test_interleaving_takes_micro_batches_in_multiples_of_the_stages() -> None:
+    """Source: Narayanan et al. 2021, section 2.2."""
+    layout = Layout(pp=3, num_virtual_stages=2, schedule="interleaved")
+    (problem,) = violations(MODEL, JOB, 3, layout)
+    assert problem == (
+        "schedule_batch: interleaved requires micro-batches in multiples of 3; there are 16 for pp = 3; change micro_batch_seqs "
+        "or pp, or set schedule=1f1b num_virtual_stages=1"
+    )
+    assert violations(MODEL, dataclasses.replace(JOB, global_batch_tokens=JOB.seq_len * 18), 3, layout) == []

@@ -19,6 +19,7 @@ from shardwise.lowering.parameters import unit_paths
 from shardwise.lowering.traffic import axis_group
 from shardwise.lowering.weights import WEIGHT_ROLES, weight_groups
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import BORROWED
 from shardwise.model.program import Role
 from shardwise.precision import PRECISIONS
 from shardwise.sharding.collective import Issued, Kind
@@ -32,19 +33,23 @@ MODELS = {
     "experts": replace(SMALL, num_experts=4, experts_per_token=2),
     "adapters": replace(SMALL, lora_rank=4, lora_targets=("qkv",)),
     "biased": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu"),
+    "predicting": replace(SMALL, num_experts=4, experts_per_token=2, num_predict_layers=2),
+    "tied predicting": replace(SMALL, tied_embeddings=True, num_predict_layers=2),
 }
 Key = tuple[str, tuple[str, ...], str]
 
 
 def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
-    """Bytes of weights and gradients by kind, axes and what they carry, unit by unit as derived; a pass gathers a unit whole."""
+    """Bytes of weights and gradients by kind, axes and what they carry, unit by unit as derived; a pass gathers a unit whole, but
+    for what it borrows."""
     found: Counter[Key] = Counter()
     tied = one.architecture.tied_embeddings
     for _, name in unit_paths(one.architecture):
-        forward: dict[tuple[str, ...], int] = {}
+        forward: dict[tuple[tuple[str, ...], str], int] = {}
+        lent = BORROWED.get(name, ())
         head = {"head", "head'", one.unit(name).gradients.get("head")} if tied else set()
         for phase, steps in one.unit(name).phases().items():
-            again: Counter[tuple[str, ...]] = Counter()
+            again: Counter[tuple[tuple[str, ...], str]] = Counter()
             for step in steps:
                 if not isinstance(step, Communicate) or step.tensor.role not in WEIGHT_ROLES:
                     continue
@@ -53,16 +58,16 @@ def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
                     continue
                 elements = int(collective.payload_elements.evaluate(one.values))
                 gathers = step.tensor.role is Role.WEIGHT and phase != "update"
-                if step.tensor.name in head and not gathers:
-                    continue  # one gradient and one state, the embedding's
+                if step.tensor.name in head and (not gathers or (lent and phase == "forward")):
+                    continue  # one gradient and one state, the embedding's, and one gather where both are used
                 if gathers:
-                    again[collective.axes] += elements
+                    again[collective.axes, step.tensor.name if step.tensor.name in lent else ""] += elements
                     continue
                 what = "weights" if step.tensor.role is Role.WEIGHT else "gradients"
                 times = 1 if phase == "update" else num_micro_batches
                 found[collective.kind, tuple(sorted(axes)), what] += times * elements * 4
-            for over, elements in again.items():
-                elements = forward.setdefault(over, elements)
+            for (over, borrowed), elements in again.items():
+                elements = forward.setdefault((over, borrowed), elements)
                 found[Kind.ALL_GATHER, tuple(sorted(one.several(over))), "weights"] += num_micro_batches * elements * 4
     return found
 
@@ -119,7 +124,7 @@ def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) ->
         extents = [
             each.arrays.evaluate(one.values, one.most_elements)
             for each in weight_groups(one.unit(name))
-            if not (tied and each.weights == ("head",))
+            if not (tied and each.weights == ("head",)) and not set(each.weights) & set(BORROWED.get(name, ()))
         ]
         assert sum(extent.count for extent in extents) == arrays[path], path
         assert sum(extent.elements for extent in extents) == elements[path], path
@@ -138,6 +143,14 @@ def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass()
     for group in one.groups:
         assert len(group.members) == 1 or 4 * sum(member.size for member in group.members) <= 8_000
         assert len({member.parameter.path for member in group.members}) == 1  # a bucket ends with its unit
+
+
+def test_a_lent_matrix_is_ready_in_the_first_module_that_uses_it() -> None:
+    """The backward pass comes to the head first, then to the last module and at last to the first one."""
+    one = Instance(architecture=MODELS["predicting"], layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
+    found = [group.path if len(group.members) > 1 else group.members[0].parameter.name for group in one.groups]
+    assert found[:4] == ["head.final_norm_weight", "predict.1", "head.head", "predict.0"]
+    assert found[4:] == ["layers.2", "layers.1", "layers.0", "embedding.embedding"]
 
 
 def test_frozen_weights_do_not_cut_buckets() -> None:

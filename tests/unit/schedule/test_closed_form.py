@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.schedule.closed_form import (
-    bubble_ratio,
-    in_flight,
-    in_flight_1f1b,
-    in_flight_afab,
-    in_flight_interleaved,
-)
+from shardwise.schedule.closed_form import bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
+from shardwise.schedule.schedule import NATURAL, SCHEDULES, Passes, natural_schedule, schedule_names, schedule_of
 
 
 def test_bubble_is_idle_over_ideal_time() -> None:
@@ -42,12 +37,36 @@ def test_interleaving_8_stages_twice() -> None:
     [(1, 5, 1, 0, 1), (4, 8, 1, 0, 4), (4, 8, 1, 3, 1), (4, 8, 2, 0, 5.5), (4, 4, 2, 0, 4), (4, 8, 2, 3, 2.5)],
 )
 def test_in_flight_by_schedule(pp: int, micro_batches: int, virtual: int, stage: int, held: float) -> None:
-    assert in_flight(pp, micro_batches, virtual, stage) == held
+    assert schedule_of(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == held
 
 
 def test_arrays_give_the_numbers_of_each() -> None:
     pp, m, v = np.array([1, 4, 4, 8]), np.array([5, 8, 4, 64]), np.array([1, 1, 2, 2])
+    natural = schedule_of(NATURAL)
+    rows = [(int(a), int(b), int(c)) for a, b, c in zip(pp, m, v, strict=True)]
+    own = [schedule_of(natural_schedule(a, c)) for a, _, c in rows]
     for stage in (0, 1):
-        alone = [in_flight(int(a), int(b), int(c), stage) for a, b, c in zip(pp, m, v, strict=True)]
-        assert in_flight(pp, m, v, stage).tolist() == alone
+        alone = [one.in_flight(a, c, b, stage) for one, (a, b, c) in zip(own, rows, strict=True)]
+        assert natural.in_flight(pp, v, m, stage).tolist() == alone
+    passes = Passes(1.0, 2.0)
+    assert natural.bubble_s(pp, v, passes).tolist() == [
+        one.bubble_s(a, c, passes) for one, (a, _, c) in zip(own, rows, strict=True)
+    ]
+    assert natural.multiple(pp, v).tolist() == [one.multiple(a, c) for one, (a, _, c) in zip(own, rows, strict=True)]
     assert bubble_ratio(pp, m, v).tolist() == [0, 3 / 8, 3 / 8, 7 / 128]
+
+
+@pytest.mark.parametrize("pp", [1, 2, 7, 8])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+def test_one_schedule_is_natural_for_any_stages(pp: int, virtual: int) -> None:
+    if pp == 1 and virtual > 1:
+        return  # no layout has virtual stages without a pipeline
+    found = [name for name, one in SCHEDULES.items() if one.natural and one.goes_with(pp, virtual)]
+    assert found == [natural_schedule(pp, virtual)]
+    assert all(not SCHEDULES[name].splits_backward and not SCHEDULES[name].both_ends for name in found)
+
+
+def test_no_name_stands_for_two_schedules() -> None:
+    names = [name for schedule, one in SCHEDULES.items() for name in (schedule, *one.aliases)]
+    assert len(names) == len(set(names))
+    assert NATURAL not in schedule_names()

@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shardwise.schedule.closed_form import (
-    Passes,
-    bubble_s,
-    in_flight,
-    min_micro_batches,
-    num_overlapped,
-    num_waiting,
-)
+from shardwise.schedule.schedule import Passes, schedule_of
 
 FULL, INPUT, WEIGHT, FORWARD = "B", "I", "W", "F"  # whole backward pass, its two parts, forward pass
 
@@ -160,27 +153,29 @@ def test_stages_wait_as_long_as_the_closed_form_says(
     schedule: str, pp: int, forward: float, input_: float, weight: float, more: int
 ) -> None:
     """From a stage's first pass to its last: the first stage waits longest. A step ends where its stage ends."""
-    m = max(min_micro_batches(schedule, pp), pp) + more
+    form = schedule_of(schedule)
+    m = max(form.fewest(pp, 1), pp) + more
     line = Timeline(SINGLE[schedule](pp, m), times(forward, input_, weight))
     waits = [line.end[i] - line.begin[i] - m * (forward + input_ + weight) for i in range(pp)]
-    expected = bubble_s(schedule, pp, 1, Passes(forward, input_ + weight, weight))
+    expected = form.bubble_s(pp, 1, Passes(forward, input_ + weight, weight))
     assert max(waits) == pytest.approx(expected, abs=1e-9)
     for stage in range(pp):
-        assert line.most_held(stage) == in_flight(pp, m, 1, stage, schedule)
+        assert line.most_held(stage) == form.in_flight(pp, 1, m, stage)
         # beside the one that is being worked on
         late = max(waiting for _, waiting in line.held[stage]) - 1
-        assert max(late, 0) == num_waiting(schedule, pp, m, stage)
+        assert max(late, 0) == form.num_waiting(pp, 1, m, stage)
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2"])
 def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str) -> None:
     """Too few cut the warm-up short, so the closed forms require as many as it takes."""
-    fewest = int(min_micro_batches(schedule, 4))
+    form = schedule_of(schedule)
+    fewest = int(form.fewest(4, 1))
     waits = []
     for m in (fewest, fewest - 2):
         line = Timeline(SINGLE[schedule](4, m), times(1.0, 1.0, 1.0))
         waits.append(line.end[0] - line.begin[0] - 3.0 * m)
-    expected = bubble_s(schedule, 4, 1, Passes(1.0, 2.0, 1.0))
+    expected = form.bubble_s(4, 1, Passes(1.0, 2.0, 1.0))
     assert waits[0] == expected < waits[1]
 
 
@@ -189,21 +184,22 @@ def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str
 @pytest.mark.parametrize("together", [3.0, 2.6])
 def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, together: float) -> None:
     """On the devices in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
+    form = schedule_of("dualpipe")
     m = 2 * pp + more
     line = Timeline(dualpipe(pp, m), times(1.0, 1.0, 1.0, together))
-    expected = bubble_s("dualpipe", pp, 1, Passes(1.0, 2.0, 1.0, together))
+    expected = form.bubble_s(pp, 1, Passes(1.0, 2.0, 1.0, together))
     for device in range(pp):
         pairs = sum(len(slot) == 2 for slot in line.slots[device])
         waits = max(line.end) - pairs * together - (m - pairs) * 3.0
         assert waits <= expected + 1e-9
-        assert line.most_held(device) == in_flight(pp, m, 1, device, "dualpipe") == pp + 1
-        assert max(waiting for _, waiting in line.held[device]) == num_waiting("dualpipe", pp, m, device)
+        assert line.most_held(device) == form.in_flight(pp, 1, m, device) == pp + 1
+        assert max(waiting for _, waiting in line.held[device]) == form.num_waiting(pp, 1, m, device)
         if device == pp // 2:
-            assert pairs == num_overlapped("dualpipe", pp, m)
+            assert pairs == form.num_overlapped(pp, 1, m)
             assert waits == pytest.approx(expected, abs=1e-9)
 
 
 def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
     line = Timeline(dualpipe(8, 24), times(1.0, 1.4, 0.8, 2.6))
     waits = max(line.end) - 15 * 2.6 - 9 * 3.2
-    assert 0 < waits < bubble_s("dualpipe", 8, 1, Passes(1.0, 2.2, 0.8, 2.6))
+    assert 0 < waits < schedule_of("dualpipe").bubble_s(8, 1, Passes(1.0, 2.2, 0.8, 2.6))

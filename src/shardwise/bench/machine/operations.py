@@ -16,13 +16,14 @@ from torch import Tensor
 
 from shardwise.bench.kernels import DTYPES
 from shardwise.bench.machine.samples import FORMS, Product, Sample
-from shardwise.engine.torch.attention import Attention, Sight
+from shardwise.engine.torch.attention import Attention
 from shardwise.engine.torch.calls import ANGLES, GRADIENTS, SIGHT
 from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
 from shardwise.engine.torch.initialise import STD, initial_weights
 from shardwise.engine.torch.loss import cross_entropy
 from shardwise.engine.torch.norms import rms_backward, rms_forward
 from shardwise.engine.torch.places import rotation
+from shardwise.engine.torch.sight import Sight
 from shardwise.engine.torch.unit import run
 from shardwise.engine.torch.weights import parameter_shapes
 from shardwise.lowering.instance import Instance

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from shardwise.books.rules.bounds import AxisOverlap
 from shardwise.books.rules.roofline import ProductTimes
 from shardwise.errors import InputError, chosen
-from shardwise.schedule.closed_form import Passes, bubble_s
+from shardwise.schedule.schedule import Passes, pipelines_by_any_name, schedule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,23 +202,16 @@ def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple
     return tuple(tuple(start + i + 1 for start in own for i in range(run)) for own in starts)
 
 
-BubbleSchedule = Literal["1f1b", "zb1p", "zb2p", "zb_h1", "zb_h2", "dualpipe"]
-# Two have other names in their authors' code and in the playbook.
-BUBBLES: Mapping[str, str] = {
-    "1f1b": "1f1b", "zb1p": "zb_h1", "zb2p": "zb_h2", "zb_h1": "zb_h1", "zb_h2": "zb_h2", "dualpipe": "dualpipe",
-}  # fmt: skip
-
-
 def pipeline_bubble_s(
-    schedule: BubbleSchedule, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
+    schedule: str, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
 ) -> float:  # fmt: skip
-    """Seconds that a stage waits in a step under one of the schedules, for passes of these times; see `bubble_s`.
+    """Seconds that a stage waits in a step under a schedule (by any of its names), for passes of these times; see `Schedule`.
 
     backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
     forward and a backward pass run together. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
     passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
-    return float(bubble_s(chosen(BUBBLES, schedule, "schedule"), pp, 1, passes))
+    return float(schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule")).bubble_s(pp, 1, passes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from shardwise.job import PRECISIONS, Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
+from shardwise.schedule.schedule import natural_schedule, pipelines_by_any_name, schedule_of
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.1
@@ -67,11 +68,6 @@ KERNELS = (
     (r"torchtitan.* tp=(?!1$)", "unfused_parallel"),
     (r"", "unfused"),
 )
-# Schedules by the sources' names, in the order in which they are looked for; zbb, zbv, v-half and v-min have no name here.
-NAMES = (
-    ("interleaved", "interleaved"), ("zb-h1", "zb_h1"), ("zb-h2", "zb_h2"), ("dualpipe", "dualpipe"), ("1f1b", "1f1b"),
-    ("gpipe", "afab"), ("afab", "afab"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,22 +198,30 @@ def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, 
 
 def _pipeline(
     facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, micro_batch: int
-) -> tuple[Any, int]:
+) -> tuple[str, int]:
     """Schedule, which the layout may refuse, and virtual stages."""
+    plain, virtual_ones = (natural_schedule(degrees.pp, virtual) for virtual in (1, 2))
     if degrees.pp == 1:
-        return "none", 1
+        return plain, 1
     text, virtual = facts.text("pp_schedule").lower(), facts.size("vpp")
-    named = next((ours for theirs, ours in NAMES if theirs in text), "")
-    if text and not named:
-        raise SkippedRow("schedule not known here", text[:40])
+    named = _schedule_in(text)
     if virtual is None:
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
-        plain = named not in ("", "interleaved")
-        virtual = 1 if plain else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
+        whole = schedule_of(named).goes_with(degrees.pp, 1) if named else False
+        virtual = 1 if whole else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
     # Megatron may leave the first and the last virtual stage without a block; here each has one
     virtual = min(virtual, max(architecture.num_layers // degrees.pp, 1))
-    natural = "interleaved" if virtual > 1 else "1f1b"
-    return natural if named in ("", "1f1b", "interleaved") else named, virtual
+    stands_for_both = named in ("", plain, virtual_ones)
+    return natural_schedule(degrees.pp, virtual) if stands_for_both else named, virtual
+
+
+def _schedule_in(text: str) -> str:
+    """The schedule of a pipeline that a text names, by the longest of the names in it; "" for no text."""
+    names = pipelines_by_any_name()
+    found = max((name for name in names if name in text), key=len, default="")
+    if text and not found:  # zbb, zbv, v-half and v-min
+        raise SkippedRow("schedule not known here", text[:40])
+    return names[found] if found else ""
 
 
 def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> int:
@@ -226,7 +230,7 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
     Interleaving needs micro-batches in multiples of pp, and layers that come out even. A prior: the published pipelines that
     state it have one to four layers in a virtual stage (GPT-3 175B and Nemotron-4 340B one, Llama 3.1 405B two, 70B four).
     """
-    if num_micro_batches % pp:
+    if num_micro_batches % schedule_of(natural_schedule(pp, 2)).multiple(pp, 2):
         return 1
     counted = (num_layers, num_layers + 2)  # Llama's 126 come out even with embedding and head as a layer each
     return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in counted)), 1)

@@ -89,7 +89,7 @@ class DeviceKernel:
         result = (
             sum(aligned[1:], aligned[0])
             if function == "add"
-            else kernels.MAPS[function](*aligned, width=math.prod(self.devices.sizes[d] for d in operation.over))
+            else kernels.map_named(function)(*aligned, width=math.prod(self.devices.sizes[d] for d in operation.over))
         )
         summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
         if summed:

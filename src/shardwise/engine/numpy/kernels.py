@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, NORM_EPSILON, ROTARY_BASE
+from shardwise.optimizer import Optimizer, optimizer_named, values_of
 
 Array = NDArray[Any]
 
-# AdamW's first step with the moments given; any values serve, the sharded and the unsharded run share them.
-LEARNING_RATE, BETA_1, BETA_2, ADAM_EPSILON, WEIGHT_DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
+LEARNING_RATE = 1e-2  # of the update; any serves, the sharded and the unsharded run share it
 
 
 def _inverse_rms(squares: Array, width: int) -> Array:
@@ -95,16 +96,6 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
-def _corrected(moment: Array, beta: float) -> Array:
-    return moment / (1.0 - beta)
-
-
-def _adamw(master: Array, first: Array, second: Array) -> Array:
-    step = _corrected(first, BETA_1) / (np.sqrt(_corrected(second, BETA_2)) + ADAM_EPSILON)
-    updated: Array = master - LEARNING_RATE * (step + WEIGHT_DECAY * master)
-    return updated
-
-
 MAPS: Mapping[str, Callable[..., Array]] = {
     "identity": lambda x, width: x,
     "negate": lambda x, width: -x,
@@ -154,10 +145,20 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "sum_exp_dx": lambda dy, logits, largest, width: dy * np.exp(logits - largest),
     "token_loss": lambda total, largest, target, width: np.log(total) + largest - target,
     "token_loss_dsum": lambda dy, total, width: dy / total,
-    "adamw_first": lambda first, grad, width: BETA_1 * first + (1 - BETA_1) * grad,
-    "adamw_second": lambda second, grad, width: BETA_2 * second + (1 - BETA_2) * grad**2,
-    "adamw_master": lambda master, first, second, width: _adamw(master, first, second),
 }
+
+
+def map_named(function: str) -> Callable[..., Array]:
+    """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor"."""
+    optimizer, dot, tensor = function.partition(".")
+    return partial(_updated, optimizer_named(optimizer), tensor) if dot else MAPS[function]
+
+
+def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
+    """The first step, with whatever moments there are, of a matrix; fields have their defaults."""
+    values = values_of(optimizer.given({}), learning_rate=LEARNING_RATE, step=1)
+    found: Array = optimizer.updates[tensor].formula(values, *arrays)
+    return found
 
 
 def route(logits: Array, num_chosen: int) -> Array:

@@ -18,7 +18,7 @@ from shardwise.engine.numpy.virtual import Moved, VirtualDevices
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.template import Template, template_of
-from shardwise.model.update import STATE
+from shardwise.optimizer import optimizer_named
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
@@ -47,8 +47,8 @@ def run_step(
 ) -> StepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 
-    `state` maps each weight, and the optimizer states `w.master`, `w.first`, `w.second` of one that is trained, to whole
-    arrays; each batch maps the program's constants to whole arrays.
+    `state` maps each weight, and of one that is trained each tensor of the optimizer's state (`w.master`, ...), to whole arrays;
+    each batch maps the program's constants to whole arrays.
     """
     devices, template = VirtualDevices(mesh, sizes, family), template_of(unit, IssuePolicy())
     _load(devices, unit, family, state)
@@ -67,7 +67,7 @@ def run_step(
 def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
     for name, dims in unit.weights.items():
         devices.put(name, unit.forward.specs[name], state[name])
-        for part in STATE if name in unit.trained else ():
+        for part in optimizer_named(unit.family.optimizer).state if name in unit.trained else ():
             devices.put(f"{name}.{part}", optimizer_rest(family, dims), state[f"{name}.{part}"])
 
 

@@ -8,57 +8,16 @@ Scores with a cap, and sinks, are in no kernel: for these the scores of a block 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.fused_attention import PADDED, Gradients, fused, fused_backward, grouped, repeated
+from shardwise.engine.torch.fused_attention import Gradients, fused, fused_backward, grouped, repeated
+from shardwise.engine.torch.sight import Sight
 from shardwise.model.numerics import Numerics
-
-BLOCK = 512  # queries that go together at least, where they go in blocks
-
-
-class Block(NamedTuple):
-    """Queries from `start` to `stop`, and the keys from `first` to `stop` that they see."""
-
-    start: int
-    stop: int
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What queries see of the keys up to their own: those less than `window` away (None: all), of the same document by
-    `documents` [B, T] (None: all)."""
-
-    window: int | None = None
-    documents: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return self.window is None and self.documents is None
-
-    def blocks(self, length: int) -> Iterator[Block]:
-        """The queries of a sequence in blocks."""
-        size = -(-max(BLOCK, self.window or 0) // PADDED) * PADDED
-        for start in range(0, length, size):
-            first = 0 if self.window is None else max(start - self.window + 1, 0)
-            yield Block(start, min(start + size, length), first)
-
-    def mask(self, block: Block, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is added to a block's scores, [queries, keys] or [B, 1, queries, keys]: minus infinity for what is not seen."""
-        queries = torch.arange(block.start, block.stop, device=device)[:, None]
-        distance = queries - torch.arange(block.first, block.stop, device=device)
-        seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
-        if self.documents is not None:
-            own, other = self.documents[:, block.start : block.stop], self.documents[:, block.first : block.stop]
-            seen = (seen & (own[:, :, None] == other[:, None, :]))[:, None]
-        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,47 +38,84 @@ class Attention:
         self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output [B, T, K, G, U] and log-sum-exp [B, K·G, T] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
-        query, key, value = _heads(q), k.transpose(1, 2), _widened(v, k).transpose(1, 2)
+        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
+        out, lse = self.over(heads(q), keys, values, sight, sinks)
+        return as_queries(out, q, v), lse
+
+    def over(
+        self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, sinks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T] over keys and values [B, K, S, H] that are in order; nothing and
+        minus infinity for a query that sees no key."""
         in_steps = self.cap is not None or sinks is not None
-        if sight.is_plain and not in_steps:
-            out, lse = fused(query, key, value, None, self.scale)
-            return _as_queries(out, q, v), lse
-        out = torch.empty_like(q).flatten(2, 3).transpose(1, 2)
-        lses = []
-        for one in sight.blocks(q.shape[1]):
-            own = query[:, :, one.start : one.stop]
-            keys, values = key[:, :, one.first : one.stop], value[:, :, one.first : one.stop]
-            mask = sight.mask(one, q.dtype, q.device)
-            found = (
-                self._in_steps(own, keys, values, mask, sinks)
-                if in_steps
-                else fused(own, keys, values, mask, self.scale)
-            )
-            out[:, :, one.start : one.stop] = found[0]
-            lses.append(found[1])
-        return _as_queries(out, q, v), torch.cat(lses, dim=-1)
+        if sight.is_plain and sight.is_whole and not in_steps:
+            return fused(query, key, value, None, self.scale)
+        out, lse, begun = torch.zeros_like(query), None, set[int]()
+        for one in sight.blocks(query.shape[2], key.shape[2], masked=in_steps):
+            own, seen = query[:, :, one.rows], (key[:, :, one.keys], value[:, :, one.keys])
+            mask = sight.mask(one, query.dtype, query.device) if one.masked else None
+            if in_steps:
+                assert mask is not None
+                found = self._in_steps(own, *seen, mask, sinks)
+            else:
+                found = fused(own, *seen, mask, self.scale, causal=one.causal)
+            if mask is not None and sight.keys is not None:  # of a rank's keys a query may see none
+                none = (
+                    mask.amax(dim=-1).isneginf()[..., None] if mask.dim() > 2 else mask.amax(dim=-1).isneginf()[:, None]
+                )
+                rows = found[1][..., : own.shape[2]]
+                found = found[0].masked_fill(none, 0.0), rows.masked_fill(none[..., 0], float("-inf"))
+            if lse is None:
+                lse = found[1].new_full((*query.shape[:2], query.shape[2]), float("-inf"))
+            whole = out[:, :, one.rows], lse[:, :, one.rows]
+            if one.rows.start in begun:
+                merge(whole, found)
+            else:
+                begun.add(one.rows.start)
+                whole[0].copy_(found[0])
+                whole[1].copy_(found[1][..., : whole[1].shape[-1]])
+        return out, query.new_full(
+            query.shape[:3], float("-inf"), dtype=at_least_fp32(query.dtype)
+        ) if lse is None else lse
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, out: Tensor, lse: Tensor, dy: Tensor, *sinks: Tensor
     ) -> Gradients:
         """Gradients of q, k and v."""
-        query, key, value = _heads(q), k.transpose(1, 2), _widened(v, k).transpose(1, 2)
-        made, given = _heads(_widened(out, k)), _heads(_widened(dy, k))
-        in_steps = self.cap is not None or bool(sinks)
-        if sight.is_plain and not in_steps:
-            dq, dk, dv = fused_backward(given, query, key, value, made, lse, None, self.scale)
-        else:
-            dq, dk, dv = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-            for one in sight.blocks(q.shape[1]):
-                rows, seen = slice(one.start, one.stop), slice(one.first, one.stop)
-                parts = given[:, :, rows], query[:, :, rows], key[:, :, seen], value[:, :, seen], made[:, :, rows]
-                mask = sight.mask(one, q.dtype, q.device)
-                back = self._steps_back if in_steps else fused_backward
-                own_lse = lse[:, :, one.start : one.stop + (-one.stop) % PADDED]  # no longer than there is any
-                dq[:, :, rows], own_dk, own_dv = back(*parts, own_lse.contiguous(), mask, self.scale)
-                dk[:, :, seen] += own_dk
-                dv[:, :, seen] += own_dv
-        return _as_queries(dq, q, q), dk.transpose(1, 2), dv[..., : v.shape[-1]].transpose(1, 2)
+        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
+        parts = heads(widened(dy, k)), heads(q), keys, values, heads(widened(out, k))
+        dq, dk, dv = self.back_over(*parts, lse, sight, has_sinks=bool(sinks))
+        dk, dv = (sight.back(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
+        return as_queries(dq, q, q), dk, dv
+
+    def back_over(
+        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sight: Sight, *,
+        has_sinks: bool = False,
+    ) -> Gradients:  # fmt: skip
+        """Gradients over keys and values that are in order; `out` and `lse` are those over all keys there are."""
+        in_steps = self.cap is not None or has_sinks
+        if sight.is_plain and sight.is_whole and not in_steps:
+            return fused_backward(dy, query, key, value, out, lse, None, self.scale)
+        dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for one in sight.blocks(query.shape[2], key.shape[2], masked=in_steps):
+            rows, seen = one.rows, one.keys
+            parts = (
+                dy[:, :, rows],
+                query[:, :, rows],
+                key[:, :, seen],
+                value[:, :, seen],
+                out[:, :, rows],
+                lse[:, :, rows],
+            )
+            mask = sight.mask(one, query.dtype, query.device) if one.masked else None
+            if in_steps:
+                assert mask is not None
+                found = self._steps_back(*parts, mask, self.scale)
+            else:
+                found = fused_backward(*parts, mask, self.scale, causal=one.causal)
+            for whole, part, at in zip((dq, dk, dv), found, (rows, seen, seen), strict=True):
+                whole[:, :, at] += part
+        return dq, dk, dv
 
     def _scores(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         """[B, K·G, T, S], with cap and mask, in float32 at least."""
@@ -164,6 +160,17 @@ class Attention:
         return dscores @ repeated(query, key), grouped(dk, groups), grouped(dv, groups)
 
 
+def merge(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
+    """Make attention over some keys that over others too: outputs [.., T, H] and log-sum-exps [.., T], the first pair in place
+    (online softmax, Milakov et al. 2018)."""
+    (out, lse), (further, own) = whole, part
+    own = own[..., : lse.shape[-1]]
+    both = torch.logaddexp(lse, own)
+    shares = [torch.exp(one - both).nan_to_num_(nan=0.0)[..., None] for one in (lse, own)]
+    out.copy_(out * shares[0] + further * shares[1])
+    lse.copy_(both)
+
+
 def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Of sinks [K, G]: their share of each query's weights times the row sum of dy · out, which the softmax's Jacobian leaves."""
     shares = torch.exp(sinks.to(lse.dtype).flatten()[:, None] - lse)  # [B, K·G, T]
@@ -171,17 +178,17 @@ def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor
     return -(shares * rows).sum(dim=(0, 2)).view(sinks.shape).to(sinks.dtype)
 
 
-def _heads(x: Tensor) -> Tensor:
+def heads(x: Tensor) -> Tensor:
     """[B, T, K, G, H] as [B, K·G, T, H]."""
     return x.flatten(2, 3).transpose(1, 2)
 
 
-def _as_queries(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
+def as_queries(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
     """[B, K·G, T, H] as [B, T, K, G, U], as wide as a value."""
     found = torch.unflatten(x.transpose(1, 2), 2, q.shape[2:4])
     return found if found.shape[-1] == v.shape[-1] else found[..., : v.shape[-1]].contiguous()
 
 
-def _widened(x: Tensor, k: Tensor) -> Tensor:
+def widened(x: Tensor, k: Tensor) -> Tensor:
     """x with zeros up to the width of a key: kernels take heads of one width."""
     return x if x.shape[-1] == k.shape[-1] else F.pad(x, (0, k.shape[-1] - x.shape[-1]))

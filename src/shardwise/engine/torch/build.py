@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,19 +12,12 @@ from torch import Tensor
 
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
+from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
-from shardwise.errors import InputError
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
-from shardwise.lowering.template import unit_template
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS
-
-LACKING: Mapping[str, Callable[[Architecture], object]] = {  # what a plan may have that does not run, and the way out
-    "multi-token prediction (--set model.num_predict_layers=0 trains without)": lambda architecture: (
-        architecture.num_predict_layers
-    ),
-}
+from shardwise.model.decoder import LAYERS, PREDICTS
 
 
 class Ends(NamedTuple):
@@ -36,51 +29,48 @@ class Ends(NamedTuple):
 
 def torch_model(
     instance: Instance, dtype: torch.dtype, ends: Callable[[str], Ends], device: torch.device, *,
-    movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
+    rank: Rank | None = None, movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
+    prediction_weight: float = 1.0,
 ) -> TorchModel:  # fmt: skip
-    """A model whose units run in `dtype` as an instance says; `compiled`: torch.compile joins what stands between collectives.
+    """A model whose units run in `dtype` on a rank as an instance says (None: on the only one).
 
-    Raises `InputError` for what is planned and does not run.
+    `compiled`: torch.compile joins what stands between collectives. `prediction_weight` is that of the loss of multi-token
+    prediction.
     """
     architecture = instance.architecture
-    lacking = [name for name, has in LACKING.items() if has(architecture)]
-    if lacking:
-        raise InputError(f"model {architecture.name}: found what is planned and not yet runnable: {'; '.join(lacking)}")
     units: dict[tuple[str, str], TorchUnit] = {}
+    rank = rank or Rank(instance.mesh)
     layers = []
     for path, kind, number in _placed(architecture):
-        key = kind, _recompute(instance, number)
+        key = kind, instance.recompute(path, kind)
         if key not in units:
-            units[key] = _unit(instance, *key, dtype, compiled=compiled and number is not None)
+            sizes = architecture.dense() if kind == "dense_block" else architecture
+            units[key] = TorchUnit(
+                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None
+            )
         layers.append(
             Layer(path, units[key], *ends(path), number=number, balance_bias=_bias(architecture, kind, device))
         )
-    return TorchModel(architecture, layers, dtype, movement=movement, recomputing=recomputing)
+    return TorchModel(
+        architecture,
+        layers,
+        dtype,
+        rank,
+        movement=movement,
+        recomputing=recomputing,
+        prediction_weight=prediction_weight,
+    )
 
 
 def _placed(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
-    """Path and kind of each unit, and of a layer its number."""
+    """Path and kind of each unit, and of one with a block its number: those of multi-token prediction follow the layers."""
+    numbers = itertools.count()
     for path, kind in unit_paths(architecture):
-        yield path, kind, int(path.split(".")[1]) if kind in LAYERS else None
-
-
-def _recompute(instance: Instance, number: int | None) -> str:
-    """The policy of a layer: that of the layout for the first so many of them."""
-    most = instance.layout.recompute_layers
-    recomputes = number is not None and (most is None or number < most)
-    return instance.layout.recompute if recomputes else "none"
-
-
-def _unit(instance: Instance, kind: str, recompute: str, dtype: torch.dtype, *, compiled: bool) -> TorchUnit:
-    architecture = instance.architecture
-    family = replace(instance.family, recompute=recompute)
-    template = unit_template(architecture.structure, family, kind, instance.policy, instance.single)
-    sizes = architecture.dense() if kind == "dense_block" else architecture
-    return TorchUnit(template, sizes, instance.mesh, dtype, compiled=compiled)
+        yield path, kind, next(numbers) if kind in LAYERS + PREDICTS else None
 
 
 def _bias(architecture: Architecture, kind: str, device: torch.device) -> Tensor | None:
     """Of a router's choice, zero at first; in fp32 at least, for its steps would vanish in bf16."""
-    if kind != "block" or not architecture.num_experts:
+    if kind not in ("block", *PREDICTS) or not architecture.num_experts:
         return None
     return torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)

@@ -20,7 +20,7 @@ def compiled(calls: Sequence[Call], stays: Set[str], apart: Set[str]) -> list[Ca
     `stays` are the tensors that are read after the last of the calls.
     """
     alone = apart | {GRADIENTS}
-    touched = [(alone.isdisjoint((*call.reads, *call.writes)), call.phase) for call in calls]
+    touched = [(not call.alone and alone.isdisjoint((*call.reads, *call.writes)), call.phase) for call in calls]
     runs = itertools.groupby(enumerate(calls), lambda pair: touched[pair[0]])
     found: list[Call] = []
     for (joins, _), run in runs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +15,11 @@ from torch import Tensor
 
 from shardwise.engine.torch import devices
 from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.rows import Rows
 
 
 @dataclass(frozen=True)
-class Routing:
+class Routing(Rows):
     """What one layer's router did with tokens of a `shape` [B, T].
 
     `scores` [N, E] are its softmax, `gates` and `choices` [N, k]; `counts` [E] the rows that each expert got. Rows are in the
@@ -39,20 +39,9 @@ class Routing:
     def num_chosen(self) -> int:
         return self.choices.shape[-1]
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Rows of each expert, on the host."""
-        found: list[int] = self.counts.tolist()
-        return found
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """Where each expert's rows end, as grouped products take it."""
-        return self.counts.cumsum(0).to(torch.int32)
-
-    def expanded(self, vectors: Tensor) -> Tensor:
-        """A vector of each expert [E, M] for each of its rows."""
-        return vectors.repeat_interleave(self.counts, dim=0, output_size=len(self.order))
+    @property
+    def num_rows(self) -> int:
+        return len(self.order)
 
 
 def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool) -> Routing:
@@ -123,7 +112,7 @@ def can_group(rows: Tensor, weight: Tensor) -> bool:
     return devices.on_gpu(rows) and rows.dtype == torch.bfloat16 and aligned
 
 
-def expert_product(rows: Tensor, weight: Tensor, routing: Routing) -> Tensor:
+def expert_product(rows: Tensor, weight: Tensor, routing: Rows) -> Tensor:
     """Rows [R, D] each by its expert's matrix of weight [E, D, M]."""
     if can_group(rows, weight):
         return F.grouped_mm(rows, weight, offs=routing.ends)
@@ -133,7 +122,7 @@ def expert_product(rows: Tensor, weight: Tensor, routing: Routing) -> Tensor:
     return out
 
 
-def expert_gradient(left: Tensor, right: Tensor, routing: Routing, out: Tensor, *, add: bool) -> Tensor:
+def expert_gradient(left: Tensor, right: Tensor, routing: Rows, out: Tensor, *, add: bool) -> Tensor:
     """Of each expert leftᵀ · right over its rows, to `out` [E, M, D] or added to it."""
     if can_group(left, out):
         found = F.grouped_mm(left.t(), right, offs=routing.ends)
@@ -146,13 +135,12 @@ def expert_gradient(left: Tensor, right: Tensor, routing: Routing, out: Tensor, 
     return out
 
 
-def expert_sum(rows: Tensor, routing: Routing) -> Tensor:
+def expert_sum(rows: Tensor, routing: Rows) -> Tensor:
     """The rows of each expert added up, [E, M]."""
     out = rows.new_zeros(len(routing.counts), rows.shape[-1])
-    owner = routing.choices.flatten()[routing.order]
-    return out.index_add_(0, owner, rows)
+    return out.index_add_(0, routing.owners, rows)
 
 
-def _parts(routing: Routing, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _parts(routing: Rows, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The rows of each expert."""
     yield from zip(*(torch.split_with_sizes(one, routing.sizes) for one in rows), strict=True)

@@ -1,7 +1,7 @@
 """PyTorch's attention kernels, forward and backward, by name: those of a CPU, and those of a GPU.
 
 Queries [B, K·G, T, H], keys and values [B, K, S, H]. `mask` is what is added to the scores, [T, S] or [B, 1, T, S]; None: a query
-sees the keys up to its own.
+sees the keys up to its own, or all.
 """
 
 from __future__ import annotations
@@ -21,44 +21,53 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 PADDED, ALIGNED = 32, 16
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T]."""
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T], of which a GPU pads T.
+
+    `causal`: a query sees the keys up to its own (None: where there is no mask).
+    """
+    causal = mask is None if causal is None else causal
     if not devices.on_gpu(query):
         on_cpu: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
         return on_cpu
     if _has_flash(query, mask):
-        flash: tuple[Any, ...] = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=scale)
+        flash: tuple[Any, ...] = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
         return flash[0], flash[1]
     key, value = repeated(query, key), repeated(query, value)
     efficient: tuple[Any, ...] = aten._scaled_dot_product_efficient_attention(
-        query, key, value, _of_queries(mask, query), True, 0.0, mask is None, scale=scale
+        query, key, value, _of_queries(mask, query), True, 0.0, causal, scale=scale
     )
     return efficient[0], efficient[1]
 
 
 def fused_backward(
-    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
-) -> Gradients:
+    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, *,
+    causal: bool | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients of queries, keys and values."""
+    causal = mask is None if causal is None else causal
     if not devices.on_gpu(query):
         on_cpu: Gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, query, key, value, out, lse, 0.0, mask is None, attn_mask=mask, scale=scale
+            dy, query, key, value, out, lse.contiguous(), 0.0, causal, attn_mask=mask, scale=scale
         )
         return on_cpu
     unused = torch.empty(0, dtype=torch.int64, device=query.device)  # seeds of a dropout that there is not
     if _has_flash(query, mask):
         lengths = query.shape[2], key.shape[2]
         flash: Gradients = aten._scaled_dot_product_flash_attention_backward(
-            dy, query, key, value, out, lse, None, None, *lengths, 0.0, True, unused, unused, scale=scale
+            dy, query, key, value, out, lse.contiguous(), None, None, *lengths, 0.0, causal, unused, unused, scale=scale
         )
         return flash
     groups = query.shape[1] // key.shape[1]
     wanted = [True, True, True, False]
     heads = repeated(query, key), repeated(query, value)
+    lse = F.pad(lse, (0, -lse.shape[-1] % PADDED), value=float("inf")).contiguous()
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        dy, query, *heads, _of_queries(mask, query), out, lse, unused, unused, 0.0, wanted, mask is None, scale=scale
+        dy, query, *heads, _of_queries(mask, query), out, lse, unused, unused, 0.0, wanted, causal, scale=scale
     )
     return dq, grouped(dk, groups), grouped(dv, groups)
 

@@ -40,7 +40,7 @@ def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -
     if weight.endswith("norm.weight"):
         return torch.ones(shape) - architecture.numerics.norm_offset
     generator = torch.Generator().manual_seed(parameter_seed(seed, parameter.name))
-    std = STD / math.sqrt(2 * architecture.num_layers) if weight in RESIDUAL else STD
+    std = STD / math.sqrt(2 * architecture.num_layers) if parameter.in_block in RESIDUAL else STD
     return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 

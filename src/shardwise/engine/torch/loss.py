@@ -23,11 +23,16 @@ def cross_entropy(
     With `replace` the logits' gradient is written over them, so that one value in their format is held for each.
     """
     rows, wanted = logits.flatten(0, -2), targets.flatten()
-    count = max(-(-len(rows) // MOST_PARTS), LEAST_LOGITS // rows.shape[-1], 1)
+    count = num_rows(len(rows), rows.shape[-1])
     loss = torch.zeros((), dtype=at_least_fp32(logits.dtype), device=logits.device)
     for part, of_part in zip(torch.split(rows, count), torch.split(wanted, count), strict=True):
         loss += _loss_of(part, of_part, cap, scale, replace=replace)
     return loss
+
+
+def num_rows(rows: int, words: int) -> int:
+    """How many rows of logits go at a time."""
+    return max(-(-rows // MOST_PARTS), LEAST_LOGITS // words, 1)
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:

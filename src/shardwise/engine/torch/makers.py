@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.derive.walk import Compute
-from shardwise.engine.torch import experts
+from shardwise.engine.torch import experts, split_norms
 from shardwise.engine.torch.attention import Attention, sink_gradient
 from shardwise.engine.torch.calls import ANGLES, SIGHT, Call, Calls
-from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
+from shardwise.engine.torch.functions import FUNCTIONS, Function, rotate, rotate_back
 from shardwise.engine.torch.products import einsum_of, product_of
 from shardwise.engine.torch.routed import expert_contract, of_rows, route, route_gradient
 from shardwise.model.operations import (
@@ -32,11 +33,13 @@ from shardwise.model.operations import (
     ScanGradient,
     Scatter,
 )
+from shardwise.sharding.spec import Spec
 
 
 def call_of(calls: Calls, step: Compute, phase: str) -> Call:
     """The call of one step."""
-    return replace(MAKERS[type(step.operation)](calls, step, step.operation), phase=phase)
+    call = MAKERS[type(step.operation)](calls, step, step.operation)
+    return calls.located(replace(call, phase=phase), [step])
 
 
 def _contract(calls: Calls, step: Compute, operation: Contract) -> Call:
@@ -79,13 +82,14 @@ def _map(calls: Calls, step: Compute, operation: Map) -> Call:
         return special(calls, step, operation)
     (name,), reads = operation.outputs, operation.inputs
     if calls.is_routed(*reads):
+        rows = calls.rows(step.placed.inputs[0])
         if operation.function == "add_vector":
             return Call(
-                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, calls.gates), (name,),
+                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, rows), (name,),
                 over={0: lambda x, vectors, routing: x.add_(routing.expanded(vectors))},
             )  # fmt: skip
         if operation.function == "sum_to":
-            return Call(experts.expert_sum, (*reads, calls.gates), (name,))
+            return Call(experts.expert_sum, (*reads, rows), (name,))
     if operation.function == "sum_to" and "T" in step.placed.outputs[0].dims:
         return _as_it_is(
             calls, step, operation
@@ -99,7 +103,7 @@ def _map(calls: Calls, step: Compute, operation: Map) -> Call:
 
 def _aligned(calls: Calls, step: Compute, operation: Map) -> Callable[..., Tensor]:
     """A function of aligned operands, summed over the dims that its result lacks, in the result's format."""
-    function, out = FUNCTIONS[operation.function], step.placed.outputs[0].dims
+    function, out = _function(calls, operation), step.placed.outputs[0].dims
     dims = [spec.dims for spec in step.placed.inputs]
     union = max((*dims, out), key=len)
     views = [_aligner(one, union) for one in dims]
@@ -117,6 +121,14 @@ def _aligned(calls: Calls, step: Compute, operation: Map) -> Callable[..., Tenso
         return result if result.dtype == dtype else result.to(dtype)
 
     return direct if plain else kernel
+
+
+def _function(calls: Calls, operation: Map) -> Function:
+    """What an elementwise operation does with aligned operands."""
+    if operation.function not in split_norms.STEPS:
+        return FUNCTIONS[operation.function]
+    width, numerics = math.prod(calls.sizes[dim] for dim in operation.over), calls.numerics
+    return split_norms.norm_step(operation.function, width, numerics.norm_epsilon, numerics.norm_offset)
 
 
 def _aligner(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor], Tensor] | None:
@@ -167,12 +179,34 @@ def _part(calls: Calls, step: Compute, operation: Part) -> Call:
 
 def _lookup(calls: Calls, step: Compute, operation: Lookup) -> Call:
     scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
+    own = _own_rows(calls, step.placed.inputs[0], operation.dim)
 
     def kernel(table: Tensor, index: Tensor) -> Tensor:
-        rows = F.embedding(index, table)
+        found, has = own(index)
+        rows = F.embedding(found, table)
+        rows = rows if has is None else rows.mul_(has[..., None])
         return rows if scale == 1.0 else rows * scale
 
     return Call(kernel, operation.inputs, operation.outputs)
+
+
+Rows = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+def _own_rows(calls: Calls, table: Spec, dim: str) -> Rows:
+    """Row numbers within this rank's part of a table, and which of them it has; None: all."""
+    parts = calls.rank.mesh.size(table.axes_of(dim))
+    if parts == 1:
+        return lambda index: (index, None)
+    size = calls.sizes[dim] // parts
+    first = calls.rank.position(table.axes_of(dim)) * size
+
+    def own(index: Tensor) -> tuple[Tensor, Tensor]:
+        found = index - first
+        has = (found >= 0) & (found < size)
+        return found.mul_(has), has
+
+    return own
 
 
 def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
@@ -180,13 +214,15 @@ def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
     scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
     sizes = calls.local_sizes(step)
     shape = [sizes[dim] for dim in step.placed.outputs[0].dims]
+    own = _own_rows(calls, step.placed.outputs[0], operation.dim)
 
     def into(target: Tensor, dy: Tensor, index: Tensor, *, add: bool) -> Tensor:
         if not add:
             target.zero_()
-        rows = dy.reshape(-1, dy.shape[-1])
-        wanted = index.expand(dy.shape[:-1]).reshape(-1)
-        return target.index_add_(0, wanted, rows.to(target.dtype), alpha=scale)
+        wanted, has = own(index.expand(dy.shape[:-1]).reshape(-1))
+        rows = dy.reshape(-1, dy.shape[-1]).to(target.dtype)
+        rows = rows if has is None else rows * has[:, None]
+        return target.index_add_(0, wanted, rows, alpha=scale)
 
     def kernel(dy: Tensor, index: Tensor) -> Tensor:
         return into(dy.new_empty(shape), dy, index, add=False)
@@ -197,7 +233,13 @@ def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
 def _scan(calls: Calls, step: Compute, operation: Scan) -> Call:
     attention = Attention.of(calls.numerics, calls.sizes["H"])
     q, k, v, _, _, *sinks = operation.inputs
-    return Call(attention.forward, (q, k, v, SIGHT, *sinks), operation.outputs)
+    return Call(attention.forward, (q, k, v, _sight(calls, step), *sinks), operation.outputs)
+
+
+def _sight(calls: Calls, step: Compute) -> str:
+    """What queries see, by the parts of the sequence that queries and keys are."""
+    queries, keys = step.placed.inputs[3:5]
+    return calls.cut(SIGHT, queries.axes_of("T"), keys.axes_of("T"))
 
 
 def _scan_gradient(calls: Calls, step: Compute, operation: ScanGradient) -> Call:
@@ -205,11 +247,13 @@ def _scan_gradient(calls: Calls, step: Compute, operation: ScanGradient) -> Call
     q, k, v, _, _, out, lse, dy = operation.inputs
     program = calls.unit.forward.program
     sinks = next(one.inputs[5:] for one in program.operations if isinstance(one, Scan) and out in one.outputs)
-    return Call(attention.backward, (q, k, v, SIGHT, out, lse, dy, *sinks), operation.outputs)
+    return Call(attention.backward, (q, k, v, _sight(calls, step), out, lse, dy, *sinks), operation.outputs)
 
 
 def _rotary(function: Callable[..., Tensor], calls: Calls, step: Compute, operation: Map) -> Call:
-    return Call(function, (operation.inputs[0], ANGLES), operation.outputs)
+    return Call(
+        function, (operation.inputs[0], calls.cut(ANGLES, step.placed.inputs[1].axes_of("T"))), operation.outputs
+    )
 
 
 def _as_it_is(calls: Calls, step: Compute, operation: Map) -> Call:

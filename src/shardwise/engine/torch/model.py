@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,20 +11,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shardwise.data.batches import IGNORED
 from shardwise.engine.torch.batch import MicroBatch, Sights
-from shardwise.engine.torch.calls import ANGLES, BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, SIGHT, TRAINS
+from shardwise.engine.torch.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, TRAINS
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.loss import capped
+from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import Held, TorchUnit, run
 from shardwise.model.architecture import Architecture
+from shardwise.model.backward import gradient_name
+from shardwise.model.decoder import PREDICTS
 
 Clock = Callable[[], AbstractContextManager[None]]
 
 
 class Movement(Protocol):
-    """What is done around the units of a model, known by their places in its forward pass: weights come and go."""
+    """What is done around the units of a model, known by their places in its forward pass: weights come and go.
 
-    def before_forward(self, place: int) -> None: ...
+    `following` is the place of the unit that runs next, if any does.
+    """
+
+    def before_forward(self, place: int, following: int | None) -> None: ...
     def after_forward(self, place: int) -> None: ...
     def before_backward(self, place: int) -> None: ...
 
@@ -31,15 +39,18 @@ class Movement(Protocol):
 class Resting:
     """Weights are where they are used, always."""
 
-    def before_forward(self, place: int) -> None:
+    def before_forward(self, place: int, following: int | None) -> None:
         """Nothing has to come."""
 
-    after_forward = before_backward = before_forward
+    def after_forward(self, place: int) -> None:
+        """Nothing has to go."""
+
+    before_backward = after_forward
 
 
 @dataclass
 class Layer:
-    """A unit at its `path` in the model, the `number`th layer where it is one: its weights by their names in the program, where
+    """A unit at its `path` in the model, the `number`th block where it has one: its weights by their names in the program, where
     their gradients go, and of a router the bias of its choice."""
 
     path: str
@@ -48,6 +59,11 @@ class Layer:
     gradients: Gradients | None = None
     number: int | None = None
     balance_bias: Tensor | None = None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it is a module of multi-token prediction."""
+        return self.unit.unit.name in PREDICTS
 
     def put(self, held: Held, values: Mapping[str, Any]) -> None:
         """Put values in their places, where the unit has any for them."""
@@ -59,23 +75,45 @@ class Layer:
 
 @dataclass
 class Pass:
-    """A micro-batch on its way: its loss, what each unit holds, and by the places of routers what these did, [2, E]."""
+    """A micro-batch on its way: its loss, those of multi-token prediction with their weight, what each unit holds, and by the
+    places of routers what these did, [2, E]."""
 
     loss: Tensor
+    further: list[Tensor] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     routed: dict[int, Tensor] = field(default_factory=dict)
 
+    def take(self, place: int, layer: Layer, held: Held) -> Tensor | None:
+        """Take what a unit's forward pass has made: the hidden state, which is the next unit's then, its loss, and its router's
+        sums."""
+        unit = layer.unit
+        if ROUTED in unit.place:
+            self.routed[place] = held[unit.place[ROUTED]]
+        if layer.predicts:
+            self.further.append(held[unit.place[unit.loss or ""]])
+        elif unit.loss is not None:
+            self.loss = held[unit.place[unit.loss]]
+        if unit.output is None:
+            return None
+        made: Tensor = held[unit.place[unit.output]]
+        if unit.output not in unit.unit.saved:
+            held[unit.place[unit.output]] = None
+        return made
+
 
 class TorchModel:
-    """The units of a model in the order of its forward pass. `recomputing` is entered around what is made again."""
+    """The units of a model in the order of its forward pass. `recomputing` is entered around what is made again.
+
+    `prediction_weight` multiplies the mean loss of the modules of multi-token prediction, which run in training alone.
+    """
 
     def __init__(
-        self, architecture: Architecture, layers: Sequence[Layer], dtype: torch.dtype, *, movement: Movement | None = None,
-        recomputing: Clock = nullcontext,
+        self, architecture: Architecture, layers: Sequence[Layer], dtype: torch.dtype, rank: Rank, *,
+        movement: Movement | None = None, recomputing: Clock = nullcontext, prediction_weight: float = 1.0,
     ) -> None:  # fmt: skip
-        self.architecture, self.layers, self.dtype = architecture, layers, dtype
+        self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.movement: Movement = movement or Resting()
-        self.recomputing = recomputing
+        self.recomputing, self.prediction_weight = recomputing, prediction_weight
 
     @property
     def balance_biases(self) -> dict[int, Tensor]:
@@ -89,26 +127,36 @@ class TorchModel:
 
         Raises `InputError` where sequences are longer than a learned table of positions.
         """
-        sights = Sights(self.architecture, batch.ids_BT, batch.documents_BT, self.dtype)
-        shared = {
-            "ids": batch.ids_BT, "targets": batch.targets_BT, "positions": sights.positions, "loss_scale": 1.0 / num_targets,
-            TRAINS: trains,
-        }  # fmt: skip
-        on_way, x = Pass(torch.zeros(())), None
-        for place, layer in enumerate(self.layers):
-            self.movement.before_forward(place)
-            held = self._begin(layer, sights, shared, x)
+        on_way, x, chain = Pass(torch.zeros(())), None, None
+        for place, following, sights, shared in self._in_order(batch, 1.0 / num_targets, trains=trains):
+            layer = self.layers[place]
+            self.movement.before_forward(place, following)
+            held = self._begin(layer, sights, shared, x if chain is None or not layer.predicts else chain)
             run(layer.unit.forward, held)
-            x = held[layer.unit.place[layer.unit.output]]
-            if ROUTED in layer.unit.place:
-                on_way.routed[place] = held[layer.unit.place[ROUTED]]
+            made = on_way.take(place, layer, held)
+            x, chain = (x, made) if layer.predicts else (made, None)
             self.movement.after_forward(place)
             if trains:
-                held[layer.unit.place[layer.unit.output]] = None  # the next unit's now
                 on_way.held.append(held)
-        assert x is not None
-        on_way.loss = x
         return on_way
+
+    def _in_order(
+        self, batch: MicroBatch, scale: float | Tensor, *, trains: bool
+    ) -> Iterator[tuple[int, int | None, Sights, dict[str, Any]]]:
+        """The place of each unit that runs, that of the next one, and what the unit reads of the batch.
+
+        Each module of multi-token prediction is one token further than the one before.
+        """
+        places = [place for place, layer in enumerate(self.layers) if trains or not layer.predicts]
+        further, whole = batch, Sights(self.architecture, batch, self.dtype, self.rank)
+        for place, following in itertools.zip_longest(places, places[1:]):
+            predicts = self.layers[place].predicts
+            own = whole
+            if predicts:
+                further = further.further()
+                own = Sights(self.architecture, further, self.dtype, self.rank)
+            factor = self.prediction_weight / self.architecture.num_predict_layers if predicts else 1.0
+            yield place, following, own, {"loss_scale": factor * scale, TRAINS: trains}
 
     def _begin(self, layer: Layer, sights: Sights, shared: Mapping[str, Any], x: Tensor | None) -> Held:
         """What a unit holds when its forward pass begins."""
@@ -116,8 +164,8 @@ class TorchModel:
         layer.put(held, layer.weights)
         layer.put(held, shared)
         layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias})
-        if layer.number is not None:
-            layer.put(held, {ANGLES: sights.rotation(layer.number), SIGHT: sights.sight(layer.number)})
+        for key, (name, axes) in layer.unit.cuts.items():
+            held[layer.unit.place[key]] = sights.given(name, axes, layer.number)
         if layer.unit.input is not None:
             layer.put(held, {layer.unit.input: x})
         return held
@@ -127,29 +175,41 @@ class TorchModel:
         """Hand the gradient of every weight to where it goes. `penalties` [E]: the gradient of each token's scores by a loss that
         evens the shares of a router's experts out, by its place."""
         dx: Tensor | None = None
+        dchain: Tensor | None = None
         for place in reversed(range(len(self.layers))):
             layer, held = self.layers[place], on_way.held.pop()
             self.movement.before_backward(place)
-            layer.put(held, {PENALTY: (penalties or {}).get(place), f"d.{layer.unit.output}": dx})
-            dx = None
+            given = gradient_name(layer.unit.output or "")
+            layer.put(held, {PENALTY: (penalties or {}).get(place), given: dchain if layer.predicts else dx})
+            dx, dchain = (dx if layer.predicts else None), None
             if layer.unit.recompute:
                 with self.recomputing():
                     run(layer.unit.recompute, held)
             run(layer.unit.backward, held)
-            if layer.unit.gradient_of_input is not None:
-                dx = held[layer.unit.place[layer.unit.gradient_of_input]]
+            dx, dchain = self._gradients(place, held, dx)
+
+    def _gradients(self, place: int, held: Held, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of the hidden state of the layers, `dx` of which the head gave, and of that of the module of multi-token
+        prediction before this unit, which has run backward."""
+        layer = self.layers[place]
+        if layer.unit.gradient_of_input is None:
+            return None, None
+        found = held[layer.unit.place[layer.unit.gradient_of_input]]
+        if layer.predicts and self.layers[place - 1].predicts:
+            return dx, found
+        return (found if dx is None else found.add_(dx)), None
 
     @torch.no_grad()
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least."""
-        sights, x = Sights(self.architecture, ids_BT, documents_BT, self.dtype), None
-        shared = {"ids": ids_BT, "positions": sights.positions}
-        for place, layer in enumerate(self.layers):
-            self.movement.before_forward(place)
+        x, batch = None, MicroBatch(ids_BT, torch.full_like(ids_BT, IGNORED), documents_BT)
+        for place, following, sights, shared in self._in_order(batch, 1.0, trains=False):
+            layer = self.layers[place]
+            self.movement.before_forward(place, following)
             held = self._begin(layer, sights, shared, x)
-            is_last = place + 1 == len(self.layers)
+            is_last = following is None
             run(layer.unit.until("logits") if is_last else layer.unit.forward, held)
-            x = held[layer.unit.place["logits" if is_last else layer.unit.output]]
+            x = held[layer.unit.place["logits" if is_last else layer.unit.output or ""]]
             self.movement.after_forward(place)
         assert x is not None
         return capped(x, self.architecture.numerics.logit_cap)

@@ -10,6 +10,7 @@ from torch import Tensor
 from shardwise.derive.walk import Compute
 from shardwise.engine.torch import experts
 from shardwise.engine.torch.calls import BALANCE_BIAS, PENALTY, ROUTED, Call, Calls
+from shardwise.engine.torch.rows import Rows
 from shardwise.model.operations import Contract, Map, Route, RouteGradient
 
 
@@ -19,23 +20,25 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
     if calls.is_routed(left) and calls.is_routed(right):
         reads = (left, right) if dims[0][-1] == result[1] else (right, left)
+        rows = calls.rows(step.placed.inputs[0])
         shape = [calls.local_sizes(step)[dim] for dim in result]
 
-        def gradient(one: Tensor, other: Tensor, routing: experts.Routing) -> Tensor:
+        def gradient(one: Tensor, other: Tensor, routing: Rows) -> Tensor:
             return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False)
 
-        def into(target: Tensor, one: Tensor, other: Tensor, routing: experts.Routing, *, add: bool) -> None:
+        def into(target: Tensor, one: Tensor, other: Tensor, routing: Rows, *, add: bool) -> None:
             experts.expert_gradient(one, other, routing, target, add=add)
 
-        return Call(gradient, (*reads, calls.gates), (name,), into=into)
+        return Call(gradient, (*reads, rows), (name,), into=into)
     rows, weight = (left, right) if calls.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     turned = matrix[-1] != result[-1]
+    of_rows = calls.rows(step.placed.outputs[0])
 
-    def kernel(rows: Tensor, weight: Tensor, routing: experts.Routing) -> Tensor:
+    def kernel(rows: Tensor, weight: Tensor, routing: Rows) -> Tensor:
         return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing)
 
-    return Call(kernel, (rows, weight, calls.gates), (name,))
+    return Call(kernel, (rows, weight, of_rows), (name,))
 
 
 def route(calls: Calls, step: Compute, operation: Route) -> Call:

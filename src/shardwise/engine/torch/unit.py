@@ -8,15 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwise.engine.torch.calls import ROUTED, SIGHT, Call, Calls
+from shardwise.derive.walk import Compute
+from shardwise.engine.torch.calls import ROUTED, SIGHT, TRAINS, Call, Calls
 from shardwise.engine.torch.compiling import compiled
-from shardwise.engine.torch.fusing import Phase, in_calls
+from shardwise.engine.torch.fusing import in_calls
 from shardwise.engine.torch.giving import with_giving, with_giving_behind
-from shardwise.lowering.instruction import Launch
+from shardwise.engine.torch.moving import MOVING, Moving
+from shardwise.engine.torch.phases import Phase
+from shardwise.engine.torch.rank import Rank
+from shardwise.engine.torch.ringing import Ring, rings
+from shardwise.lowering.instruction import Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
-from shardwise.model.program import Role
-from shardwise.sharding.mesh import Mesh
+from shardwise.model.backward import gradient_name
+from shardwise.model.program import Program, Role
 
 Held = list[Any]  # what a unit holds, by place
 
@@ -31,22 +36,24 @@ class Step(NamedTuple):
 
 
 class TorchUnit:
-    """The passes of a unit, from its template. `place` numbers what it holds by name.
+    """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
+    that come and go, `loss` what else it makes.
 
     `compiled`: calls that follow one another are compiled together.
     """
 
     def __init__(
-        self, template: Template, architecture: Architecture, mesh: Mesh, dtype: torch.dtype, *, compiled: bool = False
+        self, template: Template, architecture: Architecture, rank: Rank, dtype: torch.dtype, *, compiled: bool = False
     ) -> None:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
-        program, calls = self.unit.forward.program, Calls(self.unit, architecture, mesh, dtype)
-        own_gradients, outputs = set(self.unit.gradients.values()), self.unit.backward.program.outputs
-        self.output = program.outputs[0]
-        self.input = next((name for name in program.inputs if program.tensors[name].role is Role.RESIDUAL), None)
-        self.gradient_of_input = next((name for name in outputs if name not in own_gradients), None)
-        saved = {*self.unit.saved, *program.outputs, ROUTED}
+        program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype)
+        self.weight_of = self._gradients(Role.WEIGHT)
+        self.input = self._hidden(program, program.inputs)
+        self.output = self._hidden(program, program.outputs)
+        self.loss = next((name for name in program.outputs if name != self.output), None)
+        self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
+        saved = {*(calls.key(*one) for one in self.unit.saved.items()), *program.outputs, ROUTED}
         self.forward_calls = self._calls(calls, "forward", ("forward",), saved)
         self.forward = self._steps(self.forward_calls, saved)
         given = {self.gradient_of_input or ""}
@@ -54,19 +61,27 @@ class TorchUnit:
         both = self._steps(backward_calls, given)
         border = sum(call.phase == "recompute" for call in backward_calls)
         self.recompute, self.backward = both[:border], both[border:]
+        self.cuts = {key: cut for key, cut in calls.cuts.items() if key in self.place}
 
     def _calls(self, calls: Calls, name: str, phases: Sequence[str], stays: Set[str]) -> list[Call]:
         """The calls of a pass; `stays` is read after it."""
-        kernels = [one.kernel for one in self.template.passes[name] if isinstance(one, Launch)]
-        of_phase = (
-            Phase(phase, [step for kernel in kernels if kernel.phase == phase for step in kernel.steps])
-            for phase in phases
-        )
-        weight_of = {gradient: weight for weight, gradient in self.unit.gradients.items()}
-        made = [call for phase in of_phase for call in in_calls(calls, phase)]
+        instructions = rings(calls, self.template.passes[name])
+        made = [call for phase in _phases(instructions, phases) for call in in_calls(calls, phase)]
         if not self.compiled:
-            return list(with_giving(made, weight_of))
-        return compiled(list(with_giving_behind(made, weight_of)), stays, {calls.gates, SIGHT})
+            return list(with_giving(made, self.weight_of))
+        sights = {key for key, (name, _) in calls.cuts.items() if name == SIGHT}
+        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, TRAINS, *sights})
+
+    @staticmethod
+    def _hidden(program: Program, names: Iterable[str]) -> str | None:
+        """The hidden state among some of a program's tensors."""
+        return next((name for name in names if program.tensors[name].role is Role.RESIDUAL), None)
+
+    def _gradients(self, role: Role) -> dict[str, str]:
+        """The gradients that the backward pass gives of the unit's tensors with a role, and whose they are."""
+        tensors, backward = self.unit.tensors, self.unit.backward.program
+        found = {name: tensors[name].gradient_of for name in backward.outputs}
+        return {name: own for name, own in found.items() if tensors[own].role is role}
 
     def until(self, name: str) -> tuple[Step, ...]:
         """The forward pass up to a tensor."""
@@ -84,10 +99,10 @@ class TorchUnit:
     def _steps(self, calls: Sequence[Call], stays: Set[str]) -> tuple[Step, ...]:
         """Calls with their places. What is read for the last time is let go of, or written over where it is this pass's own."""
         last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
-        tensors, own = self.unit.tensors, {f"d.{self.output}"}
+        own = {gradient_name(self.output or "")}
         steps = []
         for number, call in enumerate(calls):
-            ends = {name for name in (*call.reads, *call.writes) if last[name] == number and _passes(tensors, name)}
+            ends = {name for name in (*call.reads, *call.writes) if last[name] == number and self._passes(name)}
             ends -= stays
             kernel = next(
                 (call.over[i] for i, n in enumerate(call.reads) if i in call.over and n in own & ends), call.kernel
@@ -100,13 +115,32 @@ class TorchUnit:
         places = tuple(self.at(name) for name in call.writes)
         return places[0] if len(places) == 1 else places
 
+    def _passes(self, key: str) -> bool:
+        """Whether a tensor comes and goes within a pass: no weight, no part of the batch, and nothing else from outside."""
+        name, tensors = key.split(" ")[0], self.unit.tensors
+        return name == MOVING or (name in tensors and tensors[name].role not in (Role.WEIGHT, Role.CONSTANT))
+
     def _places(self, names: Iterable[str]) -> tuple[int, ...]:
         return tuple(sorted(self.at(name) for name in names))
 
 
-def _passes(tensors: Any, name: str) -> bool:
-    """Whether a tensor comes and goes within a pass: no weight, no constant, and nothing from outside the program."""
-    return name in tensors and tensors[name].role not in (Role.WEIGHT, Role.CONSTANT)
+def _phases(instructions: Iterable[Instruction | Ring], names: Sequence[str]) -> list[Phase]:
+    """The instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
+    parts: dict[str, list[Compute | Moving | Ring]] = {name: [] for name in names}
+    phase = names[0]
+    for one in instructions:
+        match one:
+            case Launch():
+                phase = one.kernel.phase
+                parts[phase] += one.kernel.steps
+            case Ring():
+                parts[phase].append(one)
+            case Start():
+                phase = max(phase, one.traffic.phase, key=lambda name: names.index(name) if name in names else -1)
+                parts[phase].append(one)
+            case Wait() | Slice():
+                parts[phase].append(one)
+    return [Phase(name, of_phase) for name, of_phase in parts.items()]
 
 
 def _getter(places: Sequence[int]) -> Callable[[Held], tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from shardwise.engine.torch.build import Ends, torch_model
 from shardwise.engine.torch.model import TorchModel
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
-from shardwise.lowering.parameters import TIED, Parameter
+from shardwise.lowering.parameters import Parameter
 from shardwise.model.architecture import Architecture
 from shardwise.precision import precision_named
 
@@ -39,16 +39,6 @@ def shape_of(parameter: Parameter, architecture: Architecture) -> tuple[int, ...
     return tuple(architecture.dims[dim] for dim in parameter.use.dims)
 
 
-def used_weights(instance: Instance) -> dict[str, dict[str, Parameter]]:
-    """By unit's path the parameters that it uses, by their names in its program; a tied head uses the embedding's."""
-    used: dict[str, dict[str, Parameter]] = {}
-    for one in instance.parameters:
-        used.setdefault(one.path, {})[one.weight] = one
-    if instance.architecture.tied_embeddings:
-        used["head"][TIED] = used["embedding"]["embedding"]
-    return used
-
-
 @dataclass(frozen=True)
 class Weights:
     """Tensors in one format by the full names of parameters."""
@@ -64,10 +54,10 @@ class Weights:
     def model(self) -> TorchModel:
         """The model on one device, which uses these tensors as they are."""
         instance = on_one_device(self.architecture)
-        device, used = next(iter(self.tensors.values())).device, used_weights(instance)
+        device = next(iter(self.tensors.values())).device
 
         def ends(path: str) -> Ends:
-            return Ends({weight: self.tensors[one.name] for weight, one in used[path].items()})
+            return Ends({weight: self.tensors[one.name] for weight, one in instance.used[path].items()})
 
         return torch_model(instance, self.dtype, ends, device)
 

@@ -17,11 +17,12 @@ from shardwise.model.recompute import POLICIES
 from shardwise.planning.explain.against import best_placed
 from shardwise.planning.explain.reasons import verdict
 from shardwise.planning.plan import Plan
+from shardwise.schedule.schedule import natural_schedule
 from shardwise.units import format_bytes
 
 NODE = 8  # devices that the playbook's recipes put tensor parallelism over: its nodes have 8 GPUs
 LEGAL, FIT, BATCH, THROUGHPUT = 0, 1, 2, 3  # the steps; rules of layouts come before the first
-BATCH_RULES = ("micro_batch:", "virtual_stages:", "schedule_batch:")  # rules of legality that are about the batch
+BATCH_RULES = ("micro_batch:", "schedule_batch:")  # rules of legality that are about the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def _without(layout: Layout, axis: str) -> Layout:
     if axis == "cp":
         values["cp_variant"] = "all_gather"
     if axis == "pp":
-        values |= {"num_virtual_stages": 1, "schedule": "none", "layers_per_stage": None}
+        values |= {"num_virtual_stages": 1, "schedule": natural_schedule(1, 1), "layers_per_stage": None}
     return replace(layout, **values)
 
 
@@ -154,7 +155,7 @@ def _pipelines(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Lay
         replicas = rest // pp
         sharded = replicas > 1 and plan.cluster.num_devices >= 1024
         layout = replace(
-            beside, pp=pp, schedule="1f1b", dp=1 if sharded else replicas, fsdp=replicas if sharded else 1,
+            beside, pp=pp, schedule=natural_schedule(pp, 1), dp=1 if sharded else replicas, fsdp=replicas if sharded else 1,
             zero_stage=2 if sharded else 0,
         )  # fmt: skip
         also = " and ZeRO-2" if sharded else ""

@@ -10,14 +10,14 @@ from shardwise.layout.legality import violations
 from shardwise.planning.explain.against import best_placed
 from shardwise.planning.explain.reasons import verdict
 from shardwise.planning.plan import Plan
-from shardwise.schedule.closed_form import SCHEDULES, Schedule
+from shardwise.schedule.schedule import pipeline_names, schedule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
     """A plan's layout under another schedule: seconds, bytes and how it compares; None of both where it cannot run."""
 
-    schedule: Schedule
+    schedule: str
     num_virtual_stages: int
     step_time_s: float | None
     bubble_s: float | None
@@ -32,12 +32,12 @@ def schedules(plan: Plan) -> tuple[Scheduled, ...]:
 
 
 def _layouts(layout: Layout) -> Iterator[Layout]:
-    """The same degrees under each schedule; interleaved with two virtual stages where the layout has none."""
-    for schedule in SCHEDULES[1:]:
+    """The same degrees under each schedule; with two virtual stages where it needs some and the layout has none."""
+    for schedule in pipeline_names():
         if schedule == layout.schedule:
             yield layout
         else:
-            virtual = 2 if schedule == "interleaved" else 1
+            virtual = 1 if schedule_of(schedule).goes_with(layout.pp, 1) else 2
             given = None if virtual > 1 else layout.layers_per_stage
             yield replace(layout, schedule=schedule, num_virtual_stages=virtual, layers_per_stage=given, placement=None)
 

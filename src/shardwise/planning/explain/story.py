@@ -22,6 +22,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.recompute import POLICIES
+from shardwise.optimizer import optimizer_named
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes
@@ -111,7 +112,8 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
     priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not _fits_without_recompute(plan)
     recipe, frozen = precision_named(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
-    state = num_trained_params(plan.model) * recipe.bytes_per_parameter + frozen * bytes_per_element(recipe.weights)
+    trained_bytes = recipe.state_bytes(optimizer_named(plan.job.optimizer))
+    state = num_trained_params(plan.model) * trained_bytes + frozen * bytes_per_element(recipe.weights)
     return Fit(
         fits=priced.fits, num_devices=devices, state_bytes=state,
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),

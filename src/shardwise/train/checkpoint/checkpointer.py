@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -48,7 +48,7 @@ class Checkpointer:
         if keep < 1:
             raise InputError(f"checkpoint: keep is {keep}; at least 1 is required")
         self.folder, self.keep, self.ranks = Path(folder), keep, Ranks.join(timeout)
-        self._buffers: dict[str, Tensor] = {}  # used again by every save: memory is slow to pin
+        self._buffers: dict[int, Tensor] = {}  # used again by every save: memory is slow to pin
         self._under_way: tuple[int, Future[None]] | None = None
 
     def save(self, step: int, state: State) -> None:
@@ -131,22 +131,22 @@ class Checkpointer:
         if not isinstance(error, LostRankError):  # a save waits for the lost rank too
             self.close()
 
-    def _copied(self, pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+    def _copied(self, pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
         """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
-        copied = {}
-        for name, piece in pieces.items():
-            buffer = self._buffers.get(name)
+        copied = []
+        for number, (name, piece) in enumerate(pieces):
+            buffer = self._buffers.get(number)
             if buffer is None or (buffer.shape, buffer.dtype) != (piece.values.shape, piece.values.dtype):
                 buffer = torch.empty(piece.values.shape, dtype=piece.values.dtype, pin_memory=piece.values.is_cuda)
-            self._buffers[name] = buffer.copy_(piece.values.detach(), non_blocking=True)
-            copied[name] = replace(piece, values=buffer)
-        for device in {piece.values.device for piece in pieces.values() if piece.values.is_cuda}:
+            self._buffers[number] = buffer.copy_(piece.values.detach(), non_blocking=True)
+            copied.append((name, replace(piece, values=buffer)))
+        for device in {piece.values.device for _, piece in pieces if piece.values.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return copied
 
 
 def write(
-    folder: Path, step: int, pieces: Mapping[str, Piece], values: dict[str, Any], keep: int, ranks: Ranks
+    folder: Path, step: int, pieces: Sequence[tuple[str, Piece]], values: dict[str, Any], keep: int, ranks: Ranks
 ) -> None:
     """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft."""
     common = _common(ranks.agree(lambda: (step, values)))

@@ -32,7 +32,7 @@ def load(path: str | Path, state: State, ranks: Ranks | None = None) -> dict[str
     path, ranks = Path(path), ranks or Ranks.join()
     checkpoint = opened(path, ranks)
     pieces, values = split(state)
-    own = [(name, piece.shape, _name(piece.values.dtype)) for name, piece in pieces.items()]
+    own = [(name, piece.shape, _name(piece.values.dtype)) for name, piece in pieces]
     asked = ranks.to_first(lambda: (own, list(values)))
 
     def compare() -> None:
@@ -44,7 +44,7 @@ def load(path: str | Path, state: State, ranks: Ranks | None = None) -> dict[str
     ranks.on_first(compare)
 
     def fill() -> None:
-        for name, piece in pieces.items():
+        for name, piece in pieces:
             checkpoint.fill(name, piece)
 
     ranks.agree(fill)

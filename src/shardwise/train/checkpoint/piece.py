@@ -59,7 +59,7 @@ class Piece:
         return described(self.shape, self.values.dtype)
 
 
-State = Mapping[str, Piece | Json]
+State = Mapping[str, Piece | tuple[Piece, ...] | Json]  # several pieces of one tensor as a tuple
 
 
 def view_of(shape: Shape, num_offsets: int) -> Shape:
@@ -83,10 +83,14 @@ def described(shape: Shape, dtype: object) -> str:
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
 
 
-def split(state: State) -> tuple[dict[str, Piece], dict[str, Any]]:
-    """The pieces and the plain values of a state. Raises `ValueError` for a value that JSON would not give back as it is."""
-    pieces = {name: value for name, value in state.items() if isinstance(value, Piece)}
-    values = {name: value for name, value in state.items() if not isinstance(value, Piece)}
+def split(state: State) -> tuple[list[tuple[str, Piece]], dict[str, Any]]:
+    """The pieces by the names of their tensors, and the plain values of a state.
+
+    Raises `ValueError` for a value that JSON would not give back as it is.
+    """
+    several = {name: _pieces_of(value) for name, value in state.items()}
+    pieces = [(name, piece) for name, found in several.items() for piece in found]
+    values = {name: value for name, value in state.items() if not several[name]}
     for name, value in values.items():
         try:
             same = json.loads(json.dumps(value, allow_nan=False)) == value
@@ -95,3 +99,8 @@ def split(state: State) -> tuple[dict[str, Piece], dict[str, Any]]:
         if not same:
             raise ValueError(f"{name} is {value!r}; a Piece or a value that JSON keeps as it is is required")
     return pieces, values
+
+
+def _pieces_of(value: object) -> tuple[Piece, ...]:
+    several = value if isinstance(value, tuple) else (value,)
+    return tuple(one for one in several if isinstance(one, Piece))

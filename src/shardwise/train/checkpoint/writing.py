@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,12 +39,12 @@ class RankFile(NamedTuple):
     starts: Sequence[int]
 
 
-def write_pieces(folder: Path, pieces: Mapping[str, Piece], ranks: Ranks) -> Written | None:
+def write_pieces(folder: Path, pieces: Sequence[tuple[str, Piece]], ranks: Ranks) -> Written | None:
     """Write every rank's pieces into `folder`; all ranks call this. On the first rank: the tensors, and the sums of the files.
 
     Raises on all ranks what fails on any, and `ValueError` where the pieces of a tensor differ, overlap or leave a hole.
     """
-    gathered = ranks.to_first(lambda: [_offer(name, piece) for name, piece in pieces.items()])
+    gathered = ranks.to_first(lambda: [_offer(name, piece) for name, piece in pieces])
     offers = [[_offered(*row) for row in rows] for rows in gathered or ()]
     shares: list[list[int]] = []  # of each rank, the numbers of its pieces that it writes
 
@@ -53,7 +53,7 @@ def write_pieces(folder: Path, pieces: Mapping[str, Piece], ranks: Ranks) -> Wri
         shares.extend(_shares(offers))
         return shares
 
-    mine, values = ranks.dealt(shared), list(pieces.values())
+    mine, values = ranks.dealt(shared), [piece for _, piece in pieces]
     written = ranks.to_first(lambda: _write(folder / file_of(ranks.rank), [values[number] for number in mine]))
     if written is None:
         return None

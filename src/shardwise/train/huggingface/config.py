@@ -79,6 +79,8 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
         "sliding_window": architecture.sliding_window,
         "rope_parameters": write_rotaries(numerics, rule),
     }  # fmt: skip
+    if architecture.num_predict_layers:
+        config["num_nextn_predict_layers"] = architecture.num_predict_layers
     if family.layer_types:
         config["layer_types"] = _layer_types(architecture)
     if rule.scaled_scores:

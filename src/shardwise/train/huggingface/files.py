@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError, require
-from shardwise.train.box import Box, Shape, interval_boxes
+from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.config import read_config, write_config
 from shardwise.train.huggingface.layout import Place, places, shape_of, stored, taken
 
@@ -32,8 +32,9 @@ class StoredModel:
         self.architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
         self.tensors = Tensors(folder)
         self.shapes = parameter_shapes(self.architecture)
-        found = list(places(self.architecture, family))
-        self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found})
+        found = [place for place in places(self.architecture, family) if not place.copy]
+        copies = {place.name for place in places(self.architecture, family) if place.copy}
+        self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found}, copies)
         self.places: dict[str, list[Place]] = {}
         for place in found:
             self.places.setdefault(place.parameter, []).append(place)
@@ -55,9 +56,8 @@ class StoredModel:
     def _taken(self, place: Place, box: Box) -> Tensor:
         return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
 
-    def interval(self, parameter: str, start: int, size: int) -> Tensor:
-        """So many elements of a flattened parameter from `start` on, [size]."""
-        boxes = interval_boxes(self.shapes[parameter], start, start + size)
+    def flat(self, parameter: str, boxes: Iterable[Box]) -> torch.Tensor:
+        """The elements of some boxes of a parameter, one box after the other, [n]."""
         return torch.cat([self.read(parameter, box).flatten() for box in boxes])
 
 
@@ -95,8 +95,7 @@ def _write(weights: Weights, found: Iterable[Place], folder: Path, bytes_per_fil
     files: list[list[Place]] = []
     room = 0
     for place in found:
-        part = place.part(parameters[place.parameter])
-        size = part.numel() * part.element_size()
+        size = _bytes(place.part(parameters[place.parameter]))
         if not files or size > room:
             files.append([])
             room = bytes_per_file
@@ -109,9 +108,13 @@ def _write(weights: Weights, found: Iterable[Place], folder: Path, bytes_per_fil
         save_file(tensors, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
     if len(files) > 1:
-        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+        size = sum(_bytes(place.part(parameters[place.parameter])) for held in files for place in held)
         content = {"metadata": {"total_size": size}, "weight_map": index}
         (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _bytes(part: Tensor) -> int:
+    return part.numel() * part.element_size()
 
 
 class Tensors:
@@ -141,11 +144,10 @@ class Tensors:
     def _shape(self, name: str) -> Shape:
         return tuple(self.files[name].get_slice(name).get_shape())
 
-    def require(self, shapes: Mapping[str, Shape]) -> None:
-        """Every one of these is there, in its shape, and no other but what a model makes for itself."""
-        more = [
-            n for n in self.files if n not in shapes and n != "lm_head.weight" and not n.endswith("rotary_emb.inv_freq")
-        ]
+    def require(self, shapes: Mapping[str, Shape], copies: Set[str]) -> None:
+        """Every one of these is there, in its shape, and no other but copies and what a model makes for itself."""
+        known = {*shapes, *copies, "lm_head.weight"}
+        more = [name for name in self.files if name not in known and not name.endswith("rotary_emb.inv_freq")]
         lists = {"lacks": sorted(set(shapes) - set(self.files)), "has, beside what its config says,": sorted(more)}
         require(
             [

@@ -39,4 +39,4 @@ def require_same(folder: str | Path, architecture: Architecture) -> None:
 def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:
     """The elements of each parameter's interval, of which alone this process reads. Raises `InputError` as `load_hf` does."""
     stored = StoredModel(folder)
-    return lambda part: stored.interval(part.member.parameter.name, part.offset, part.size)
+    return lambda part: stored.flat(part.name, part.boxes())

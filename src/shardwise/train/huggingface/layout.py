@@ -11,20 +11,26 @@ from torch import Tensor
 
 from shardwise.engine.torch.weights import on_one_device
 from shardwise.errors import InputError
+from shardwise.lowering.parameters import Parameter, unit_paths
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import PREDICTS
 from shardwise.train.box import Box, Shape
-from shardwise.train.huggingface.names import StoredFamily
+from shardwise.train.huggingface.names import COPIES, Stored, StoredFamily
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor's name in the files, whose parameter it holds (of one expert, or all), and the groups of our dims in it."""
+    """A tensor's name in the files, whose parameter it holds (of one expert, or all), and the groups of our dims in it.
+
+    A `copy` of what another tensor holds is written, and not read.
+    """
 
     name: str
     parameter: str
     expert: int | None
     dims: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
+    copy: bool = False
 
     def part(self, parameter: Tensor) -> Tensor:
         """What of the parameter the tensor holds, with `dims`."""
@@ -38,21 +44,26 @@ class Place:
 
 def places(architecture: Architecture, family: StoredFamily) -> Iterator[Place]:
     """Where a family keeps each parameter. Raises `InputError` that names what it has no place for."""
-    experts = architecture.num_experts
-    for one in on_one_device(architecture).parameters:
-        found = family.names.get(one.weight)
-        if found is None:
-            raise InputError(f"model: {one.weight} of the {one.unit} has no place in a {family.built_as}")
-        layer = one.name.split(".")[1]
-        single = "{expert}" not in found.name
-        dims = one.use.dims if single else one.use.dims[1:]
-        groups = (
-            tuple(tuple(d for d in group.split() if d != "1") for group in found.layout.split(","))
-            if found.layout
-            else (dims,)
-        )
-        for expert in (None,) if single else range(experts):
-            yield Place(found.name.format(layer=layer, expert=expert), one.name, expert, dims, groups)
+    instance = on_one_device(architecture)
+    for layer, (path, unit) in enumerate(unit_paths(architecture), start=-1):  # behind the embedding
+        copies = COPIES if unit in PREDICTS else {}
+        for weight, one in instance.used[path].items():
+            lent = one.path != path
+            found = copies.get(weight) if lent else family.stored(one)
+            if found is not None:
+                yield from _places(one, found, layer, architecture.num_experts, copy=lent)
+            elif not lent:
+                raise InputError(f"model: {one.weight} of the {one.unit} has no place in a {family.built_as}")
+
+
+def _places(one: Parameter, found: Stored, layer: int, num_experts: int, *, copy: bool) -> Iterator[Place]:
+    """The tensors of one parameter."""
+    single = "{expert}" not in found.name
+    dims = one.use.dims if single else one.use.dims[1:]
+    layout = found.layout.split(",") if found.layout else [" ".join(dims)]
+    groups = tuple(tuple(dim for dim in group.split() if dim != "1") for group in layout)
+    for expert in (None,) if single else range(num_experts):
+        yield Place(found.name.format(layer=layer, expert=expert), one.name, expert, dims, groups, copy)
 
 
 def stored(part: Tensor, place: Place) -> Tensor:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LAYER = "model.layers.{layer}."
+from shardwise.lowering.parameters import Parameter
+from shardwise.model.decoder import PREDICTS
+
+LAYER = "model.layers.{layer}."  # modules of multi-token prediction are numbered behind the layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,19 @@ NAMES: Mapping[str, Stored] = {
     "final_norm.weight": Stored("model.norm.weight"),
     "head": Stored("lm_head.weight", "V, D"),
 }
+# A module's own weights beside those of its block, and copies of what it borrows. Source: the files of DeepSeek-V3
+# (README_WEIGHTS.md); GLM-4.5 has the same.
+PREDICT = _in_layers(
+    {
+        "embedding_norm.weight": Stored("enorm.weight"),
+        "hidden_norm.weight": Stored("hnorm.weight"),
+        "pair_projection": Stored("eh_proj.weight", "D, J"),
+        "final_norm.weight": Stored("shared_head.norm.weight"),
+    }
+)
+COPIES = _in_layers(
+    {"embedding": Stored("embed_tokens.weight", "V, D"), "head": Stored("shared_head.head.weight", "V, D")}
+)
 _MIXTRAL = _in_layers(
     {
         "router": Stored("block_sparse_moe.gate.weight", "E, D"),
@@ -95,9 +111,10 @@ class StoredFamily:
     layer_types: bool = False
     experts: tuple[str, str] = ("", "")
 
-    @property
-    def names(self) -> Mapping[str, Stored]:
-        return {**NAMES, **self.elsewhere}
+    def stored(self, parameter: Parameter) -> Stored | None:
+        """Where it keeps a parameter, if anywhere."""
+        own = PREDICT.get(parameter.weight) if parameter.unit in PREDICTS else None
+        return own or {**NAMES, **self.elsewhere}.get(parameter.in_block)
 
 
 _QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")

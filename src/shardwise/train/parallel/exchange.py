@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -14,13 +15,15 @@ from shardwise.train.waits import waits_for
 from shardwise.train.world import World
 from shardwise.units import format_bytes
 
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
     control."""
 
-    work: dist.Work
+    works: Sequence[dist.Work]
     term: str
     clock: Clock
     kind: str
@@ -33,7 +36,8 @@ class Pending:
             self.clock(self.term),
             waits_for(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
         ):
-            self.work.wait()
+            for work in self.works:
+                work.wait()
 
 
 class Exchange:
@@ -45,17 +49,34 @@ class Exchange:
     def all_gather(self, whole: Tensor, part: Tensor, axes: Axes) -> Pending:
         """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
         work = dist.all_gather_single(whole, part, group=self.world.group(axes), async_op=True)
-        return self._pending("AllGather", work, whole, axes)
+        return self._pending("AllGather", [work], [whole], axes)
 
     def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes) -> Pending:
         """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
         work = dist.reduce_scatter_single(part, whole, group=self.world.group(axes), async_op=True)
-        return self._pending("ReduceScatter", work, whole, axes)
+        return self._pending("ReduceScatter", [work], [whole], axes)
 
-    def all_reduce(self, values: Tensor, axes: Axes) -> Pending:
-        """The sum over all processes, in place."""
-        work = dist.all_reduce(values, group=self.world.group(axes), async_op=True)
-        return self._pending("AllReduce", work, values, axes)
+    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum") -> Pending:
+        """The sum, or the maximum, over all processes, in place."""
+        work = dist.all_reduce(values, REDUCTIONS[reduction], group=self.world.group(axes), async_op=True)
+        return self._pending("AllReduce", [work], [values], axes)
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> Pending:
+        """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
+        None: parts are even."""
+        into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
+        work = dist.all_to_all_single(received, sent, into, out_of, group=self.world.group(axes), async_op=True)
+        return self._pending("AllToAll", [work], [sent], axes)
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
+        """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
+        group, place, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
+        onward, back = (place + 1) % degree, (place - 1) % degree
+        operations = [dist.P2POp(dist.isend, one, group=group, group_peer=onward) for one in sent]
+        operations += [dist.P2POp(dist.irecv, one, group=group, group_peer=back) for one in received]
+        return self._pending("Permute", dist.batch_isend_irecv(operations), sent, axes)
 
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
@@ -63,6 +84,6 @@ class Exchange:
             replace(self.all_reduce(values, axes), term="control").wait()
         return values
 
-    def _pending(self, kind: str, work: dist.Work, payload: Tensor, axes: Axes) -> Pending:
-        num_bytes = payload.numel() * payload.element_size()
-        return Pending(work, axis_group(axes), self.clock, kind, axes, num_bytes)
+    def _pending(self, kind: str, works: Sequence[dist.Work], payloads: Sequence[Tensor], axes: Axes) -> Pending:
+        num_bytes = sum(one.numel() * one.element_size() for one in payloads)
+        return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,17 +11,37 @@ from torch import Tensor
 
 from shardwise.lowering.groups import Group, Member
 from shardwise.lowering.weights import Sync
+from shardwise.sharding.spec import Axes
+from shardwise.train.box import Box, Shape, interval_boxes
 from shardwise.train.formats import Formats
 from shardwise.train.world import World
 
 
 class Interval(NamedTuple):
-    """The part of a parameter that is this process's: from `offset` of the flattened parameter, at `start` of its shard."""
+    """What of a parameter is this process's to update: `size` elements from `offset` of the flattened part that it uses, at
+    `start` of its shard. That part is the `window` of a parameter whose shape is `whole`."""
 
     member: Member
     offset: int
     start: int
     size: int
+    window: Box
+    whole: Shape
+
+    @property
+    def name(self) -> str:
+        """The parameter's full name."""
+        return self.member.parameter.name
+
+    @property
+    def is_of_whole(self) -> bool:
+        """Whether the process uses all of the parameter."""
+        return self.window.lengths == self.whole
+
+    def boxes(self) -> Iterator[Box]:
+        """Where it lies in the whole parameter, in order."""
+        for box in interval_boxes(self.window.lengths, self.offset, self.offset + self.size):
+            yield Box(tuple(map(sum, zip(box.offsets, self.window.offsets, strict=True))), box.lengths)
 
 
 class FlatGroup:
@@ -92,7 +113,27 @@ class FlatGroup:
         for member in self.group.members:
             low, high = max(member.start, self.begin), min(member.stop, end)
             if low < high:
-                yield Interval(member, low - member.start, low - self.begin, high - low)
+                window, whole = self._window(member)
+                yield Interval(member, low - member.start, low - self.begin, high - low, window, whole)
+
+    def alike(self) -> Iterator[tuple[frozenset[str], slice]]:
+        """Rows of this process's part whose parameters are split over the same axes where they are used, with these."""
+        rows = [(one.member.parameter.use.sharded_axes, one.start, one.start + one.size) for one in self.intervals()]
+        for axes, run in itertools.groupby(rows, key=lambda row: row[0]):
+            found = list(run)
+            yield axes, slice(found[0][1], found[-1][2])
+
+    def copies(self, axes: Collection[str], among: Axes) -> int:
+        """How many processes along `among` have the same part of gradients whose parameters are split over some axes."""
+        return self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
+
+    def _window(self, member: Member) -> tuple[Box, Shape]:
+        """The part of a parameter that this process uses, and the shape of the whole."""
+        mesh, use = self.world.mesh, member.parameter.use
+        places = (self.world.position(axes) for axes in use.axes)
+        starts = tuple(place * length for place, length in zip(places, member.shape, strict=True))
+        whole = tuple(mesh.size(axes) * length for axes, length in zip(use.axes, member.shape, strict=True))
+        return Box(starts, member.shape), whole
 
     @torch.no_grad()
     def fill(self, value: Callable[[Interval], Tensor]) -> None:

@@ -1,21 +1,22 @@
-"""The optimizer's step on this process's part of each group: AdamW, with the gradients clipped to a norm."""
+"""The optimizer's step on this process's part of each group, with the gradients clipped to a norm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from shardwise.engine.torch.optimizers import torch_optimizer
+from shardwise.optimizer import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.recipe import Recipe
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW calls them
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
 NORM_BLOCK = (
     2**8
@@ -31,49 +32,39 @@ class Slot:
 
 
 class Updater:
-    """AdamW for the groups of a model, a fused one for each group, so that weights can leave as soon as they are new.
+    """The optimizer for the groups of a model, one for each group, so that weights can leave as soon as they are new.
 
-    Decays matrices only, as GPT-2 and its successors do. Clips as torch.nn.utils.clip_grad_norm_ does.
+    Clips as torch.nn.utils.clip_grad_norm_ does.
     """
 
-    def __init__(self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe) -> None:
+    def __init__(
+        self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe, norm_axes: Axes,
+        optimizer: str = DEFAULT,
+    ) -> None:  # fmt: skip
         self.groups, self.exchange, self.recipe = groups, exchange, recipe
+        self.norm_axes, self.name = norm_axes, optimizer
         self.slots = [[self._slot(group, one) for one in group.intervals()] for group in groups]
         self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
 
     def _slot(self, group: FlatGroup, one: Interval) -> Slot:
         return Slot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
 
-    def _optimizer(self, slots: Sequence[Slot]) -> torch.optim.AdamW:
-        recipe = self.recipe
-        kinds = [(recipe.weight_decay, True), (0.0, False)]
-        settings: list[dict[str, Any]] = [
-            {"params": [slot.weight for slot in slots if _is_matrix(slot) is matrix], "weight_decay": decay}
-            for decay, matrix in kinds
-        ]
-        optimizer = torch.optim.AdamW(
-            [one for one in settings if one["params"]], lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2),
-            eps=recipe.epsilon, fused=True,
-        )  # fmt: skip
-        for slot in slots:  # at once and not in the first step, so that memory is the same in every step
-            optimizer.state[slot.weight] = {
-                "step": torch.zeros((), dtype=torch.float32, device=slot.weight.device),
-                **{moment: torch.zeros_like(slot.weight) for moment in MOMENTS},
-            }
-        return optimizer
+    def _optimizer(self, slots: Sequence[Slot]) -> Optimizer:
+        matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
+        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer)
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The norm of all gradients together, each element counted once."""
-        sums: dict[Axes, Tensor] = {}
-        for group in self.groups:
-            squares, axes = sum_of_squares(group.gradient_shard), group.sync.shard
-            sums[axes] = sums[axes] + squares if axes in sums else squares
+        """The norm of all gradients together, each element counted once: of what several processes have each counts its share."""
+        total = sum(
+            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, self.norm_axes)
+            for group in self.groups
+            for axes, rows in group.alike()
+        )
+        assert isinstance(total, Tensor)
         # exchanged in the format of the realised list
         control = torch.promote_types(self.groups[0].gradient_shard.dtype, torch.float32)
-        total = sum(self.exchange.sum_now(squares.to(control), axes) for axes, squares in sorted(sums.items()))
-        assert isinstance(total, Tensor)
-        return total.sqrt()
+        return self.exchange.sum_now(total.to(control), self.norm_axes).sqrt()
 
     @torch.no_grad()
     def step(self, learning_rate: float, norm: Tensor) -> list[Pending]:
@@ -91,8 +82,8 @@ class Updater:
         return pending
 
     def _update(
-        self, group: FlatGroup, slots: Sequence[Slot], optimizer: torch.optim.AdamW, learning_rate: float, scale: Tensor | None
-    ) -> None:  # fmt: skip
+        self, group: FlatGroup, slots: Sequence[Slot], optimizer: Optimizer, learning_rate: float, scale: Tensor | None
+    ) -> None:
         gradients = group.gradient_shard.to(group.state.dtype)
         if scale is not None:
             gradients.mul_(scale)
@@ -106,9 +97,10 @@ class Updater:
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
         """The moments by name, this process's part of each parameter's."""
+        moments = optimizer_named(self.name).moments
         for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
             if optimizer is not None:
-                for slot, moment in product(slots, MOMENTS):
+                for slot, moment in product(slots, moments):
                     yield moment, slot.interval, optimizer.state[slot.weight][moment]
 
     def set_steps(self, steps: int) -> None:

@@ -1,0 +1,86 @@
+"""Optimizers as PyTorch runs them: by a kernel of its own where there is one, else by their formulas (`shardwise.optimizer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwise.optimizer import GRADIENT, MASTER, Optimizer, optimizer_named, values_of
+
+Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
+# Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
+BLOCK, GPU_BLOCK = 2**15, 2**24
+
+
+class Kernel(NamedTuple):
+    """An optimizer of PyTorch's: the `fields` that it has, by our names, and what makes it. An optimizer of the table with other
+    fields than these is another one, and runs by its formulas."""
+
+    fields: frozenset[str]
+    settings: Callable[[Mapping[str, float]], Settings]
+    make: Callable[[Sequence[Settings]], torch.optim.Optimizer]
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "adamw": Kernel(
+        frozenset({"beta1", "beta2", "epsilon", "weight_decay"}),
+        lambda v: {"betas": (v["beta1"], v["beta2"]), "eps": v["epsilon"], "weight_decay": v["weight_decay"]},
+        lambda groups: torch.optim.AdamW(groups, fused=True),
+    ),
+}
+
+
+class ByFormulas(torch.optim.Optimizer):
+    """An optimizer of the table, a block of elements at a time. The `step` of a weight is on the CPU: formulas take a number."""
+
+    def __init__(self, groups: Sequence[Settings], optimizer: Optimizer) -> None:
+        super().__init__(groups, {})
+        self.optimizer = optimizer
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update every weight [n] from its gradient."""
+        for group in self.param_groups:
+            fields = {name: group[name] for name in self.optimizer.fields}
+            for weight in group["params"]:
+                state = self.state[weight]
+                state["step"] += 1
+                values = values_of(fields, learning_rate=group["lr"], step=int(state["step"]))
+                moments = {name: state[name] for name in self.optimizer.moments}
+                self._update(values, {MASTER: weight, GRADIENT: weight.grad, **moments})
+
+    def _update(self, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        weight = tensors[MASTER]
+        size = BLOCK if weight.device.type == "cpu" else GPU_BLOCK
+        for start in range(0, len(weight), size):
+            block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
+            for name, updated in self.optimizer.updated(values, block).items():
+                block[name].copy_(updated)
+
+
+def torch_optimizer(
+    name: str, matrices: Sequence[nn.Parameter], others: Sequence[nn.Parameter], fields: Mapping[str, float]
+) -> torch.optim.Optimizer:
+    """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
+
+    Its state is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an
+    optimizer that is not known, or values that it does not have.
+    """
+    one = optimizer_named(name)
+    values, kernel = one.given(fields), KERNELS.get(name)
+    kernel = kernel if kernel and kernel.fields == set(one.fields) else None
+    groups = []
+    for weights, matrix in ((matrices, True), (others, False)):
+        own = one.of_kind(values, matrix=matrix)
+        groups += [{"params": list(weights), "lr": 0.0, **(kernel.settings(own) if kernel else own)}] if weights else []
+    made = kernel.make(groups) if kernel else ByFormulas(groups, one)
+    for weight in (*matrices, *others):
+        device = weight.device if kernel else "cpu"
+        made.state[weight] = {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            **{moment: torch.zeros_like(weight) for moment in one.moments},
+        }
+    return made

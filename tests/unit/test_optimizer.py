@@ -1,0 +1,220 @@
+"""The table of optimizers: formulas against plain implementations in NumPy and PyTorch, fields, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from plain.lion import Lion
+
+import shardwise as sw
+from shardwise.cost.run import checkpoint_bytes
+from shardwise.engine.numpy.kernels import LEARNING_RATE, map_named
+from shardwise.engine.torch import optimizers
+from shardwise.engine.torch.optimizers import BLOCK, ByFormulas, torch_optimizer
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.optimizer import (
+    GRADIENT,
+    MASTER,
+    OPTIMIZERS,
+    Field,
+    optimizer_fields,
+    optimizer_named,
+    optimizer_names,
+    values_of,
+)
+from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.explain.story import fit
+from shardwise.planning.plan import plan_layout
+from shardwise.precision import precision_named
+from shardwise.train.recipe import Recipe
+
+STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
+VALUES: dict[str, dict[str, float]] = {
+    "adamw": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.2},
+    "lion": {"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.2},
+}
+SIZE = 2 * BLOCK + 7
+
+
+def gradients() -> list[torch.Tensor]:
+    return [torch.randn(SIZE, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(STEPS)]
+
+
+def first_weights() -> torch.Tensor:
+    return torch.linspace(-1.0, 1.0, SIZE, dtype=torch.float64)
+
+
+def judged(name: str, values: Mapping[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix and another tensor after some steps of an implementation that knows nothing of the table."""
+    weights = [torch.nn.Parameter(first_weights()) for _ in range(2)]
+    kinds = [[weights[0]], [weights[1]]]
+    judges = {
+        "adamw": lambda: torch.optim.AdamW(
+            [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}],
+            betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], foreach=False,
+        ),
+        "lion": lambda: Lion.of_kinds(kinds, values),
+    }  # fmt: skip
+    stepped(judges[name](), weights)
+    return weights[0].detach(), weights[1].detach()
+
+
+def stepped(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter]) -> None:
+    for rate, gradient in zip(RATES, gradients(), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for weight in weights:
+            weight.grad = gradient.clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", VALUES)
+def test_pytorch_updates_as_a_plain_implementation_does(
+    name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By PyTorch's kernel where there is one, and by the formulas, over several blocks of them."""
+    if not kernels:
+        monkeypatch.setattr(optimizers, "KERNELS", {})
+    weights = [torch.nn.Parameter(first_weights()) for _ in range(2)]
+    made = torch_optimizer(name, weights[:1], weights[1:], VALUES[name])
+    assert isinstance(made, ByFormulas) == (not kernels or name != "adamw")
+    stepped(made, weights)
+    for found, wanted in zip(weights, judged(name, VALUES[name]), strict=True):
+        torch.testing.assert_close(found.detach(), wanted, rtol=1e-12, atol=1e-14)
+    assert not torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_numpy_updates_as_a_plain_implementation_does(name: str) -> None:
+    one = optimizer_named(name)
+    state = {MASTER: first_weights().numpy(), **{moment: np.zeros(SIZE) for moment in one.moments}}
+    for step, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
+        values = values_of(one.of_kind(one.given(VALUES[name]), matrix=True), learning_rate=rate, step=step)
+        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+    np.testing.assert_allclose(state[MASTER], judged(name, VALUES[name])[0].numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_the_virtual_devices_update_as_the_engine_does(name: str) -> None:
+    """The maps of the derived update, one after the other, against the first step of PyTorch's with the defaults."""
+    one, gradient = optimizer_named(name), gradients()[0]
+    weight = torch.nn.Parameter(first_weights())
+    weight.grad = gradient
+    made = torch_optimizer(name, [weight], [], {})
+    made.param_groups[0]["lr"] = LEARNING_RATE
+    made.step()
+    found = {MASTER: first_weights().numpy(), GRADIENT: gradient.numpy(), **{m: np.zeros(SIZE) for m in one.moments}}
+    for part, update in one.updates.items():
+        found[f"{part}'"] = map_named(f"{name}.{part}")(*(found[read] for read in update.reads), width=1)
+    np.testing.assert_allclose(found[f"{MASTER}'"], weight.detach().numpy(), rtol=1e-12, atol=1e-14)
+    for moment in one.moments:
+        np.testing.assert_allclose(found[f"{moment}'"], made.state[weight][moment].numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    adamw = optimizer_named("adamw")
+    further = replace(
+        adamw,
+        fields={**adamw.fields, "floor": Field(default=0.0, limits=(0.0, 1.0), help="the least of every weight")},
+        updates={**adamw.updates, MASTER: adamw.updates[MASTER]._replace(
+            formula=lambda v, *tensors: adamw.updates[MASTER].formula(v, *tensors).clip(v.floor)
+        )},
+    )  # fmt: skip
+    monkeypatch.setitem(OPTIMIZERS, "adamw", further)
+    weight = torch.nn.Parameter(first_weights())
+    stepped(torch_optimizer("adamw", [weight], [], {**VALUES["adamw"], "floor": 0.25}), [weight])
+    assert weight.min() == 0.25
+    assert weight.max() > 0.9
+    assert optimizer_fields()["floor"] == "the least of every weight (adamw 0)"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "problem"),
+    [
+        ("adamw", {"beta1": 1.5}, "recipe: beta1 is 1.5; a number of at least 0, below 1, is required"),
+        (
+            "adamw",
+            {"weight_decay": -1.0},
+            "recipe: weight_decay is -1.0; a number of at least 0, below 1000, is required",
+        ),
+        ("adamw", {"beta2": 1.0}, "recipe: beta2 is 1.0; a number of at least 0, below 1, is required"),
+        ("lion", {"epsilon": 1e-6}, "recipe: found 'epsilon'; the plan's optimizer has beta1, beta2, weight_decay"),
+        ("lion", {"beta": 0.9}, "recipe: found 'beta' (did you mean 'beta1' or 'beta2'?); the plan's optimizer has"),
+        ("lion", {"beta2": float("nan")}, "recipe: beta2 is nan; a number of at least 0, below 1, is required"),
+    ],
+)
+def test_values_that_an_optimizer_does_not_have(name: str, fields: dict[str, float], problem: str) -> None:
+    with pytest.raises(InputError) as caught:
+        optimizer_named(name).given(fields)
+    assert str(caught.value).startswith(problem)
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        optimizer_named("adamw").given({"beta1": 2.0, "momentum": 0.9, "epsilon": -1.0})
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_the_defaults_are_within_the_limits_and_every_update_reads_what_there_is(name: str) -> None:
+    one = optimizer_named(name)
+    assert list(one.given({})) == list(one.fields)
+    assert not {field.name for field in fields(Recipe)} & set(one.fields), "which `--set recipe.NAME` would mean?"
+    known = {*one.state, GRADIENT}
+    for part, update in one.updates.items():
+        assert set(update.reads) <= known
+        known.add(f"{part}'")
+    assert MASTER in one.updates
+    assert len(one.source) > 10
+
+
+def estimated(optimizer: str, precision: str = "bf16") -> sw.Estimate:
+    job = Job(global_batch_tokens=2**18, seq_len=4096, precision=precision, optimizer=optimizer)
+    return sw.estimate("llama-3.2-1b", "h100:8", job, "fsdp=8 zero_stage=1")
+
+
+@pytest.mark.parametrize(
+    ("precision", "first", "rest"), [("bf16", 4, 4), ("bf16_bf16_moments", 2, 2), ("fp8_lm_o3", 1, 2)]
+)
+def test_one_moment_takes_the_memory_of_one(precision: str, first: int, rest: int) -> None:
+    recipe = precision_named(precision)
+    one, two = (recipe.moment_bytes(optimizer_named(name)) for name in ("lion", "adamw"))
+    assert (one, two) == (first, first + rest)
+    assert recipe.bytes_per_parameter - recipe.state_bytes(optimizer_named("lion")) == rest
+    lion, adamw = estimated("lion", precision), estimated("adamw", precision)
+    assert lion.memory["optimizer"] == pytest.approx(adamw.memory["optimizer"] * first / (first + rest))
+    others = [{term: size for term, size in found.memory.items() if term != "optimizer"} for found in (lion, adamw)]
+    assert others[0] == others[1]
+
+
+def test_an_update_moves_the_bytes_of_its_state() -> None:
+    """AdamW reads 2 + 4 + 4 + 4 and writes 2 + 4 + 4 + 4 bytes of each weight, Lion 2 + 4 + 4 and 2 + 4 + 4."""
+    lion, adamw = estimated("lion"), estimated("adamw")
+    assert lion.time["optimizer"] / adamw.time["optimizer"] == pytest.approx(20 / 28, rel=1e-3)
+    others = [{term: time for term, time in found.time.items() if term != "optimizer"} for found in (lion, adamw)]
+    assert others[0] == others[1]
+
+
+def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
+    job = Job(global_batch_tokens=2**18, seq_len=4096, tokens=1e9, optimizer="lion")
+    model, cluster = sw.load_model("llama-3.2-1b"), sw.load_cluster("h100:8")
+    plan = plan_layout(model, cluster, job, Layout(fsdp=8, zero_stage=1))
+    payload = plan_payload(plan)
+    assert payload["job"]["optimizer_fields"] == {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    assert parse_plan(payload).job == plan.job
+    assert checkpoint_bytes(model, job) == sw.num_params(model) * 10
+    assert fit(plan).state_bytes == sw.num_params(model) * 12
+    older = {name: value for name, value in payload["job"].items() if not name.startswith("optimizer")}
+    assert parse_plan({**payload, "job": older}).job.optimizer == "adamw"
+    wrong = {**payload, "job": {**payload["job"], "optimizer": "adam"}}
+    with pytest.raises(
+        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, lion is required"
+    ):
+        parse_plan(wrong)
