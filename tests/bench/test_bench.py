@@ -13,13 +13,13 @@ import torch
 
 from shardwise.bench import shapes
 from shardwise.bench.clock import REPEATS, timed, timing
-from shardwise.bench.processes import together
 from shardwise.bench.record import append, key_of, left_over, measured_before
 from shardwise.calibrate.bench import Machine, read_benches
 from shardwise.cli import main
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import stack_named
 from shardwise.errors import InputError
+from shardwise.train.processes import together
 
 
 @pytest.fixture

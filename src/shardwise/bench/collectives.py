@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shardwise.bench.clock import REPEATS, WARM_UPS, Timing, timing
-from shardwise.bench.processes import together
 from shardwise.errors import chosen
+from shardwise.train.processes import together
 
 Lines = Sequence[Mapping[str, Any]]
 

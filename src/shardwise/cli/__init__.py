@@ -25,6 +25,7 @@ from shardwise.cli import (
     tokenize,
     train,
     validate,
+    verify,
 )
 from shardwise.cli.terminal import ProgressLine, folded, terminal_width
 from shardwise.errors import ShardwiseError, told
@@ -47,6 +48,7 @@ VERBS = (
     bench,
     calibrate,
     tokenize,
+    verify,
     train,
     reconcile,
 )
@@ -97,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED
     except BrokenPipeError:
         return READER_LEFT
-    return 0
+    return int(getattr(arguments, "exit_code", 0))
 
 
 def _answer(arguments: argparse.Namespace) -> str:

@@ -28,7 +28,7 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
-from shardwise.sharding.collective import Issued, Kind
+from shardwise.sharding.collective import ROWS, Issued, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Values
@@ -131,10 +131,11 @@ class Instance:
         return used_parameters(self.architecture, self.parameters)
 
     def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
-        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward")."""
+        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
+        split is whole already."""
         weights = [name for group in weight_groups(self.unit(unit)) if phase in group.passes for name in group.weights]
         needed = {self.used[path][name].name for name in weights}
-        return tuple(group for group in self.groups if not needed.isdisjoint(group.names))
+        return tuple(group for group in self.groups if group.sync.gather and not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Whether a unit's backward pass reads the weights that its forward pass gathered."""
@@ -181,7 +182,7 @@ class Instance:
                 ranks = self.mesh.size(axes)
                 yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
             else:
-                yield Issued(one.kind, axes, dtype, num_bytes, "activations")
+                yield Issued(one.kind, axes, dtype, num_bytes, ROWS if one.role is Role.ROUTED else "activations")
 
     def recompute(self, path: str, unit: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of them."""

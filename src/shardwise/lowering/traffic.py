@@ -7,7 +7,7 @@ many pieces as its group has devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from shardwise.derive.derivation import Unit
@@ -119,11 +119,14 @@ def _results(steps: tuple[Step, ...], positions: tuple[int, ...]) -> tuple[str, 
 
 
 def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
-    """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once."""
+    """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once, and gets it back
+    in the same group."""
     waiting: Traffic | None = None
     for one in collectives:
         if waiting and waiting.kind is one.kind is Kind.ALL_TO_ALL and waiting.tensors == one.tensors:
-            waiting = replace(one, axes=(*waiting.axes, *one.axes), derived=(*waiting.derived, *one.derived))
+            derived = (*waiting.derived, *one.derived)
+            parts = (one.axes, waiting.axes) if _goes_back(derived) else (waiting.axes, one.axes)
+            waiting = replace(one, axes=parts[0] + parts[1], derived=derived)
             continue
         if waiting:
             yield waiting
@@ -132,15 +135,20 @@ def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
         yield waiting
 
 
+def _goes_back(derived: Sequence[Communicate]) -> bool:
+    """Whether rows leave their experts: these are split over fewer axes behind it."""
+    before, after = derived[0].collective.before, derived[-1].collective.after
+    return len(after.axes_of("E")) < len(before.axes_of("E"))
+
+
 def _counted(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
     """Before rows go to their experts each rank tells how many it sends for each: numbers for each expert, of all who gather."""
     for one in collectives:
         if one.role is Role.ROUTED and one.phase == "forward" and one.kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER):
-            before, after = one.derived[0].collective.before, one.derived[-1].collective.after
-            experts = product([Local("E", before.axes_of("E"))])
+            experts = product([Local("E", one.derived[0].collective.before.axes_of("E"))])
             if one.kind is Kind.ALL_GATHER:
                 experts = experts * product(one.axes)
-            if len(after.axes_of("E")) >= len(before.axes_of("E")):  # and not on their way back
+            if not _goes_back(one.derived):
                 yield replace(
                     one, role=Role.STATISTIC, payload=experts, beside=(), for_products=False, derived=(), tells=one,
                     reason="each rank tells how many rows it sends for each expert",

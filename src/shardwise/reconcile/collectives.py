@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwise.planning.plan import Plan
 from shardwise.sharding.collective import Issued
-from shardwise.train.issued import instance_of
+from shardwise.train.issued import comparable, instance_of
 from shardwise.train.recipe import Recipe
 
 
@@ -40,20 +40,18 @@ def collectives(plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issue
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-    planned: Counter[Issued] = Counter()
-    for one, count in instance_of(plan, recipe).issued(num_micro_batches).items():
-        planned[one._replace(what="")] += count
-    return compared(planned, seen)
+    return compared(instance_of(plan, recipe).issued(num_micro_batches), seen)
 
 
 def compared(planned: Counter[Issued], seen: Counter[Issued]) -> Collectives:
-    """The two lists, one held against the other."""
+    """The two lists, one held against the other (`comparable`)."""
+    wanted, found = comparable(planned, seen)
     return Collectives(
         planned=planned.total(), found=seen.total(), planned_bytes=_bytes(planned), found_bytes=_bytes(seen),
         miscounted=tuple(
-            Miscounted(issued=one, planned=planned[one], found=seen[one])
-            for one in sorted({*planned, *seen})
-            if planned[one] != seen[one]
+            Miscounted(issued=one, planned=wanted[one], found=found[one])
+            for one in sorted({*wanted, *found})
+            if wanted[one] != found[one]
         ),
     )  # fmt: skip
 

@@ -70,9 +70,13 @@ def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
     return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
 
 
+ROWS = "rows"
+
+
 class Issued(NamedTuple):
     """A collective and its payload (`Collective.payload_elements`, in bytes, padding included). `what` it carries: weights,
-    gradients, loss, norm or routing."""
+    gradients, activations, rows of tokens to their experts and back (`ROWS`: as many as there are on average), loss, norm or
+    routing."""
 
     kind: Kind
     axes: Axes

@@ -66,6 +66,7 @@ class Engine:
         )  # fmt: skip
         self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
+        self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
 
     def _rank(self) -> Rank:
         """This process on the mesh."""
@@ -127,6 +128,7 @@ class Engine:
             own = self._micro_batch(batch, num_targets, num_micro_batches, last=number == num_micro_batches)
             losses = [one + earlier for one, earlier in zip(own, losses, strict=True)] if losses else own
         self.balancer.end_step()
+        self.gradients_ended()
         norm = self.updater.norm()
         with self.clock("optimizer"):
             pending = self.updater.step(self.recipe.learning_rate_at(step), norm)

@@ -117,13 +117,13 @@ def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
     )
     given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
     if arguments.resume:
-        return replace(_changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
+        return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    return _changed(Recipe(**given), changes)
+    return changed(Recipe(**given), changes)
 
 
-def _changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
     fields = optimizer_fields()
     changed: Recipe = replaced(recipe, changes, "recipe", fields)
@@ -137,17 +137,17 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
         "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
         "schedule": (arguments.schedule, str),
-        "warmup_steps": (arguments.warmup, lambda text: _whole(text, "--warmup")),
-        "decay_steps": (arguments.decay, lambda text: _whole(text, "--decay")),
-        "seed": (arguments.seed, lambda text: _whole(text, "--seed")),
+        "warmup_steps": (arguments.warmup, lambda text: whole(text, "--warmup")),
+        "decay_steps": (arguments.decay, lambda text: whole(text, "--decay")),
+        "seed": (arguments.seed, lambda text: whole(text, "--seed")),
         "clip_norm": (
             arguments.clip,
             lambda text: None if text.strip() == "none" else parse_quantity(text, what="--clip", unit=""),
         ),
         "reduction": (arguments.reduce, str),
         "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
-        "validate_every": (arguments.validate_every, lambda text: _whole(text, "--validate-every")),
-        "checkpoint_every": (arguments.checkpoint_every, lambda text: _whole(text, "--checkpoint-every")),
+        "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
+        "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
         "compile": (arguments.compile or None, bool),
     }
     given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
@@ -155,7 +155,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return dict(zip(given, made, strict=True))
 
 
-def _whole(text: str, what: str) -> int:
+def whole(text: str, what: str) -> int:
+    """A whole number of at least 0. Raises `InputError` for other text."""
     if text.strip().startswith("-"):
         raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")
     return 0 if text.strip() == "0" else parse_count(text, what=what)
@@ -167,4 +168,4 @@ def _ramp(text: str) -> tuple[tuple[int, int], ...]:
     pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]
     if not all(colon for _, colon, _ in pairs):
         raise InputError(f"{what}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
-    return tuple((_whole(step, what), parse_count(sequences, what=what)) for step, _, sequences in pairs)
+    return tuple((whole(step, what), parse_count(sequences, what=what)) for step, _, sequences in pairs)

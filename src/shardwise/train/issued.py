@@ -1,13 +1,15 @@
-"""What the engine issues for a plan. Nothing here needs PyTorch."""
+"""What the engine issues for a plan, and whether it did. Nothing here needs PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 
 from shardwise.issuing import IssuePolicy, Statistics
 from shardwise.lowering.instance import Instance
 from shardwise.planning.plan import Plan
 from shardwise.precision import precision_named
+from shardwise.sharding.collective import ROWS, Issued
 from shardwise.train.recipe import Recipe
 
 STATISTICS: Mapping[str, Statistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
@@ -29,3 +31,18 @@ def policy_of(recipe: Recipe, *, routed: bool) -> IssuePolicy:
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=STATISTICS[recipe.balance] if routed else "never",
     )  # fmt: skip
+
+
+def comparable(planned: Counter[Issued], seen: Counter[Issued]) -> tuple[Counter[Issued], Counter[Issued]]:
+    """A planned list and one that was captured, each without what cannot be compared: what a collective carries is not seen from
+    below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both."""
+    uneven = {(one.kind, one.axes, one.dtype) for one in planned if one.what == ROWS}
+    return _counted(planned, uneven), _counted(seen, uneven)
+
+
+def _counted(counts: Counter[Issued], uneven: Set[tuple[object, ...]]) -> Counter[Issued]:
+    found: Counter[Issued] = Counter()
+    for one, count in counts.items():
+        num_bytes = 0 if (one.kind, one.axes, one.dtype) in uneven else one.num_bytes
+        found[one._replace(what="", num_bytes=num_bytes)] += count
+    return found

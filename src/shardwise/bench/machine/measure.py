@@ -19,9 +19,9 @@ from shardwise.bench.machine.samples import (
     TINY,
     Sample,
 )
-from shardwise.bench.processes import together
 from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import keep_host_memory
+from shardwise.train.processes import together
 
 ROUNDS = 5  # after one that is not counted
 PAIRS = 5  # of products alone and beside a collective, in each round

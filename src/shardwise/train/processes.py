@@ -25,10 +25,12 @@ TIMEOUT = timedelta(seconds=120)
 Work = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 
-def together(work: Work, given: Any, device: str, num_processes: int, wanted: int) -> Iterator[Any]:
+def together(
+    work: Work, given: Any, device: str, num_processes: int, wanted: int, verb: str = "bench"
+) -> Iterator[Any]:
     """Run `work` in so many processes at once, and give the `wanted` things that the first of them yields, as they come.
 
-    Raises `InputError` when a process fails.
+    Raises `InputError` when a process fails; it names the verb.
     """
     with tempfile.TemporaryDirectory() as folder:
         queue = get_context("spawn").SimpleQueue()
@@ -42,7 +44,7 @@ def together(work: Work, given: Any, device: str, num_processes: int, wanted: in
         try:
             for _ in range(wanted):
                 while queue.empty():
-                    _alive(joined)
+                    _alive(joined, verb)
                     time.sleep(0.01)
                 yield queue.get()
             joined.join()
@@ -50,13 +52,13 @@ def together(work: Work, given: Any, device: str, num_processes: int, wanted: in
             _end(joined.processes)
 
 
-def _alive(joined: Any) -> None:
+def _alive(joined: Any, verb: str) -> None:
     try:
         if joined.join(timeout=0.01):
-            raise InputError("bench: the processes ended before all was measured")
+            raise InputError(f"{verb}: the processes ended before all was done")
     except ProcessRaisedException as error:
         last = str(error).strip().splitlines()[-1]
-        raise InputError(f"bench: a process failed: {last}") from None
+        raise InputError(f"{verb}: a process failed: {last}") from None
 
 
 @contextmanager

@@ -1,0 +1,96 @@
+"""`shardwise verify`: does the layout of a plan train as one process does?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.verify.training.verify import Verification, Verified
+
+DESCRIPTION = """Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
+on meshes of at most 8 processes of this machine's CPU that have all axes and variants of the plan's layout, in float64, and by
+one process: loss, norm, every gradient and every weight are compared, and the collectives with the instruction list."""
+EPILOG = """examples:
+  shardwise plan llama-3-70b h100:1024 --batch-tokens 4Mi --seq-len 8Ki --runnable --out plan.json
+  shardwise verify plan.json
+  shardwise verify plan.json --set recipe.balance=bias --set recipe.reduction=after --json
+
+Exit codes: 0 it trains right, 2 the input is wrong, 3 it does not train right."""
+NOT_RIGHT = 3  # a limit is missed
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "verify", help="check that the layout of a plan trains as one process does", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument("--steps", default="3", metavar="N", help="optimizer steps (default: 3)")
+    parser.add_argument("--seed", default="0", metavar="N", help="of weights and tokens (default: 0)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a value of the recipe, such as recipe.balance=bias or recipe.respect_documents=true; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """What was found, as text or as JSON."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("verify: PyTorch is not installed; pip install shardwise[train]")
+    from shardwise.planning.codec import load_plan
+    from shardwise.verify.training.recipe import recipe_of
+    from shardwise.verify.training.verify import verify, verify_payload
+
+    plan = load_plan(arguments.plan)
+    found = verify(plan, recipe_of(plan, arguments.steps, arguments.seed, arguments.set), arguments.progress)
+    arguments.exit_code = 0 if found.ok else NOT_RIGHT
+    return json.dumps(verify_payload(found), indent=2) if arguments.json else "\n".join(_lines(str(plan.layout), found))
+
+
+def _lines(layout: str, found: Verification) -> Iterator[str]:
+    from shardwise.cli.table import table
+    from shardwise.verify.training.judge import LIMITS
+
+    yield f"{layout}, in small, against one process in float64"
+    yield ""
+    limits = ("limit", "", *(f"{limit:.0e}" for limit in LIMITS.values()), "")
+    yield table(
+        [("mesh", "processes", *LIMITS, "collectives"), *map(_row, found.meshes), limits], right=(1, 2, 3, 4, 5)
+    )
+    for one in found.meshes:
+        yield from _problems(one)
+    yield ""
+    right = "the layout trains as one process does, and issues what the instruction list has"
+    yield (
+        right if found.ok else "the layout does NOT train as one process does, or issues other collectives than listed"
+    )
+
+
+def _row(one: Verified) -> tuple[str, ...]:
+    count = one.case.instance.issued(one.case.num_micro_batches).total()
+    collectives = f"{count} of {count} as listed" if not one.differing else "differ"
+    errors = (f"{error:.1e}" for error in one.errors.largest.values())
+    return _name(one), str(one.case.layout.num_devices), *errors, collectives
+
+
+def _name(one: Verified) -> str:
+    return " ".join(f"{atom}={degree}" for atom, degree in one.degrees.items()) or "one device"
+
+
+def _problems(one: Verified, most: int = 8) -> Iterator[str]:
+    """What is wrong with a mesh: which gradient and weight are farthest off, and the first collectives that differ."""
+    if not one.errors.ok:
+        yield f"\n{_name(one)}: farthest off are the gradient of {one.errors.gradient} and the weight {one.errors.weight}"
+    more = len(one.differing) - most
+    yield from (f"{_name(one)}: {text}" for text in one.differing[:most])
+    if more > 0:
+        yield f"{_name(one)}: and {more} more"

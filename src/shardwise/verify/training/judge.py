@@ -1,0 +1,98 @@
+"""A run on several devices held against the same steps on one: the largest relative error of each kind, and the collectives."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.sharding.collective import ROWS, Issued, Kind
+from shardwise.sharding.spec import Axes
+from shardwise.train.issued import comparable
+from shardwise.verify.training.case import Case
+from shardwise.verify.training.steps import Found, Values
+
+# The limits of docs/design.md for float64. Weights are held to that of gradients: an optimizer divides by their size.
+LIMITS: Mapping[str, float] = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-10}
+SMALLEST_NUMBER = 1e-300  # so that what is 0 in both has no error
+SMALLEST = 1e-6  # of the norm of all gradients: a gradient below it is zero but for rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Largest relative errors over all steps, by the names of `LIMITS`; the gradient and the weight that are farthest off."""
+
+    largest: Mapping[str, float]
+    gradient: str
+    weight: str
+
+    @property
+    def ok(self) -> bool:
+        return all(self.largest[name] <= limit for name, limit in LIMITS.items())
+
+
+def errors(found: Found, wanted: Found) -> Errors:
+    """Of each step's loss and norm, |found - wanted| / |wanted|; of each gradient and weight ‖found - wanted‖ over ‖wanted‖, or
+    over `SMALLEST` of the norm of all gradients where that is more."""
+    gradients = dict[str, float]()
+    for own, others, norm in zip(found.gradients, wanted.gradients, wanted.norms, strict=True):
+        for name, error in _by_name(own, others, SMALLEST * norm):
+            gradients[name] = max(gradients.get(name, 0.0), error)
+    weights = dict(_by_name(found.weights, wanted.weights, 0.0))
+    gradient, weight = (max(one, key=lambda name: one[name]) for one in (gradients, weights))
+    largest = {
+        "loss": _scalars(found.losses, wanted.losses), "norm": _scalars(found.norms, wanted.norms),
+        "gradients": gradients[gradient], "weights": weights[weight],
+    }  # fmt: skip
+    return Errors(largest=largest, gradient=gradient, weight=weight)
+
+
+def _scalars(found: Iterable[float], wanted: Iterable[float]) -> float:
+    return max(_known(abs(own - other) / abs(other)) for own, other in zip(found, wanted, strict=True))
+
+
+def _by_name(found: Mapping[str, Values], wanted: Mapping[str, Values], least: float) -> Iterable[tuple[str, float]]:
+    for name, other in wanted.items():
+        own = found.get(name)
+        yield name, math.inf if own is None or own.shape != other.shape else _error(own, other, least)
+
+
+def _error(found: Values, wanted: Values, least: float) -> float:
+    return _known(float(np.linalg.norm(found - wanted)) / max(float(np.linalg.norm(wanted)), least, SMALLEST_NUMBER))
+
+
+def _known(error: float) -> float:
+    """What is no number is no agreement."""
+    return math.inf if math.isnan(error) else error
+
+
+def differing(case: Case, issued: Sequence[Counter[Issued]]) -> tuple[str, ...]:
+    """What ranks issued otherwise than the instruction list has it, in words; rows to experts and back are counted over all."""
+    planned = case.instance.issued(case.num_micro_batches)
+    found = []
+    for rank, seen in enumerate(issued):
+        wanted, counted = comparable(planned, seen)
+        found += [
+            f"rank {rank}: {wanted[one]} {one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes in {one.dtype} planned, "
+            f"{counted[one]} issued"
+            for one in sorted({*wanted, *counted})
+            if wanted[one] != counted[one]
+        ]
+    return (*found, *_rows(planned, issued))
+
+
+def _rows(planned: Counter[Issued], issued: Sequence[Counter[Issued]]) -> Iterator[str]:
+    """A router sends each token to as many experts as it chooses: all ranks together send as many bytes as planned."""
+    kinds = {(one.kind, one.axes) for one in planned if one.what == ROWS and one.kind is Kind.ALL_TO_ALL}
+    for kind, axes in sorted(kinds):
+        wanted = len(issued) * _bytes(planned, kind, axes)
+        sent = sum(_bytes(seen, kind, axes) for seen in issued)
+        if sent != wanted:
+            yield f"all ranks: {kind} over {', '.join(axes)} of {wanted} bytes planned, {sent} issued"
+
+
+def _bytes(counts: Counter[Issued], kind: Kind, axes: Axes) -> int:
+    return sum(one.num_bytes * count for one, count in counts.items() if (one.kind, one.axes) == (kind, axes))

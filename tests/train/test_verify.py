@@ -1,0 +1,217 @@
+"""A plan's layout in small: every axis is met, an agreement is said, and what differs is noticed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwise.cli import main
+from shardwise.errors import InputError
+from shardwise.layout.family import family_of
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import require_legal
+from shardwise.model.load import load_model
+from shardwise.sharding.collective import Issued, Kind
+from shardwise.train import engine
+from shardwise.verify.training import verify as verifying
+from shardwise.verify.training.case import Case
+from shardwise.verify.training.judge import LIMITS, differing, errors
+from shardwise.verify.training.recipe import recipe_of
+from shardwise.verify.training.shrink import MOST_DEVICES, _job, shrunk
+from shardwise.verify.training.steps import Found, run_case
+
+LARGE = {
+    "llama-3-8b": "dp=4 fsdp=32 tp=8",
+    "llama-3-70b": "dp=2 fsdp=64 tp=16 cp=4 cp_variant=zigzag recompute=selective",
+    "llama-3-405b": "fsdp=128 tp=8 cp=16 cp_variant=ring",
+    "mixtral-8x7b": "fsdp=8 ep=8 tp=2 cp=2",
+    "deepseek-v3": "fsdp=64 ep=128 tp=2 cp=2 etp=1",
+    "gemma-3-27b": "dp=4 fsdp=8 cp=4 cp_variant=ulysses zero_stage=2",
+    "gpt-oss-120b": "dp=2 fsdp=16 ep=4 tp=4 zero_stage=1 micro_batch_seqs=4",
+    "falcon-7b": "dp=16 zero_stage=0",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_meshes_have_all_that_the_layout_has(name: str) -> None:
+    model, layout = load_model(name), Layout.parse(LARGE[name])
+    own = verifying.Small(model, layout).degrees
+    meshes = shrunk(model, layout)
+    assert {atom for one in meshes for atom in one.degrees} == set(own)
+    together = {pair for one in meshes for pair in combinations(sorted(one.degrees), 2)}
+    assert together == set(combinations(sorted(own), 2))
+    for atom, degree in own.items():
+        assert any(one.degrees.get(atom, 1) > 2 for one in meshes) == (degree > 2), atom
+    for one in meshes:
+        assert one.layout.num_devices <= MOST_DEVICES
+        require_legal(one.architecture, _job(one.layout), one.layout.num_devices, one.layout)
+        assert one.architecture.structure == model.structure
+        if one.layout.cp > 1:
+            assert one.layout.cp_variant == layout.cp_variant
+        assert one.layout.recompute == layout.recompute
+    widest = max(meshes, key=lambda one: len(one.degrees)).layout
+    assert family_of(widest).zero_stage == layout.zero_stage
+
+
+def test_windows_and_leading_layers_stay() -> None:
+    """A layer of each kind is among the few that are left."""
+    (gemma,) = shrunk(load_model("gemma-3-27b"), Layout(dp=2))
+    assert {gemma.architecture.window(layer) for layer in range(gemma.architecture.num_layers)} == {3, None}
+    (leading,) = shrunk(load_model("deepseek-v3"), Layout(dp=2))
+    assert leading.architecture.num_layers - leading.architecture.num_dense_layers == 2
+    assert (leading.architecture.num_dense_layers, leading.architecture.num_predict_layers) == (1, 1)
+
+
+def test_heads_split_as_planned() -> None:
+    """More ranks than key-value heads stay so; an uneven vocabulary stays uneven."""
+    (small,) = shrunk(load_model("qwen2.5-0.5b"), Layout.parse("tp=2"))
+    assert small.architecture.num_kv_heads > 1
+    replicated = shrunk(load_model("llama-3-8b"), Layout.parse("tp=16 fsdp=4"))
+    assert any(one.degrees.get("tp_rep", 1) > 1 and one.degrees.get("tp_kv", 1) > 1 for one in replicated)
+    (uneven,) = shrunk(load_model("gpt-2"), Layout.parse("tp=2"))
+    assert uneven.architecture.vocab_size % 2 == 1
+
+
+def case(layout: str = "dp=2", name: str = "llama-3-8b") -> Case:
+    (small,) = shrunk(load_model(name), Layout.parse(layout))
+    recipe = recipe_of(PLAN, "2", "3", [])
+    return Case(architecture=small.architecture, layout=small.layout, recipe=recipe, num_seqs=4, seq_len=8)
+
+
+class _Plan:
+    class job:
+        document_tokens = None
+
+
+PLAN = _Plan()
+
+
+def test_what_differs_has_a_name() -> None:
+    wanted = run_case(case("dp=1"))
+    same = run_case(case("dp=1"))
+    assert errors(same, wanted).ok
+    same.gradients[1]["layers.1.wq"] = same.gradients[1]["layers.1.wq"] * (1 + 1e-9)
+    found = errors(same, wanted)
+    assert (found.ok, found.gradient) == (False, "layers.1.wq")
+    assert found.largest["gradients"] == pytest.approx(1e-9, rel=1e-3)
+    assert found.largest["loss"] == 0.0
+    lacking = replace_weights(same, "head.head")
+    assert errors(lacking, wanted).weight == "head.head"
+    same.losses[0] = float("nan")
+    assert errors(same, wanted).largest["loss"] == np.inf
+
+
+def replace_weights(found: Found, name: str) -> Found:
+    """Without the weight of that name."""
+    weights = {own: values for own, values in found.weights.items() if own != name}
+    return replace(found, weights=weights)
+
+
+def test_collectives_that_differ_are_told() -> None:
+    one = case("fsdp=2 zero_stage=1")
+    planned = one.instance.issued(one.num_micro_batches)
+    seen = unnamed(planned)
+    assert differing(one, [seen, seen]) == ()
+    norm = next(issued for issued in seen if issued.kind is Kind.ALL_REDUCE)
+    (text,) = differing(one, [seen, seen - Counter([norm])])
+    assert text.startswith("rank 1: ")
+    assert "all_reduce over fsdp" in text
+
+
+def unnamed(planned: Counter[Issued]) -> Counter[Issued]:
+    """As it is captured."""
+    found: Counter[Issued] = Counter()
+    for one, count in planned.items():
+        found[one._replace(what="")] += count
+    return found
+
+
+def test_rows_are_counted_over_all_ranks() -> None:
+    """One rank may send more rows than another, and all together send what is planned."""
+    one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
+    planned = one.instance.issued(one.num_micro_batches)
+    seen = [unnamed(planned), unnamed(planned)]
+    rows = next(issued for issued in planned if issued.what == "rows")._replace(what="")
+    for counts, change in zip(seen, (-16, 16), strict=True):
+        counts -= Counter([rows])
+        counts += Counter([rows._replace(num_bytes=rows.num_bytes + change)])
+    assert differing(one, [seen[0], seen[1]]) == ()
+    assert differing(one, [seen[0], seen[0]])[0].startswith("all ranks: all_to_all over ep")
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    path = tmp_path / "plan.json"
+    words = [
+        "plan",
+        "tiny-moe-19m",
+        "local:2",
+        "--batch-tokens",
+        "4Ki",
+        "--seq-len",
+        "512",
+        "--precision",
+        "fp32",
+        "--runnable",
+        "--out",
+        str(path),
+    ]
+    assert main([*words, "--pin", "ep=2"]) == 0
+    capsys.readouterr()
+    return path
+
+
+def test_a_plan_is_verified(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(plan), "--steps", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert found["captured_equals_list"]
+    assert [one["degrees"] for one in found["meshes"]] == [{"ep": 2}]
+    assert {name: found["max_relative_error"][name] <= limit for name, limit in LIMITS.items()} == dict.fromkeys(
+        LIMITS, True
+    )
+    assert main(["verify", str(plan), "--steps", "2", "--set", "recipe.balance=bias"]) == 0
+    assert "trains as one process does" in capsys.readouterr().out
+
+
+def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reference differs, it says which gradient does."""
+    run = verifying.run_case
+
+    def scaled(one: Case) -> Found:
+        found = run(one)
+        found.gradients[0]["layers.0.experts_down"] *= 2
+        return found
+
+    monkeypatch.setattr(verifying, "run_case", scaled)
+    assert main(["verify", str(plan), "--steps", "1"]) == 3
+    out = capsys.readouterr().out
+    assert "layers.0.experts_down" in out
+    assert "does NOT train" in out
+
+
+def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(plan), "--steps", "0"]) == 2
+    assert "--steps: found 0; 1 to 1000 are required" in capsys.readouterr().err
+
+
+def test_what_does_not_run_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.Engine is not None
+    pipelined = Layout.parse("pp=2")
+    with pytest.raises(InputError, match="pp=2 is planned, not yet runnable"):
+        verifying.verify(_planned(pipelined), recipe_of(PLAN, "1", "0", []))
+
+
+def _planned(layout: Layout) -> object:
+    class Planned:
+        class job:
+            precision = "bf16"
+
+    Planned.layout = layout  # type: ignore[attr-defined]
+    return Planned
