@@ -107,6 +107,10 @@ CASES = {
     "routed ep 4 whole experts tp 2 sp": Case(
         "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=1)
     ),
+    "windowed ep 2 cp 2 zigzag zero-3": Case(
+        "windowed", Layout(fsdp=2, ep=2, cp=2, cp_variant="zigzag", zero_stage=3, micro_batch_seqs=2)
+    ),
+    "predicting cp 2 ring": Case("predicting", Layout(cp=2, cp_variant="ring", micro_batch_seqs=2)),
     "predicting tp 2 sp": Case("predicting", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
     "predicting cp 2 zero-1": Case("predicting", Layout(cp=2, zero_stage=1, micro_batch_seqs=2)),
     "tied predicting tp 2 fsdp 2 zero-3": Case("tied predicting", Layout(tp=2, fsdp=2, zero_stage=3)),

@@ -38,6 +38,9 @@ FLAT_NORMS = replace(
 )
 LEADING = replace(MOE, name="leading", num_layers=3, num_dense_layers=1, dense_d_ff=14, shared_expert_width=6)
 ROUTED = replace(LEADING, name="routed", num_experts=4)
+WINDOWED = replace(
+    ROUTED, name="windowed", sliding_window=3, global_every=2, sinks=True, num_dense_layers=0, dense_d_ff=0
+)
 PREDICTING = replace(
     LEADING, name="predicting", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3,
     num_predict_layers=2,
@@ -47,7 +50,7 @@ ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_lay
 MODELS = {
     one.name: one
     for one in (
-        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
+        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, WINDOWED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
     )
 }  # fmt: skip
 STEPS, POSITIONS, SEED = 3, 8, 5

@@ -179,3 +179,13 @@ def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) ->
 def test_a_pin_that_does_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--runnable", "--pin", "pp=2"]) == 2
     assert "--runnable: pp=2 is planned, not yet runnable; pp=1 is required" in capsys.readouterr().err
+
+
+def test_runnable_searches_what_the_engine_splits(capsys: pytest.CaptureFixture[str]) -> None:
+    """An uneven vocabulary is split over no tp, and whole experts go with sequence parallelism."""
+    gpt = ["plan", "gpt-2", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "1Ki", "--runnable", "--json"]
+    assert main(gpt) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["layout"]["tp"] for one in (found, *found["alternatives"])} == {1}
+    assert main([*gpt, "--pin", "tp=2"]) == 3
+    assert "vocabulary_by_tp" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from shardwise.train.admission import require_world
 from shardwise.train.fit import require_memory, smallest_change
 
 BF16 = precision_named("bf16")
+MODEL = sw.load_model("llama-3-8b")
 
 
 def big_plan(**layout: object) -> Plan:
@@ -37,20 +38,33 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
         tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="1f1b"
     )
     with pytest.raises(InputError) as caught:
-        require_runnable(plan.layout, BF16)
+        require_runnable(plan.model, plan.layout, BF16)
     (problem,) = caught.value.problems
     assert "pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
     assert problem.endswith("--pin pp=1 --pin async_tp=false --pin offload=none")
     with pytest.raises(InputError, match="plan: pp=8 is planned, not yet runnable"):
-        require_runnable(big_plan(pp=8, schedule="1f1b").layout, BF16)
-    require_runnable(big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)
-    require_runnable(big_plan(fsdp=2, tp=2, cp=2, sequence_parallel=True, zero_stage=3).layout, BF16)
+        require_runnable(plan.model, big_plan(pp=8, schedule="1f1b").layout, BF16)
+    require_runnable(MODEL, big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)
+    require_runnable(MODEL, big_plan(fsdp=2, tp=2, cp=2, sequence_parallel=True, zero_stage=3).layout, BF16)
+
+
+def test_an_uneven_vocabulary_does_not_run_yet() -> None:
+    with pytest.raises(InputError, match=r"vocabulary of 50,257 .* --set model.vocab_size=50258, or with a tp"):
+        require_runnable(sw.load_model("gpt-2"), Layout(tp=2), BF16)
+    require_runnable(sw.load_model("gpt-2"), Layout(dp=2), BF16)
+
+
+def test_whole_experts_run_with_sequence_parallelism() -> None:
+    layout = Layout(fsdp=2, tp=2, ep=4, etp=1, zero_stage=1)
+    with pytest.raises(InputError, match=r"whole experts .* --pin sequence_parallel=true"):
+        require_runnable(sw.load_model("mixtral-8x7b"), layout, BF16)
+    require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=True), BF16)
 
 
 @pytest.mark.parametrize("name", ["fp8_delayed", "mxfp8", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"])
 def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: str) -> None:
     with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32 runs"):
-        require_runnable(Layout(), precision_named(name))
+        require_runnable(MODEL, Layout(), precision_named(name))
 
 
 def test_there_are_as_many_processes_as_devices() -> None:

@@ -11,18 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import shardwise as sw
 from shardwise.cli import main
 from shardwise.errors import InputError
 from shardwise.layout.family import family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import require_legal
 from shardwise.model.load import load_model
+from shardwise.planning.plan import plan_layout
 from shardwise.sharding.collective import Issued, Kind
-from shardwise.train import engine
+from shardwise.train.recipe import Recipe
 from shardwise.verify.training import verify as verifying
 from shardwise.verify.training.case import Case
 from shardwise.verify.training.judge import LIMITS, differing, errors
-from shardwise.verify.training.recipe import recipe_of
 from shardwise.verify.training.shrink import MOST_DEVICES, _job, shrunk
 from shardwise.verify.training.steps import Found, run_case
 
@@ -36,6 +37,7 @@ LARGE = {
     "gpt-oss-120b": "dp=2 fsdp=16 ep=4 tp=4 zero_stage=1 micro_batch_seqs=4",
     "falcon-7b": "dp=16 zero_stage=0",
 }
+RECIPE = Recipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0.5, seed=3, bucket_bytes=2_000)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -80,16 +82,7 @@ def test_heads_split_as_planned() -> None:
 
 def case(layout: str = "dp=2", name: str = "llama-3-8b") -> Case:
     (small,) = shrunk(load_model(name), Layout.parse(layout))
-    recipe = recipe_of(PLAN, "2", "3", [])
-    return Case(architecture=small.architecture, layout=small.layout, recipe=recipe, num_seqs=4, seq_len=8)
-
-
-class _Plan:
-    class job:
-        document_tokens = None
-
-
-PLAN = _Plan()
+    return Case(architecture=small.architecture, layout=small.layout, recipe=RECIPE, num_seqs=4, seq_len=8)
 
 
 def test_what_differs_has_a_name() -> None:
@@ -105,6 +98,15 @@ def test_what_differs_has_a_name() -> None:
     assert errors(lacking, wanted).weight == "head.head"
     same.losses[0] = float("nan")
     assert errors(same, wanted).largest["loss"] == np.inf
+
+
+def test_what_has_no_gradient_is_named() -> None:
+    """A bias of keys without a rotation: its updates are rounding."""
+    found = run_case(case("dp=1", "opt-175b"))
+    judged = errors(found, run_case(case("dp=1", "opt-175b")))
+    assert judged.idle == ("layers.0.k_flat_bias", "layers.1.k_flat_bias")
+    found.weights["layers.0.k_flat_bias"] += 1
+    assert errors(found, run_case(case("dp=1", "opt-175b"))).ok
 
 
 def replace_weights(found: Found, name: str) -> Found:
@@ -201,17 +203,9 @@ def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--steps: found 0; 1 to 1000 are required" in capsys.readouterr().err
 
 
-def test_what_does_not_run_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine.Engine is not None
-    pipelined = Layout.parse("pp=2")
+def test_what_does_not_run_is_not_verified() -> None:
+    job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+    layout = Layout.parse("pp=2 fsdp=4")
+    planned = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
     with pytest.raises(InputError, match="pp=2 is planned, not yet runnable"):
-        verifying.verify(_planned(pipelined), recipe_of(PLAN, "1", "0", []))
-
-
-def _planned(layout: Layout) -> object:
-    class Planned:
-        class job:
-            precision = "bf16"
-
-    Planned.layout = layout  # type: ignore[attr-defined]
-    return Planned
+        verifying.verify(planned, RECIPE)

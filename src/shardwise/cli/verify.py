@@ -87,7 +87,9 @@ def _name(one: Verified) -> str:
 
 
 def _problems(one: Verified, most: int = 8) -> Iterator[str]:
-    """What is wrong with a mesh: which gradient and weight are farthest off, and the first collectives that differ."""
+    """What of a mesh is not compared, which gradient and weight are farthest off, and the first collectives that differ."""
+    if one.errors.idle:
+        yield f"{_name(one)}: without a gradient, and not compared: {', '.join(one.errors.idle)}"
     if not one.errors.ok:
         yield f"\n{_name(one)}: farthest off are the gradient of {one.errors.gradient} and the weight {one.errors.weight}"
     more = len(one.differing) - most

@@ -283,12 +283,21 @@ def degrees_of(layout: Layout) -> dict[str, Any]:
     return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
 
 
-def possible_modes(architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode]) -> list[Value]:
+OF_MODES = (
+    "sequence_by_cp",
+    "cp_variant",
+    "heads_by_cp",
+    "async_tp",
+    "experts",
+    "whole_experts",
+)  # rules that read them
+
+
+def possible_modes(
+    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode], rules: Sequence[Rule] = RULES
+) -> list[Value]:
     """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
-    rules = [
-        rule for rule in RULES if rule.name in ("sequence_by_cp", "cp_variant", "heads_by_cp", "async_tp", "experts")
-    ]
-    found = []
+    rules, found = [rule for rule in rules if rule.name in OF_MODES], []
     for mode in modes:
         whole: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         own = {

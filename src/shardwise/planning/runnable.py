@@ -9,6 +9,8 @@ from typing import Any
 from shardwise.errors import require
 from shardwise.job import Job
 from shardwise.layout.layout import AXES, Layout
+from shardwise.layout.legality import Rule, degrees_of
+from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
 
 RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "ep")
@@ -20,6 +22,25 @@ PINS: Mapping[str, Any] = {
     "async_tp": False,
     "offload": "none",
 }
+# What the engine asks of degrees beside legality.
+RUNNABLE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "vocabulary_by_tp",
+        lambda a, j, n, d: a.vocab_size % d["tp"] == 0,
+        lambda a, j, n, d: (
+            f"a vocabulary of {a.vocab_size:,} that tp = {d['tp']} does not divide is planned, not yet runnable; plan again with "
+            f"--set model.vocab_size={-(-a.vocab_size // d['tp']) * d['tp']}, or with a tp that divides it"
+        ),
+    ),
+    Rule(
+        "whole_experts",
+        lambda a, j, n, d: (d["etp"] == d["tp"]) | (d["sequence_parallel"] == 1),
+        lambda a, j, n, d: (
+            "whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
+            "--pin sequence_parallel=true"
+        ),
+    ),
+)  # fmt: skip
 
 
 def runnable_job(job: Job) -> Job:
@@ -27,9 +48,9 @@ def runnable_job(job: Job) -> Job:
     return replace(job, loss=LOSS)
 
 
-def require_runnable(layout: Layout, precision: Precision) -> None:
+def require_runnable(architecture: Architecture, layout: Layout, precision: Precision) -> None:
     """Raise `InputError` that names all of a layout and a precision recipe that the engine does not have, and what would do."""
-    require([*_missing(layout), *_unrunnable(precision)])
+    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision)])
 
 
 def _missing(layout: Layout) -> Iterator[str]:
@@ -41,11 +62,12 @@ def _missing(layout: Layout) -> Iterator[str]:
             f"{pins_text({name: PINS[name] for name in missing})}"
         )
 
-    if layout.tp > 1 and layout.expert_tp != layout.tp and not layout.sequence_parallel:
-        yield (
-            "plan: whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
-            "--pin sequence_parallel=true"
-        )
+
+def _broken(architecture: Architecture, layout: Layout) -> Iterator[str]:
+    degrees, job = degrees_of(layout), Job(global_batch_tokens=1, seq_len=1)
+    for rule in RUNNABLE_RULES:
+        if not rule.legal(architecture, job, layout.num_devices, degrees):
+            yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
 
 
 def runnable_pins(pins: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,4 +40,4 @@ def narrowed(
     evenly; None where nothing narrows."""
     pins = runnable_pins(pins) if runnable else pins
     kept = (choices or Choices()).narrowed(pins, maxima) if pins or maxima else choices
-    return replace(kept or Choices(), divisible=True) if divisible else kept
+    return replace(kept or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else kept

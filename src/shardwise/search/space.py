@@ -24,6 +24,7 @@ from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown
+from shardwise.planning.runnable import RUNNABLE_RULES
 from shardwise.schedule.schedule import SCHEDULES, searched_schedules
 
 Ints = NDArray[np.int64]
@@ -87,7 +88,7 @@ class Choices(Limits):
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
     So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
     every micro-batch, and few engines have the others. `divisible` refuses layouts with idle replicas or micro-batches that
-    are not full.
+    are not full, `runnable` those that the engine asks more of.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -101,6 +102,7 @@ class Choices(Limits):
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = field(default_factory=searched_schedules)
     divisible: bool = False
+    runnable: bool = False
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
         """Ways to run the same degrees; the fastest is taken for each, the first of equals.
@@ -113,7 +115,7 @@ class Choices(Limits):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules that layouts must keep."""
-        return (*RULES, EVEN_BATCH) if self.divisible else RULES
+        return (*RULES, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
 
     @property
     def policies(self) -> tuple[Policy, ...]:

@@ -80,7 +80,7 @@ def admit(plan: Plan, settings: Settings) -> Data:
     """All checks of what was given, at once. Raises `InputError`."""
     precision = precision_named(plan.job.precision)
     *_, data = collect(
-        lambda: require_runnable(plan.layout, precision),
+        lambda: require_runnable(plan.model, plan.layout, precision),
         lambda: require_compilable(plan.layout, settings.recipe),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),

@@ -48,11 +48,11 @@ class RingAttention:
     ) -> tuple[Tensor, Tensor]:
         """Output [B, T, K, G, U] and log-sum-exp [B, K·G, T] of q [B, T, K, G, H] over the keys of all ranks; this one has
         k [B, T, K, H] and v [B, T, K, U]."""
-        query, blocks, whole = heads(q), [k, widened(v, k)], None
+        query, blocks, whole = heads(q), [k, v], None
         for turn in range(len(sights)):
             going = Going(self.exchange, self.axes, blocks) if turn + 1 < len(sights) else None
             sight = sights[(self.place - turn) % len(sights)]
-            keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in blocks)
+            keys, values = _seen(sight, blocks)
             part = self.attention.over(query, keys, values, sight)
             if whole is None:
                 whole = part[0], part[1][..., : query.shape[2]].contiguous()
@@ -70,21 +70,27 @@ class RingAttention:
     ) -> Gradients:
         """Gradients of q, and of this rank's own k and v."""
         query, given, made = heads(q), heads(widened(dy, k)), heads(widened(out, k))
-        count, dq, blocks = len(sights), torch.zeros_like(query), [k, widened(v, k)]
+        count, dq, blocks = len(sights), torch.zeros_like(query), [k, v]
         coming: Going | None = None  # gradients of the block at hand, as the ranks before have left them
         arrived = Going(self.exchange, self.axes, blocks).wait() if count > 1 else blocks
         for turn in range(1, count + 1):  # a block begins at the next rank and comes home on the last turn
             going = Going(self.exchange, self.axes, arrived) if turn + 1 < count else None
             sight = sights[(self.place - turn) % count]
             used = arrived if turn < count else blocks
-            keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in used)
+            keys, values = _seen(sight, used)
             own, dk, dv = self.attention.back_over(given, query, keys, values, made, lse, sight)
             dq += own
-            gradients = [sight.back(one.transpose(1, 2), 1) for one in (dk, dv)]
+            gradients = [sight.back(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]])]
             if coming is not None:
                 gradients = [one.add_(other) for one, other in zip(coming.wait(), gradients, strict=True)]
             if turn < count:
                 coming = Going(self.exchange, self.axes, gradients)
             arrived = going.wait() if going else arrived
         dk, dv = gradients
-        return as_queries(dq, q, q), dk, dv[..., : v.shape[-1]]
+        return as_queries(dq, q, q), dk, dv
+
+
+def _seen(sight: Sight, block: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, K, S, H] of a block by their places, values as wide as keys."""
+    keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in block)
+    return keys, widened(values, keys)

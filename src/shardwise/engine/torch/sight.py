@@ -61,7 +61,8 @@ class Sight:
         return torch.cat([keys.narrow(dim, begins[one], one[1]) for one in self.keys or ()], dim=dim)
 
     def blocks(self, queries: int, keys: int, *, masked: bool) -> Iterator[Block]:
-        """All queries in blocks, of which those of the same rows see different keys; with `masked` those of any rows are one."""
+        """All queries in blocks, of which those of the same rows see different keys; with `masked` those of any rows are one.
+        Queries that see no key are in none of them."""
         own, other = self.queries or ((0, queries),), sorted(self.keys or ((0, keys),))
         row = 0
         for place, length in own:
@@ -71,7 +72,8 @@ class Sight:
                     stop = min(start + size, length)
                     first = 0 if self.window is None else max(place + start - self.window + 1, 0)
                     seen = slice(_count(other, first), _count(other, place + stop))
-                    yield Block(slice(row + start, row + stop), place + start, seen, masked=True)
+                    if seen.start < seen.stop:  # kernels take no block without a key
+                        yield Block(slice(row + start, row + stop), place + start, seen, masked=True)
             else:
                 yield from _plain(slice(row, row + length), place, other)
             row += length

@@ -18,16 +18,22 @@ from shardwise.verify.training.steps import Found, Values
 # The limits of docs/design.md for float64. Weights are held to that of gradients: an optimizer divides by their size.
 LIMITS: Mapping[str, float] = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-10}
 SMALLEST_NUMBER = 1e-300  # so that what is 0 in both has no error
-SMALLEST = 1e-6  # of the norm of all gradients: a gradient below it is zero but for rounding
+SMALLEST = 1e-6  # of the norm of all gradients: errors of smaller gradients are measured by it
+ZERO = 1e-14  # of it: a gradient that is never more is zero but for rounding, whose signs an optimizer takes for steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Largest relative errors over all steps, by the names of `LIMITS`; the gradient and the weight that are farthest off."""
+    """Largest relative errors over all steps, by the names of `LIMITS`; the gradient and the weight that are farthest off.
+
+    `idle` are weights without a gradient, whose updates are rounding and are not compared: a bias of keys that no rotation
+    follows adds the same to all scores of a query.
+    """
 
     largest: Mapping[str, float]
     gradient: str
     weight: str
+    idle: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -41,13 +47,24 @@ def errors(found: Found, wanted: Found) -> Errors:
     for own, others, norm in zip(found.gradients, wanted.gradients, wanted.norms, strict=True):
         for name, error in _by_name(own, others, SMALLEST * norm):
             gradients[name] = max(gradients.get(name, 0.0), error)
-    weights = dict(_by_name(found.weights, wanted.weights, 0.0))
+    idle = _idle(wanted)
+    compared = {name: values for name, values in wanted.weights.items() if name not in idle}
+    weights = dict(_by_name(found.weights, compared, 0.0))
     gradient, weight = (max(one, key=lambda name: one[name]) for one in (gradients, weights))
     largest = {
         "loss": _scalars(found.losses, wanted.losses), "norm": _scalars(found.norms, wanted.norms),
         "gradients": gradients[gradient], "weights": weights[weight],
     }  # fmt: skip
-    return Errors(largest=largest, gradient=gradient, weight=weight)
+    return Errors(largest=largest, gradient=gradient, weight=weight, idle=idle)
+
+
+def _idle(wanted: Found) -> tuple[str, ...]:
+    steps = list(zip(wanted.gradients, wanted.norms, strict=True))
+    return tuple(
+        name
+        for name in sorted(wanted.gradients[0])
+        if all(np.linalg.norm(gradients[name]) <= ZERO * norm for gradients, norm in steps)
+    )
 
 
 def _scalars(found: Iterable[float], wanted: Iterable[float]) -> float:

@@ -71,7 +71,7 @@ def verify(plan: Plan, recipe: Recipe, progress: Progress = silent) -> Verificat
 
     Raises `InputError` for a layout that does not run, and where a process fails.
     """
-    require_runnable(plan.layout, precision_named(plan.job.precision))
+    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision))
     smalls = shrunk(plan.model, plan.layout)
     cases = [case_of(plan, recipe, small) for small in smalls]
     found = _in_order(_found(cases), cases, progress)
@@ -132,7 +132,7 @@ def _mesh(one: Verified) -> dict[str, Any]:
         "degrees": dict(one.degrees), "layout": str(one.case.layout), "num_processes": one.case.layout.num_devices,
         "model": {name: getattr(one.case.architecture, name) for name in SIZES},
         "max_relative_error": dict(one.errors.largest),
-        "farthest": {"gradient": one.errors.gradient, "weight": one.errors.weight},
+        "without_gradient": list(one.errors.idle), "farthest": {"gradient": one.errors.gradient, "weight": one.errors.weight},
         "collectives": one.case.instance.issued(one.case.num_micro_batches).total(), "differing": list(one.differing),
         "ok": one.ok,
     }  # fmt: skip
