@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from plain import build, initialise
@@ -22,10 +21,10 @@ from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.issued import policy_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
+from shardwise.verify.training.case import FP64
+from shardwise.verify.training.case import Case as Small
+from shardwise.verify.training.steps import micro_batch
 
-FP64 = Precision(
-    name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
-)  # fmt: skip
 DENSE = Architecture(
     name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24
 )
@@ -94,19 +93,18 @@ class Case:
     def num_micro_batches(self) -> int:
         return -(-self.num_seqs // (self.layout.num_replicas * self.layout.micro_batch_seqs))
 
-    def tokens(self, step: int) -> torch.Tensor:
-        """[sequences, positions + 1] of a step."""
-        rng = np.random.default_rng(step)
-        return torch.tensor(rng.integers(self.architecture.vocab_size, size=(self.num_seqs, POSITIONS + 1)))
+    def small(self) -> Small:
+        """The same as `shardwise verify` runs it."""
+        return Small(
+            architecture=self.architecture, layout=self.layout, recipe=self.recipe_of(), num_seqs=self.num_seqs,
+            seq_len=POSITIONS, precision=self.precision, optimizer=self.optimizer,
+        )  # fmt: skip
 
     def micro_batches(self, step: int, replica: int, num_replicas: int) -> list[MicroBatch]:
         """One replica's part of each global micro-batch, which are as large for any number of replicas."""
-        size = self.layout.num_replicas * self.layout.micro_batch_seqs
-        parts = []
-        for global_part in self.tokens(step).split(size):
-            own = np.array_split(np.arange(len(global_part)), num_replicas)[replica]
-            parts.append(MicroBatch(global_part[own, :-1], global_part[own, 1:]))
-        return parts
+        small = self.small()
+        shared = small if num_replicas == small.layout.num_replicas else small.alone()
+        return [micro_batch(*arrays) for arrays in shared.micro_batches(step, replica)]
 
 
 @dataclass
@@ -152,7 +150,7 @@ def plain(case: Case) -> Found:
             [],
         )
         for batch in batches:
-            output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS)
+            output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS, batch.documents_BT)
             total = output.total(recipe.prediction_weight)
             if architecture.num_experts:
                 counts.append(torch.stack([routing.counts for routing in output.routings]))

@@ -117,34 +117,44 @@ def replace_weights(found: Found, name: str) -> Found:
 
 def test_collectives_that_differ_are_told() -> None:
     one = case("fsdp=2 zero_stage=1")
-    planned = one.instance.issued(one.num_micro_batches)
-    seen = unnamed(planned)
+    seen = as_issued(one)
     assert differing(one, [seen, seen]) == ()
     norm = next(issued for issued in seen if issued.kind is Kind.ALL_REDUCE)
-    (text,) = differing(one, [seen, seen - Counter([norm])])
+    lacking = list(seen)
+    lacking.remove(norm)
+    (text,) = differing(one, [seen, lacking])
     assert text.startswith("rank 1: ")
     assert "all_reduce over fsdp" in text
 
 
-def unnamed(planned: Counter[Issued]) -> Counter[Issued]:
-    """As it is captured."""
-    found: Counter[Issued] = Counter()
-    for one, count in planned.items():
-        found[one._replace(what="")] += count
-    return found
+def as_issued(one: Case) -> list[Issued]:
+    """The list as it is captured: activations in order, and all else behind them."""
+    moved = list(one.instance.of_activations()) * one.num_micro_batches
+    others = one.instance.issued(one.num_micro_batches) - Counter(moved)
+    return [issued._replace(what="") for issued in (*moved, *others.elements())]
+
+
+def test_another_order_is_told() -> None:
+    one = case("tp=2 sequence_parallel=true")
+    seen = as_issued(one)
+    place = next(number for number in range(len(seen)) if seen[number] != seen[number + 1])
+    turned = [*seen[:place], seen[place + 1], seen[place], *seen[place + 2 :]]
+    assert differing(one, [seen, seen]) == ()
+    (text,) = differing(one, [turned, seen])
+    assert text.startswith("rank 0: ")
+    assert "does not come in the list's order" in text
 
 
 def test_rows_are_counted_over_all_ranks() -> None:
     """One rank may send more rows than another, and all together send what is planned."""
     one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
-    planned = one.instance.issued(one.num_micro_batches)
-    seen = [unnamed(planned), unnamed(planned)]
-    rows = next(issued for issued in planned if issued.what == "rows")._replace(what="")
-    for counts, change in zip(seen, (-16, 16), strict=True):
-        counts -= Counter([rows])
-        counts += Counter([rows._replace(num_bytes=rows.num_bytes + change)])
-    assert differing(one, [seen[0], seen[1]]) == ()
-    assert differing(one, [seen[0], seen[0]])[0].startswith("all ranks: all_to_all over ep")
+    rows = next(issued for issued in one.instance.of_activations() if issued.what == "rows")._replace(what="")
+    fewer, more = as_issued(one), as_issued(one)
+    for sequence, change in ((fewer, -16), (more, 16)):
+        sequence[sequence.index(rows)] = rows._replace(num_bytes=rows.num_bytes + change)
+    assert differing(one, [fewer, more]) == ()
+    (text,) = differing(one, [fewer, fewer])
+    assert text.startswith("all ranks: all_to_all over ep")
 
 
 @pytest.fixture

@@ -37,10 +37,10 @@ class Attention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, T, K, G, U] and log-sum-exp [B, K·G, T] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
+        """Output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
         keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
         out, lse = self.over(heads(q), keys, values, sight, sinks)
-        return as_queries(out, q, v), lse
+        return as_queries(out, q, v), by_query(lse, q)
 
     def over(
         self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, sinks: Tensor | None = None
@@ -84,7 +84,7 @@ class Attention:
         """Gradients of q, k and v."""
         keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
         parts = heads(widened(dy, k)), heads(q), keys, values, heads(widened(out, k))
-        dq, dk, dv = self.back_over(*parts, lse, sight, has_sinks=bool(sinks))
+        dq, dk, dv = self.back_over(*parts, by_head(lse), sight, has_sinks=bool(sinks))
         dk, dv = (sight.back(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
         return as_queries(dq, q, q), dk, dv
 
@@ -173,9 +173,18 @@ def merge(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
 
 def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Of sinks [K, G]: their share of each query's weights times the row sum of dy · out, which the softmax's Jacobian leaves."""
-    shares = torch.exp(sinks.to(lse.dtype).flatten()[:, None] - lse)  # [B, K·G, T]
-    rows = (dy * out).sum(dim=-1, dtype=lse.dtype).flatten(2).transpose(1, 2)
-    return -(shares * rows).sum(dim=(0, 2)).view(sinks.shape).to(sinks.dtype)
+    shares = torch.exp(sinks.to(lse.dtype) - lse)  # [B, T, K, G]
+    return -(shares * (dy * out).sum(dim=-1, dtype=lse.dtype)).sum(dim=(0, 1)).to(sinks.dtype)
+
+
+def by_query(lse: Tensor, q: Tensor) -> Tensor:
+    """[B, K·G, T] as [B, T, K, G], as the program has it, without what a kernel pads T with: a view."""
+    return torch.unflatten(lse[..., : q.shape[1]].transpose(1, 2), 2, q.shape[2:4])
+
+
+def by_head(lse: Tensor) -> Tensor:
+    """[B, T, K, G] as [B, K·G, T], as kernels have it."""
+    return lse.flatten(2, 3).transpose(1, 2)
 
 
 def heads(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch.attention import Attention, as_queries, heads, merge, widened
+from shardwise.engine.torch.attention import Attention, as_queries, by_head, by_query, heads, merge, widened
 from shardwise.engine.torch.fused_attention import Gradients
 from shardwise.engine.torch.rank import Exchange, Pending
 from shardwise.engine.torch.sight import Sight
@@ -46,7 +46,7 @@ class RingAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, sights: Sequence[Sight], sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, T, K, G, U] and log-sum-exp [B, K·G, T] of q [B, T, K, G, H] over the keys of all ranks; this one has
+        """Output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H] over the keys of all ranks; this one has
         k [B, T, K, H] and v [B, T, K, U]."""
         query, blocks, whole = heads(q), [k, v], None
         for turn in range(len(sights)):
@@ -63,13 +63,13 @@ class RingAttention:
         if sinks is not None:  # a key that all see, without a value
             logits = sinks.to(whole[1].dtype).flatten()[:, None].expand_as(whole[1])
             merge(whole, (torch.zeros_like(whole[0]), logits))
-        return as_queries(whole[0], q, v), whole[1]
+        return as_queries(whole[0], q, v), by_query(whole[1], q)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, sights: Sequence[Sight], out: Tensor, lse: Tensor, dy: Tensor
     ) -> Gradients:
         """Gradients of q, and of this rank's own k and v."""
-        query, given, made = heads(q), heads(widened(dy, k)), heads(widened(out, k))
+        lse, query, given, made = by_head(lse), heads(q), heads(widened(dy, k)), heads(widened(out, k))
         count, dq, blocks = len(sights), torch.zeros_like(query), [k, v]
         coming: Going | None = None  # gradients of the block at hand, as the ranks before have left them
         arrived = Going(self.exchange, self.axes, blocks).wait() if count > 1 else blocks

@@ -86,19 +86,35 @@ def _known(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def differing(case: Case, issued: Sequence[Counter[Issued]]) -> tuple[str, ...]:
+def differing(case: Case, issued: Sequence[Sequence[Issued]]) -> tuple[str, ...]:
     """What ranks issued otherwise than the instruction list has it, in words; rows to experts and back are counted over all."""
     planned = case.instance.issued(case.num_micro_batches)
-    found = []
-    for rank, seen in enumerate(issued):
-        wanted, counted = comparable(planned, seen)
+    found: list[str] = []
+    for rank, sequence in enumerate(issued):
+        wanted, counted = comparable(planned, Counter(sequence))
         found += [
             f"rank {rank}: {wanted[one]} {one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes in {one.dtype} planned, "
             f"{counted[one]} issued"
             for one in sorted({*wanted, *counted})
             if wanted[one] != counted[one]
         ]
-    return (*found, *_rows(planned, issued))
+        found += [f"rank {rank}: {text}" for text in _out_of_order(case, sequence)]
+    return (*found, *_rows(planned, [Counter(sequence) for sequence in issued]))
+
+
+def _out_of_order(case: Case, sequence: Sequence[Issued]) -> Iterator[str]:
+    """The first collective on activations that does not come where the list has it. Those of weights come between them, and those
+    of a ring, of two tensors at once, are counted only."""
+    listed = [one for one in case.instance.of_activations() if one.kind is not Kind.PERMUTE]
+    rows = {(one.kind, one.axes) for one in listed if one.what == ROWS}
+    coming = iter(sequence)
+    for one in listed * case.num_micro_batches:
+        bare = one._replace(what="")
+        uneven = (one.kind, one.axes) in rows
+        if not any((seen[:3] == bare[:3]) if uneven else seen == bare for seen in coming):
+            what = f"{one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes of {one.what}"
+            yield f"{what} does not come in the list's order"
+            return
 
 
 def _rows(planned: Counter[Issued], issued: Sequence[Counter[Issued]]) -> Iterator[str]:

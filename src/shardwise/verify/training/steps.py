@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +24,13 @@ GRADIENTS, WEIGHTS = "gradient_shard", "state"  # a group's tensors
 @dataclass(slots=True)
 class Found:
     """By step the loss, the norm of all gradients before they are clipped, and each gradient, flat and whole; the weights after
-    the last step. `issued` by rank: the collectives of one step more."""
+    the last step. `issued` by rank: the collectives of one step more, in order."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, Values]] = field(default_factory=list)
     weights: dict[str, Values] = field(default_factory=dict)
-    issued: list[Counter[Issued]] = field(default_factory=list)
+    issued: list[list[Issued]] = field(default_factory=list)
 
 
 def run_case(case: Case) -> Found:
@@ -49,17 +48,18 @@ def run_case(case: Case) -> Found:
     engine.gradients_ended = lambda: None
     with Capture(engine.world) as capture:
         _step(engine, case, case.recipe.steps)
-    found.issued = _of_all_ranks(engine, capture.found)
+    found.issued = _of_all_ranks(engine, capture.sequence)
     return found
 
 
 def _step(engine: Engine, case: Case, step: int) -> StepResult:
     replica = engine.world.position(engine.instance.batch_axes)
-    batches = [_micro_batch(*arrays) for arrays in case.micro_batches(step, replica)]
+    batches = [micro_batch(*arrays) for arrays in case.micro_batches(step, replica)]
     return engine.step(batches, case.num_targets, case.num_micro_batches, step)
 
 
-def _micro_batch(ids: Ids, targets: Ids, documents: Ids | None) -> MicroBatch:
+def micro_batch(ids: Ids, targets: Ids, documents: Ids | None) -> MicroBatch:
+    """Arrays of a case as the engine takes them."""
     arrays = (ids, targets) if documents is None else (ids, targets, documents)
     return MicroBatch(*(torch.from_numpy(one.copy()) for one in arrays))
 

@@ -1,0 +1,117 @@
+"""The cells of the matrix: every axis alone, with every way of data parallelism, with every other axis, and some of several."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED, WINDOWED, Case
+
+from shardwise.job import Job
+from shardwise.layout.context import VARIANTS
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
+from shardwise.planning.runnable import RUNNABLE_RULES, degrees_of
+
+MOST_DEVICES = 8
+# Four key-value heads, so that Ulysses has one for each of four ranks.
+LATENT = replace(
+    DENSE, name="latent", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3
+)
+WINDOWS = replace(DENSE, name="windows", num_kv_heads=4, sliding_window=3, global_every=2, sinks=True)
+DOCUMENTS = replace(DENSE, name="documents", num_kv_heads=4, qk_norm=True)
+ROUTED_DOCUMENTS = replace(ROUTED, name="routed documents", num_kv_heads=4)
+PACKED = (DOCUMENTS.name, ROUTED_DOCUMENTS.name)  # attention keeps to its document
+STRUCTURES = {
+    one.name: one
+    for one in (
+        DENSE, ROUTED, LATENT, WINDOWS, DOCUMENTS, TIED, ADAPTED, WINDOWED, ROUTED_DOCUMENTS, replace(PREDICTING, num_experts=4),
+    )
+}  # fmt: skip
+MODELS.update(STRUCTURES)
+
+TP = {f"tp {n}{' sp' * sp}": {"tp": n, "sequence_parallel": sp} for n in (2, 4) for sp in (False, True)}
+CP = {f"cp {n} {variant}": {"cp": n, "cp_variant": variant} for n in (2, 4) for variant in VARIANTS}
+EP = {
+    "ep 2": {"ep": 2},
+    "ep 4": {"ep": 4},
+    "ep 2 whole, tp 2": {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True},
+    "ep 4 whole, tp 2": {"ep": 4, "etp": 1, "tp": 2, "sequence_parallel": True},
+}
+AXES: Mapping[str, Mapping[str, Any]] = {**TP, **CP, **EP}
+DATA: Mapping[str, Mapping[str, Any]] = {
+    "dp": {"dp": 2},
+    **{f"zero-{stage}": {"fsdp": 2, "zero_stage": stage} for stage in (1, 2, 3)},
+    **{f"hybrid zero-{stage}": {"dp": 2, "fsdp": 2, "zero_stage": stage} for stage in (1, 2, 3)},
+}
+TRIPLES = (
+    ("tp 2 sp", "cp 2 zigzag", "dp"), ("tp 2", "cp 2 all_gather", "zero-3"), ("tp 2 sp", "cp 2 ulysses", "ep 2"),
+    ("tp 2 sp", "ep 2", "zero-3"), ("cp 2 ring", "ep 2", "zero-2"), ("tp 2", "cp 2 ring", "zero-1"),
+)  # fmt: skip
+QUADRUPLES = (("tp 2 sp", "cp 2 zigzag", "ep 2", "zero-3"), ("tp 2 sp", "ep 2", "dp", "zero-1"))
+RECOMPUTES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A case by what it has of the axes."""
+
+    parts: tuple[str, ...]
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return f"{', '.join(self.parts)}: {self.case.model}"
+
+
+def cells() -> list[Cell]:
+    """Every combination that is legal for some structure, each with the one that its axes have met least."""
+    met: Counter[tuple[str, str]] = Counter()
+    found = []
+    for parts in _combinations():
+        recompute = RECOMPUTES[len(found) % len(RECOMPUTES)]
+        cases = [case for name in STRUCTURES if (case := _case(name, parts, recompute))]
+        if not cases:
+            continue
+        case = min(cases, key=lambda one: sum(met[part, one.model] for part in parts))
+        met.update((part, case.model) for part in parts)
+        found.append(Cell(parts, case))
+    return found
+
+
+def _combinations() -> Iterator[tuple[str, ...]]:
+    yield from ((axis,) for axis in AXES)
+    yield from itertools.product(AXES, DATA)
+    for one, other in itertools.combinations((TP, CP, EP), 2):
+        yield from (
+            pair for pair in itertools.product(one, other) if "tp" not in {**EP.get(pair[1], {})} or pair[0] not in TP
+        )
+    yield from TRIPLES
+    yield from QUADRUPLES
+
+
+def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
+    """The case of a structure; None where it has no such layout, or the layout has too many devices."""
+    architecture = STRUCTURES[model]
+    choices: dict[str, Any] = {}
+    for part in parts:
+        own = {**AXES, **DATA}[part]
+        if any(choices.get(name, value) != value for name, value in own.items()):
+            return None  # what one part has another has otherwise
+        choices |= own
+    borrowed = choices.get("ep", 1) // (choices.get("tp", 1) if "etp" in choices else 1)
+    choices["fsdp"] = choices.get("fsdp", 1) * max(borrowed, 1)
+    if choices["fsdp"] * choices.get("cp", 1) > 1:
+        choices.setdefault("zero_stage", int(choices["fsdp"] > 1))
+    layout = Layout(**choices, recompute=recompute)
+    case = Case(
+        model, layout, num_seqs=2 * layout.num_replicas, recipe={"respect_documents": model in PACKED},
+    )  # fmt: skip
+    job = Job(global_batch_tokens=case.num_seqs * POSITIONS, seq_len=POSITIONS)
+    degrees = degrees_of(layout)
+    runs = all(rule.legal(architecture, job, layout.num_devices, degrees) for rule in RUNNABLE_RULES)
+    legal = layout.num_devices <= MOST_DEVICES and not violations(architecture, job, layout.num_devices, layout)
+    return case if legal and runs else None
