@@ -117,18 +117,18 @@ def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
     )
     given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
     if arguments.resume:
-        return replace(_changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
+        return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    return _changed(Recipe(**given), changes)
+    return changed(Recipe(**given), changes)
 
 
-def _changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
     fields = optimizer_fields()
-    changed: Recipe = replaced(recipe, changes, "recipe", fields)
+    made: Recipe = replaced(recipe, changes, "recipe", fields)
     values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
-    return replace(changed, optimizer={**recipe.optimizer, **values})
+    return replace(made, optimizer={**recipe.optimizer, **values})
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
