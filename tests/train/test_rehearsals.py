@@ -88,6 +88,9 @@ def test_llama_3_8b_on_1024_ranks() -> None:
     assert found.ok, found
     assert (found.ranks, found.seen.rank, found.seen.num_micro_batches) == (1024, 1000, 1)
     assert found.collectives.found == 561
+    assert instance_of(plan, Recipe(steps=1)).words_of_rank == 128256 // 8  # by which logits are told from workspace
+    (logits,) = (one for one in found.terms if one.name == "logits")
+    assert logits.judged == logits.predicted == 2 * 8192 * 128256 // 8 * 2
 
 
 def test_of_many_micro_batches_some_are_run() -> None:
