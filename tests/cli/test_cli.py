@@ -91,6 +91,7 @@ FLAGS = {
         "--warmup",
     ],
     "reconcile": ["--help", "--json", "--svg"],
+    "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",

@@ -48,6 +48,7 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
         ["tokenize", "--help"],
         ["train", "--help"],
         ["reconcile", "--help"],
+        ["rehearse", "--help"],
     ],
 )
 def test_help_loads_no_numpy(arguments: list[str]) -> None:

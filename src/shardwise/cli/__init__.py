@@ -19,6 +19,7 @@ from shardwise.cli import (
     memory,
     plan,
     reconcile,
+    rehearse,
     reshard,
     roofline,
     show,
@@ -49,6 +50,7 @@ VERBS = (
     calibrate,
     tokenize,
     verify,
+    rehearse,
     train,
     reconcile,
 )
@@ -73,10 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="shardwise",
         description="How to shard a large transformer for training, what it costs, and what bounds it.",
-        epilog="With --json an error is JSON too. Exit codes: 0 fine, 1 the output cannot be written, 2 the input is wrong, "
-        "3 nothing fits or a limit is missed, 130 stopped by Ctrl-C.",
+        epilog="With --json an error is JSON too. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not "
+        "as planned, 2 the input is wrong, 3 nothing fits or a limit is missed, 130 stopped by Ctrl-C.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.set_defaults(exit_code=0)  # of what is printed; a verb may set another
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         verb.configure(verbs)
@@ -84,8 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 fine, 1 the output cannot be written, 2 the input is wrong, 3 nothing fits or a limit is
-    missed, 130 stopped by Ctrl-C."""
+    """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
+    3 nothing fits or a limit is missed, 130 stopped by Ctrl-C."""
     as_json = asks_for_json(sys.argv[1:] if argv is None else argv)
     try:
         arguments = build_parser().parse_args(argv)
@@ -99,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED
     except BrokenPipeError:
         return READER_LEFT
-    return int(getattr(arguments, "exit_code", 0))
+    code: int = arguments.exit_code
+    return code
 
 
 def _answer(arguments: argparse.Namespace) -> str:

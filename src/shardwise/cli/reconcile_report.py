@@ -30,7 +30,7 @@ def reconcile_text(plan: Plan, found: Reconciliation, folder: str) -> str:
     head += [f"  {remark}" for remark in found.remarks]
     head += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _verdict(found))]
     parts = [
-        head, list(_time(found.time)), list(_memory(found.memory)), list(_collectives(found.collectives)),
+        head, list(_time(found.time)), list(_memory(found.memory)), list(collective_lines(found.collectives)),
         ["to mend the plan's seconds", *(f"  {line}" for line in found.advice)] if found.advice else [],
     ]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -134,7 +134,7 @@ def _holds(within: bool | None) -> str:
     return "" if within is None else f"within {MEMORY_CLOSE:.0%}" if within else f"NOT within {MEMORY_CLOSE:.0%}"
 
 
-def _collectives(found: Collectives) -> Iterator[str]:
+def collective_lines(found: Collectives) -> Iterator[str]:
     if not found.planned and not found.found:
         yield "collectives of a step: none planned, none issued"
         return

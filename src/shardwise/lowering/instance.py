@@ -94,6 +94,11 @@ class Instance:
         loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
         return self.several(next(loss))
 
+    @property
+    def words_of_rank(self) -> int:
+        """How many words of the vocabulary a rank has logits of."""
+        return self.architecture.vocab_size // self.mesh.size(self.used["head"][TIED].use.axes_of("V"))
+
     @cached_property
     def norm_axes(self) -> Axes:
         """Those that split gradients, over which the squares of the norm are summed."""

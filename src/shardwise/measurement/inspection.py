@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from shardwise.errors import InputError
 from shardwise.sharding.collective import Issued, Kind
+from shardwise.sharding.spec import Axes
 
 SCHEMA = "shardwise.measured/1"
 
@@ -44,6 +45,22 @@ class Inspection(NamedTuple):
 
     memory: Memory
     collectives: Counter[Issued]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """What a rank did that ran a step of so many micro-batches by itself, on tensors without data.
+
+    `coordinate` is its place along each axis of the mesh, `groups` the ranks that it has collectives with, by axes; `seconds`
+    are those of making the engine and running the step.
+    """
+
+    rank: int
+    coordinate: Mapping[str, int]
+    groups: Mapping[Axes, tuple[int, ...]]
+    num_micro_batches: int
+    seconds: float
+    inspection: Inspection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

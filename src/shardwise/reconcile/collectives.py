@@ -35,17 +35,19 @@ class Collectives:
         return not self.miscounted
 
 
-def collectives(plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued]) -> Collectives:
-    """Compare kind, axes, format, bytes and count for a step of `num_tokens`. What one carries cannot be seen from below."""
+def collectives(
+    plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued], *, even: bool = False
+) -> Collectives:
+    """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`."""
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-    return compared(instance_of(plan, recipe).issued(num_micro_batches), seen)
+    return compared(instance_of(plan, recipe).issued(num_micro_batches), seen, even=even)
 
 
-def compared(planned: Counter[Issued], seen: Counter[Issued]) -> Collectives:
+def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False) -> Collectives:
     """The two lists, one held against the other (`comparable`)."""
-    wanted, found = comparable(planned, seen)
+    wanted, found = comparable(planned, seen, even=even)
     return Collectives(
         planned=planned.total(), found=seen.total(), planned_bytes=_bytes(planned), found_bytes=_bytes(seen),
         miscounted=tuple(

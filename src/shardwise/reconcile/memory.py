@@ -28,14 +28,22 @@ class MemoryTerm:
     largest: float | None = None
 
     @property
+    def judged(self) -> float:
+        """What of it is held against the prediction."""
+        return self.measured if self.largest is None or self.name == PASSING else self.largest
+
+    @property
     def difference(self) -> float:
-        judged = self.measured if self.largest is None or self.name == PASSING else self.largest
-        return judged - (self.predicted or 0.0)
+        return self.judged - (self.predicted or 0.0)
 
     @property
     def within(self) -> bool | None:
         """Whether the prediction holds; None where there is none."""
-        return None if self.predicted is None else abs(self.difference) <= CLOSE * self.predicted
+        return self.holds(CLOSE)
+
+    def holds(self, close: float) -> bool | None:
+        """Whether the prediction is as close as that part of itself."""
+        return None if self.predicted is None else abs(self.difference) <= close * self.predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.planning.plan import Plan
+from shardwise.reconcile.collectives import Collectives
 from shardwise.reconcile.compare import Reconciliation
 
 SCHEMA = "shardwise.reconcile/2"
@@ -31,8 +32,13 @@ def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
             "terms": [{**asdict(one), "within": one.within} for one in memory.terms],
             "total": {**asdict(memory.total), "within": memory.total.within},
         },
-        "collectives": {**asdict(found.collectives), "equal": found.collectives.equal, "miscounted": [
-            {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.collectives.miscounted
-        ]},
+        "collectives": collectives_payload(found.collectives),
         "advice": list(found.advice),
     }  # fmt: skip
+
+
+def collectives_payload(found: Collectives) -> dict[str, Any]:
+    """The lists' part of a payload."""
+    return {**asdict(found), "equal": found.equal, "miscounted": [
+        {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.miscounted
+    ]}  # fmt: skip

@@ -126,9 +126,9 @@ def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
 def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
     fields = optimizer_fields()
-    changed: Recipe = replaced(recipe, changes, "recipe", fields)
+    made: Recipe = replaced(recipe, changes, "recipe", fields)
     values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
-    return replace(changed, optimizer={**recipe.optimizer, **values})
+    return replace(made, optimizer={**recipe.optimizer, **values})
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

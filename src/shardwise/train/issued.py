@@ -33,10 +33,13 @@ def policy_of(recipe: Recipe, *, routed: bool) -> IssuePolicy:
     )  # fmt: skip
 
 
-def comparable(planned: Counter[Issued], seen: Counter[Issued]) -> tuple[Counter[Issued], Counter[Issued]]:
+def comparable(
+    planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False
+) -> tuple[Counter[Issued], Counter[Issued]]:
     """A planned list and one that was captured, each without what cannot be compared: what a collective carries is not seen from
-    below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both."""
-    uneven = {(one.kind, one.axes, one.dtype) for one in planned if one.what == ROWS}
+    below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both; but
+    where shares are `even`."""
+    uneven = set() if even else {(one.kind, one.axes, one.dtype) for one in planned if one.what == ROWS}
     return _counted(planned, uneven), _counted(seen, uneven)
 
 

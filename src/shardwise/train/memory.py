@@ -53,9 +53,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def name(self, term: str, tensors: Iterable[Tensor]) -> None:
         """Say what tensors are for."""
         for tensor in tensors:
-            found = self._seen(tensor, term)
-            if found is not None:
-                found.term = term
+            self._seen(tensor, term).term = term
 
     def forward_ended(self) -> None:
         """All that is alive and has no name was saved for the backward pass."""
@@ -71,10 +69,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._seen(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
         return out
 
-    def _seen(self, tensor: Tensor, term: str | None) -> _Storage | None:
+    def _seen(self, tensor: Tensor, term: str | None) -> _Storage:
         """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
-        if tensor.is_meta:
-            return None
         storage = tensor.untyped_storage()
         key, num_bytes = id(storage), storage.nbytes()
         found = self._alive.get(key)

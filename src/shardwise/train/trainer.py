@@ -16,13 +16,12 @@ from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
-from shardwise.train.capture import Capture
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
 from shardwise.train.huggingface.initial import require_same, values_of
+from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
-from shardwise.train.memory import GATHERED, MemoryTracker
 from shardwise.train.parallel.flat import Interval
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
@@ -80,18 +79,9 @@ class Trainer:
         """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
-        engine, tracker = self.engine, MemoryTracker(self.plan.model.vocab_size)
-        capture = Capture(self.world)
-        held = list(engine.held())
-        for term, tensor in held:
-            tracker.name(term, [tensor])
-        engine.watch(tracker.forward_ended, lambda whole: tracker.name(GATHERED, [whole]))
-        try:
-            with tracker, capture:
-                record = self.train_step()
-        finally:
-            engine.watch(lambda: None, lambda whole: None)
-        return record, Inspection(tracker.memory(), capture.found)
+        with watched(self.engine) as watch:
+            record = self.train_step()
+        return record, watch.found
 
     def state(self) -> dict[str, Piece | tuple[Piece, ...] | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shardwise.derive.derivation import Unit
+from shardwise.derive.shardings import weight_use
 from shardwise.derive.walk import Communicate, Compute
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.rank import Rank
@@ -95,9 +96,9 @@ class Calls:
         return self.statistics if self.unit.tensors[name].role is Role.STATISTIC else self.dtype
 
     def key(self, name: str, spec: Spec) -> str:
-        """What a tensor goes by in a sharding. Weights, their gradients and scalars have one each."""
+        """What a tensor goes by in a sharding. Gradients of weights and scalars have one each."""
         tensor = self.unit.tensors.get(name)
-        if tensor is None or not tensor.dims or tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT):
+        if tensor is None or not tensor.dims or tensor.role is Role.WEIGHT_GRADIENT:
             return name
         if tensor.role is Role.CONSTANT:
             return self.cut(name, spec.axes_of("T"))
@@ -105,6 +106,10 @@ class Calls:
         return name if own == stays else f"{name} {own}"
 
     def _staying(self, name: str) -> Spec:
+        """Of a weight that in which it is used; a use of its own may slice it further."""
+        tensor = self.unit.tensors.get(name)
+        if tensor is not None and tensor.role is Role.WEIGHT:
+            return weight_use(self.unit.family, tensor.dims)
         forward, backward = self.unit.forward.specs, self.unit.backward.specs
         return forward[name] if name in forward else backward[name]
 

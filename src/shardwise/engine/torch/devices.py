@@ -1,6 +1,8 @@
-"""Which kernels a tensor's device has."""
+"""Which kernels a tensor's device has, and what it tells the host."""
 
 from __future__ import annotations
+
+import itertools
 
 from torch import Tensor
 
@@ -13,3 +15,17 @@ def on_gpu(x: Tensor) -> bool:
     False
     """
     return x.is_cuda
+
+
+def on_host(counts: Tensor, even_total: int) -> list[int]:
+    """The numbers [n] of a tensor on the host, which waits for them; of a tensor without data even shares of a total.
+
+    >>> import torch
+    >>> on_host(torch.tensor([1, 6]), 8), on_host(torch.empty(3, device="meta"), 8)
+    ([1, 6], [2, 3, 3])
+    """
+    if not counts.is_meta:
+        found: list[int] = counts.tolist()
+        return found
+    ends = [even_total * number // len(counts) for number in range(len(counts) + 1)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]

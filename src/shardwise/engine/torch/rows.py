@@ -6,17 +6,19 @@ knows then how many rows it sends for each expert, and what comes from n ranks i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.devices import on_host
 from shardwise.engine.torch.rank import Exchange, Pending
 from shardwise.sharding.spec import Axes
 
 
-class Rows:
+class Rows(ABC):
     """Rows in the order of their experts; `counts` [E] are those of each."""
 
     counts: Tensor
@@ -24,8 +26,7 @@ class Rows:
     @cached_property
     def sizes(self) -> list[int]:
         """Rows of each expert, on the host."""
-        found: list[int] = self.counts.tolist()
-        return found
+        return on_host(self.counts, self.num_rows)
 
     @cached_property
     def ends(self) -> Tensor:
@@ -33,9 +34,9 @@ class Rows:
         return self.counts.cumsum(0).to(torch.int32)
 
     @property
+    @abstractmethod
     def num_rows(self) -> int:
         """Of all experts together."""
-        return sum(self.sizes)
 
     @cached_property
     def owners(self) -> Tensor:
@@ -71,8 +72,12 @@ class Lane(Rows):
     @cached_property
     def received(self) -> list[int]:
         """Rows that come from each rank."""
-        found: list[int] = self.matrix.sum(dim=1).tolist()
-        return found
+        from_all = self.own if self.sent is not None else self.own * len(self.matrix)
+        return on_host(self.matrix.sum(dim=1), from_all)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.received)
 
     @property
     def longest(self) -> int:
@@ -89,9 +94,8 @@ class Lane(Rows):
             torch.arange(len(rows), device=rows.device) * self.longest if self.sent is None else rows.cumsum(0) - rows
         )
         begins = (starts[:, None] + within).t().flatten()
-        total = sum(self.received)
-        shifts = (begins - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=total)
-        return shifts + torch.arange(total, device=shifts.device)
+        shifts = (begins - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=self.num_rows)
+        return shifts + torch.arange(self.num_rows, device=shifts.device)
 
     @cached_property
     def places(self) -> Tensor:
@@ -105,7 +109,7 @@ class Lane(Rows):
             padded[: len(x)] = x
             whole = x.new_empty(len(self.received) * self.longest, x.shape[1])
             return self.exchange.all_gather(whole, padded, self.axes), whole
-        arriving = x.new_empty(sum(self.received), x.shape[1])
+        arriving = x.new_empty(self.num_rows, x.shape[1])
         return self.exchange.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
 
     def arrived(self, arriving: Tensor) -> Tensor:

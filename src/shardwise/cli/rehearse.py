@@ -1,0 +1,57 @@
+"""`shardwise rehearse`: one rank of a plan's world, run without the others and without data."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from typing import Any
+
+from shardwise.errors import InputError
+
+DESCRIPTION = """Run a step of one rank of a plan's world, of any size, in this process: the engine of `train` on tensors without
+data, over process groups whose other ranks are not there. What it issues is held against the plan's list of collectives, and what
+it holds against the plan's memory by term. Exit code 3 where either is not as planned."""
+EPILOG = """examples:
+  shardwise plan llama-3-8b h100:1024 --batch-tokens 16Mi --seq-len 8192 --runnable --out plan.json
+  shardwise rehearse plan.json --rank 1023 --json"""
+NOT_AS_PLANNED = 3  # a limit is missed
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "rehearse", help="run one rank of a plan without the others", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the plan's ranks (default: 0)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="replace a value of the recipe, such as recipe.reduction=after; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON. Raises `InputError` for a plan that the engine does not run."""
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("rehearse: PyTorch is not installed; pip install shardwise[train]")
+    from shardwise.changes import parse_changes
+    from shardwise.cli.rehearse_report import rehearsal_text
+    from shardwise.planning.codec import load_plan
+    from shardwise.planning.runnable import require_runnable
+    from shardwise.precision import precision_named
+    from shardwise.reconcile.rehearsal import rehearsal, rehearsal_payload
+    from shardwise.train.flags import changed
+    from shardwise.train.recipe import Recipe
+
+    plan = load_plan(arguments.plan)
+    recipe = changed(Recipe(steps=1), parse_changes(arguments.set, rooms=("recipe",))["recipe"])
+    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision))
+    from shardwise.train.rehearse import rehearse
+
+    found = rehearsal(plan, recipe, rehearse(plan, recipe, arguments.rank))
+    arguments.exit_code = 0 if found.ok else NOT_AS_PLANNED
+    return json.dumps(rehearsal_payload(plan, found), indent=2) if arguments.json else rehearsal_text(plan, found)

@@ -1,0 +1,83 @@
+"""`shardwise rehearse` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.cli import main
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.plan import plan_layout
+
+SMALL = Architecture(
+    name="small", num_layers=2, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=48
+)
+
+
+def run(capsys: pytest.CaptureFixture[str], place: Path, *flags: str, **layout: Any) -> tuple[int, str, str]:
+    asked = Layout(**layout)
+    job = Job(global_batch_tokens=64 * 16, seq_len=16, precision="fp32", loss="in_place")
+    dump_plan(plan_layout(SMALL, load_cluster(f"local:{asked.num_devices}"), job, asked), place / "plan.json")
+    code = main(["rehearse", str(place / "plan.json"), *flags])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, tmp_path, "--rank", "19", fsdp=16, tp=2, zero_stage=3)
+    for part in (
+        "small, rank 19 of 32: fsdp=16 tp=2 zero_stage=3", "at fsdp=9 tp_kv=1",
+        "a step of 3 micro-batches of the 4, rehearsed in",
+        "18 and 19", "1 to 31 by 2", "equal in kind, axes, format, bytes and count", "parameters", "peak",
+    ):  # fmt: skip
+        assert part in out, part
+    assert err == ""
+    assert out.splitlines()[-1].startswith("ok" if code == 0 else "NOT ok: ")
+
+
+def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, tmp_path, "--rank", "3", "--json", dp=8)
+    found = json.loads(out)
+    assert (found["schema"], found["ranks"], found["rank"], err) == ("shardwise.rehearse/1", 8, 3, "")
+    assert found["groups"] == [{"axes": ["dp"], "ranks": list(range(8))}]
+    assert found["collectives_equal"] is found["collectives"]["equal"] is True
+    planned, executed = found["memory"]["planned"], found["memory"]["executed"]
+    assert planned.keys() == executed.keys() >= {"parameters", "gradients", "optimizer", "activations", "peak"}
+    assert executed["optimizer"] == planned["optimizer"] == 2 * planned["parameters"]
+    assert found["seconds"] > 0
+    assert found["ok"] is (code == 0)
+
+
+def test_what_is_not_as_planned_ends_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.train.parallel.exchange.Exchange.sum_now", lambda self, values, axes: values)
+    code, out, _ = run(capsys, tmp_path, dp=8)
+    assert code == 3
+    assert "all_reduce over dp of 4 B in fp32: 1 planned, 0 issued" in out
+    assert "NOT ok: the list of collectives is not the planned one" in out
+    assert run(capsys, tmp_path, "--json", dp=8)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout", "said"),
+    [
+        (("--rank", "8"), {"dp": 8}, "rank: found 8; the plan's ranks are 0 to 7"),
+        ((), {"dp": 4, "pp": 2, "schedule": "1f1b"}, "pp=2 is planned, not yet runnable"),
+        (("--set", "recipe.balanse=none"), {"dp": 8}, "recipe has no 'balanse'"),
+        (("--set", "job.seq_len=3"), {"dp": 8}, "recipe.NAME=VALUE is required"),
+    ],
+)
+def test_what_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...], layout: dict[str, Any], said: str
+) -> None:
+    code, out, err = run(capsys, tmp_path, *flags, **layout)
+    assert (code, out) == (2, "")
+    assert said in err

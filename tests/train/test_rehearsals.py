@@ -1,0 +1,183 @@
+"""A rank of a world of any size, run without the others: it issues and holds what is planned, and is seen where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+import shardwise as sw
+from shardwise.engine.torch.attention import Attention
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.reconcile.rehearsal import Rehearsal, rehearsal
+from shardwise.train.issued import instance_of
+from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.recipe import Recipe
+from shardwise.train.rehearse import MOST_MICRO_BATCHES, rehearse
+
+DENSE: dict[str, Any] = {
+    "name": "dense", "num_layers": 4, "d_model": 512, "d_ff": 1408, "num_heads": 16, "num_kv_heads": 4, "head_dim": 32,
+    "vocab_size": 6144,
+}  # fmt: skip
+MOE: dict[str, Any] = {**DENSE, "name": "moe", "d_ff": 256, "num_experts": 16, "experts_per_token": 4}
+PREDICTING: dict[str, Any] = {
+    **MOE,
+    "name": "predicting",
+    "num_dense_layers": 1,
+    "dense_d_ff": 704,
+    "num_predict_layers": 1,
+}
+LATENT: dict[str, Any] = {
+    **PREDICTING, "name": "latent", "num_kv_heads": 16, "kv_lora_rank": 64, "rope_head_dim": 16, "v_head_dim": 32,
+    "q_lora_rank": 96, "num_predict_layers": 0, "shared_expert_width": 128,
+}  # fmt: skip
+SEQ_LEN = 512
+CASES: dict[str, tuple[dict[str, Any], Layout]] = {
+    "dp": (DENSE, Layout(dp=256, micro_batch_seqs=2)),
+    "zero 1": (DENSE, Layout(fsdp=128, dp=2, zero_stage=1)),
+    "zero 2": (DENSE, Layout(fsdp=128, dp=2, zero_stage=2)),
+    "zero 3": (DENSE, Layout(fsdp=256, zero_stage=3, recompute="full")),
+    "tp and zero 3": (DENSE, Layout(tp=4, fsdp=64, zero_stage=3, sequence_parallel=True, recompute="selective")),
+    "plain tp and more ranks than key-value heads": (DENSE, Layout(tp=8, fsdp=32, zero_stage=2)),
+    "cp in a ring": (DENSE, Layout(cp=8, cp_variant="zigzag", fsdp=32, zero_stage=3)),
+    "cp with gathered keys, tp and fsdp": (
+        DENSE, Layout(cp=4, tp=4, fsdp=16, zero_stage=3, sequence_parallel=True)
+    ),
+    "ulysses": (DENSE, Layout(cp=4, cp_variant="ulysses", fsdp=64, zero_stage=3)),
+    "ep": (MOE, Layout(ep=8, fsdp=256, zero_stage=3)),
+    "ep and zero 1": (MOE, Layout(ep=4, fsdp=128, zero_stage=1, micro_batch_seqs=2)),
+    "ep, tp and cp": (LATENT, Layout(ep=8, tp=2, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)),
+    "multi-token prediction": (PREDICTING, Layout(ep=8, fsdp=128, zero_stage=3)),
+}  # fmt: skip
+STATE = ("parameters", "gradients", "master", "optimizer", "activations")
+
+
+def planned(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: int = 2, **job: Any) -> Plan:
+    model = Architecture(**architecture)
+    num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches
+    asked = Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN, loss="in_place", **job)
+    return plan_layout(model, sw.load_cluster(f"h100:{layout.num_devices}"), asked, layout)
+
+
+def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
+    asked = Recipe(steps=1, **recipe)
+    return rehearsal(plan, asked, rehearse(plan, asked, rank))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
+    architecture, layout = CASES[name]
+    found = rehearsed(planned(architecture, layout), rank=77)
+    assert found.collectives.found > 0
+    assert found.collectives.equal, found.collectives.miscounted
+    assert {one.name for one in found.terms} >= {*STATE, "peak"}
+    assert [one for one in found.off if one.name in STATE] == []
+
+
+def test_llama_3_8b_on_1024_ranks() -> None:
+    layout = Layout(tp=8, fsdp=128, zero_stage=3, sequence_parallel=True, micro_batch_seqs=2, recompute="selective")
+    job = Job(global_batch_tokens=2**21, seq_len=8192, loss="in_place")
+    plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:1024"), job, layout)
+    found = rehearsed(plan, rank=1000)
+    assert found.ok, found
+    assert (found.ranks, found.seen.rank, found.seen.num_micro_batches) == (1024, 1000, 1)
+    assert found.collectives.found == 561
+    assert instance_of(plan, Recipe(steps=1)).words_of_rank == 128256 // 8  # by which logits are told from workspace
+    (logits,) = (one for one in found.terms if one.name == "logits")
+    assert logits.judged == logits.predicted == 2 * 8192 * 128256 // 8 * 2
+
+
+def test_of_many_micro_batches_some_are_run() -> None:
+    plan = planned(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
+    found = rehearsed(plan)
+    assert (found.seen.num_micro_batches, found.planned_micro_batches) == (MOST_MICRO_BATCHES, 64)
+    assert found.collectives.equal
+
+
+@pytest.mark.parametrize("recipe", [{"reduction": "after"}, {"bucket_bytes": 2**20}, {"respect_documents": True}])
+def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[str, Any]) -> None:
+    plan = planned(DENSE, Layout(dp=128, tp=2))
+    assert rehearsed(plan, **recipe).collectives.equal
+    others = instance_of(plan, Recipe(steps=1, **recipe)).issued(2) != instance_of(plan, Recipe(steps=1)).issued(2)
+    assert others == ("bucket_bytes" in recipe)
+
+
+@pytest.mark.parametrize("rank", [0, 100, 255])
+def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
+    layout = Layout(tp=4, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)
+    plan = planned(DENSE, layout)
+    seen, mesh = rehearse(plan, Recipe(steps=1), rank), instance_of(plan, Recipe(steps=1)).mesh
+    coordinates = list(mesh.coordinates())
+    assert seen.coordinate == coordinates[rank]
+    assert len(seen.groups) > 2
+    for axes, ranks in seen.groups.items():
+        alike = [
+            other for other, at in enumerate(coordinates)
+            if all(at[axis] == coordinates[rank][axis] for axis in mesh.names if axis not in axes)
+        ]  # fmt: skip
+        assert list(ranks) == sorted(alike, key=lambda other: mesh.position(coordinates[other], axes))
+
+
+def test_nothing_is_left_of_a_rehearsal() -> None:
+    rehearse(planned(DENSE, Layout(dp=2)), Recipe(steps=1), 1)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("rank", [-1, 256])
+def test_a_rank_that_there_is_not(rank: int) -> None:
+    with pytest.raises(InputError, match=f"rank: found {rank}; the plan's ranks are 0 to 255"):
+        rehearse(planned(DENSE, Layout(dp=256)), Recipe(steps=1), rank)
+    assert not dist.is_initialized()
+
+
+def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, sum_now = planned(DENSE, Layout(fsdp=256, zero_stage=3)), Exchange.sum_now
+    monkeypatch.setattr(
+        Exchange, "sum_now", lambda own, values, axes: values if values.ndim == 0 else sum_now(own, values, axes)
+    )
+    found = rehearsed(plan)
+    assert not found.ok
+    (missing,) = found.collectives.miscounted
+    assert (str(missing.issued.kind), missing.issued.num_bytes) == ("all_reduce", 4)
+    assert (missing.planned, missing.found) == (2, 0)  # the loss and the norm
+
+
+def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), Exchange.all_gather
+    monkeypatch.setattr(
+        Exchange, "all_gather", lambda own, whole, part, axes: gather(own, whole.float(), part.float(), axes)
+    )
+    found = rehearsed(plan)
+    assert not found.collectives.equal
+    assert {one.issued.dtype for one in found.collectives.miscounted} == {"bf16", "fp32"}
+
+
+def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention takes is recomputed, and here it stays."""
+    plan, forward = planned(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
+    assert rehearsed(plan).off == ()
+    kept: list[Tensor] = []
+
+    def keeping(self: Attention, q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        kept.append(q.clone())
+        return forward(self, q, *others)
+
+    monkeypatch.setattr(Attention, "forward", keeping)
+    found = rehearsed(plan)
+    assert found.collectives.equal
+    assert {one.name for one in found.off} == {"activations", "peak"}
+    assert not found.ok
+
+
+def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
+    monkeypatch.setattr("shardwise.train.parallel.flat.FlatGroup.release", lambda self: setattr(self, "whole", False))
+    found = rehearsed(plan)
+    assert not found.ok
+    assert [one.name for one in found.off] == ["peak"]
