@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test check mutants clean
+.PHONY: setup demo test check matrix mutants clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Every axis alone and with every other, each layout held against one process: twenty minutes.
+matrix: setup
+	$(BIN)/python tests/distributed/matrix.py
 
 # Whether the tests notice what changes in the planner and the engine; goes on where it was interrupted. Hours: see the script.
 mutants: setup

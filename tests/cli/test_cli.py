@@ -67,6 +67,7 @@ FLAGS = {
         "--tokenizer",
         "--vocab-size",
     ],
+    "verify": ["--help", "--json", "--seed", "--set", "--steps"],
     "train": [
         "--checkpoint-every",
         "--clip",

@@ -83,9 +83,14 @@ def scaled_expert_gradient() -> None:
     experts.expert_gradient = scaled
 
 
+def copies_counted() -> None:
+    """Each rank's squares of gradients that several ranks have alike: a norm that is off by the number of ranks."""
+    FlatGroup.copies = lambda self, axes, among: 1  # type: ignore[method-assign]
+
+
 SABOTAGES: Mapping[str, Callable[[], None]] = {
     one.__name__: one
-    for one in (gathers_come_late, dropped_wait, dropped_reduction, wrong_axis, scaled_expert_gradient)
+    for one in (gathers_come_late, dropped_wait, dropped_reduction, wrong_axis, scaled_expert_gradient, copies_counted)
 }
 HYBRID = Case(layout=Layout(dp=2, fsdp=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
@@ -93,7 +98,8 @@ CASES: Mapping[str, Case] = {
     "dropped_wait": SHARDED,
     "dropped_reduction": Case(layout=Layout(dp=2, micro_batch_seqs=2)),
     "wrong_axis": HYBRID,
-    "scaled_expert_gradient": Case("moe", Layout(dp=2, micro_batch_seqs=2)),
+    "scaled_expert_gradient": Case("routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2)),
+    "copies_counted": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
 }
 
 

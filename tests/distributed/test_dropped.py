@@ -1,0 +1,134 @@
+"""No collective of a step can be left out: without any one of them, loss or norm are others than one process has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training import Case, engine_of, plain, run_step
+
+from shardwise.engine.torch import routed_moving
+from shardwise.layout.layout import Layout
+from shardwise.sharding.spec import Axes
+from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.processes import together
+
+CASES = {
+    "tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=4), num_seqs=4),
+    "tp 2": Case("biased", Layout(tp=2, micro_batch_seqs=4), num_seqs=4),
+    "cp 2": Case(layout=Layout(cp=2, micro_batch_seqs=4, zero_stage=3), num_seqs=4),
+    "cp 2 zigzag": Case(layout=Layout(cp=2, cp_variant="zigzag", micro_batch_seqs=4), num_seqs=4),
+    "cp 2 ulysses": Case(layout=Layout(cp=2, cp_variant="ulysses", micro_batch_seqs=4), num_seqs=4),
+    "ep 2": Case("routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2), num_seqs=4),
+    "ep 2 tp 2": Case("routed", Layout(fsdp=2, ep=2, tp=2, zero_stage=2), num_seqs=2),
+}
+
+
+class Dropped:
+    """Collectives in the order in which they are issued; the one with the number `place` does not leave the process."""
+
+    def __init__(self, place: int) -> None:
+        self.place, self.count, self.telling = place, 0, False
+
+    def drops(self) -> bool:
+        """Whether the next one is it. Numbers of rows are not counted: a process that has them wrong ends."""
+        if self.telling:
+            return False
+        self.count += 1
+        return self.count - 1 == self.place
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing was sent."""
+
+
+def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
+    """Have the exchange leave out a collective: the process has its own part, wherever others' would come."""
+
+    def wrapped(name: str, alone: Callable[..., None]) -> None:
+        issue = getattr(Exchange, name)
+
+        def issued(self: Exchange, *operands: Any, **given: Any) -> Any:
+            if not dropped.drops():
+                return issue(self, *operands, **given)
+            alone(self, *operands, **given)
+            return _Done()
+
+        patch.setattr(Exchange, name, issued)
+
+    wrapped("all_reduce", lambda self, values, axes, reduction="sum": None)
+    wrapped("all_gather", lambda self, whole, part, axes: whole.view(-1, part.numel()).copy_(part.view(-1)))
+    wrapped("reduce_scatter", _own_part)
+    wrapped("all_to_all", lambda self, received, sent, axes, rows=None: _as_sent(received, sent))
+    wrapped("shift", lambda self, received, sent, axes: _all_as_sent(received, sent))
+    patch.setattr(Exchange, "sum_now", _sum_now)
+    counts = routed_moving.start_counts
+
+    def telling(*operands: Any, **given: Any) -> Any:
+        dropped.telling = True
+        try:
+            return counts(*operands, **given)
+        finally:
+            dropped.telling = False
+
+    patch.setattr(routed_moving, "start_counts", telling)
+
+
+def _own_part(self: Exchange, part: Tensor, whole: Tensor, axes: Axes) -> None:
+    place = self.world.position(axes)
+    part.view(-1).copy_(whole.view(-1)[place * part.numel() : (place + 1) * part.numel()])
+
+
+def _sum_now(self: Exchange, values: Tensor, axes: Axes) -> Tensor:
+    if axes:
+        self.all_reduce(values, axes).wait()
+    return values
+
+
+def _all_as_sent(received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+    for one, other in zip(received, sent, strict=True):
+        one.copy_(other)
+
+
+def _as_sent(received: Tensor, sent: Tensor) -> None:
+    received.zero_()
+    size = min(received.numel(), sent.numel())
+    received.view(-1)[:size].copy_(sent.reshape(-1)[:size])
+
+
+def steps(rank: int, size: int, device: torch.device, given: Sequence[Case]) -> Iterator[tuple[int, list[float]]]:
+    """Of each case loss and norm of two steps without the first collective, without the second, ... of the first step, and with
+    all; and how many more there are."""
+    torch.set_num_threads(1)
+    for case in given:
+        place, count = 0, 1
+        while place <= count:
+            with pytest.MonkeyPatch.context() as patch:
+                dropped = Dropped(place)
+                dropping(dropped, patch)
+                engine = engine_of(case)
+                dropped.count = 0
+                first = run_step(engine, case, 0)
+                count, dropped.place = dropped.count, -1
+                second = run_step(engine, case, 1)
+            yield count - place, [float(one) for one in (first.loss, first.norm, second.loss, second.norm)]
+            place += 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_collective_is_needed(name: str) -> None:
+    case = CASES[name]
+    wanted = plain(case)
+    right = [number for step in (0, 1) for number in (wanted.losses[step], wanted.norms[step])]
+    dropped = []
+    for left, found in together(steps, [case], "cpu", case.layout.num_devices, 10_000, "test"):
+        if left == 0:
+            assert found == pytest.approx(right, rel=1e-12)
+            break
+        dropped.append(found == pytest.approx(right, rel=1e-10))
+    assert len(dropped) > 5
+    assert not any(dropped), [number for number, same in enumerate(dropped) if same]
