@@ -1,0 +1,109 @@
+"""Loss curves of small models on eight processes of this machine (tp, cp and fsdp, of experts ep too) beside those on one.
+
+    python benchmarks/curves.py [STEPS] [--svg docs/pictures/curves.svg]
+
+Text is the documents of this repository and some of Python's standard library; every run is `shardwise train`, in fp32. Prints
+for each model the first and last loss and the largest differences of a step's loss and of its norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardwise.draw.charts import Axis, Line, LineChart, draw_lines
+
+ROOT = Path(__file__).parents[1]
+STEPS, VOCABULARY = 200, 512
+LOSS = "loss_metrics/global_avg_loss"  # of a log's record
+SIZES = {"num_layers": 2, "d_model": 64, "d_ff": 160, "vocab_size": VOCABULARY}
+# Of each model its sizes, and how eight processes share it.
+MODELS = {
+    "tiny-llama-15m": (SIZES, "tp=2 cp=2 fsdp=2 zero_stage=3"),
+    "tiny-moe-19m": ({**SIZES, "d_ff": 96}, "tp=2 cp=2 fsdp=2 ep=2 zero_stage=2"),
+}
+JOB = ["--batch-tokens", "2Ki", "--seq-len", "128", "--precision", "fp32", "--runnable"]
+RECIPE = ["--learning-rate", "3e-3", "--warmup", "20", "--seed", "1", "--validate-every", "50"]
+
+
+def shardwise(*words: str) -> None:
+    """Run a verb as a user does."""
+    subprocess.run([sys.executable, "-m", "shardwise", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def run(
+    model: str, sizes: dict[str, int], pins: str, processes: int, steps: int, folder: Path
+) -> list[dict[str, float]]:
+    """The log of a run, a record for each step."""
+    out = folder / f"{model}-{processes}"
+    changes = [word for name, size in sizes.items() for word in ("--set", f"model.{name}={size}")]
+    pinned = [word for pin in pins.split() for word in ("--pin", pin)]
+    plan = str(out.with_suffix(".json"))
+    shardwise("plan", model, f"local:{processes}", *JOB, *changes, *pinned, "--out", plan)
+    shardwise(
+        "train",
+        plan,
+        "--data",
+        str(folder / "data"),
+        "--steps",
+        str(steps),
+        *RECIPE,
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    )
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [record for record in records if LOSS in record]
+
+
+def largest(eight: Sequence[dict[str, float]], one: Sequence[dict[str, float]], name: str) -> float:
+    """The largest relative difference of a number over all steps that have it."""
+    pairs = [(own[name], other[name]) for own, other in zip(eight, one, strict=True) if name in own]
+    return max(abs(own - other) / abs(other) for own, other in pairs)
+
+
+def main() -> None:
+    """Train, compare, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="?", type=int, default=STEPS)
+    parser.add_argument("--svg", type=Path)
+    asked = parser.parse_args()
+    lines = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shardwise(
+            "tokenize", str(ROOT / "docs"), "--glob", "*.md", "--python-library", "1MB", "--vocab-size", str(VOCABULARY),
+            "--out", str(folder / "data"),
+        )  # fmt: skip
+        for model, (sizes, pins) in MODELS.items():
+            eight = run(model, sizes, pins, 8, asked.steps, folder)
+            one = run(model, sizes, "", 1, asked.steps, folder)
+            losses = [record[LOSS] for record in eight]
+            differences = {key: largest(eight, one, key) for key in (LOSS, "grad_norm")}
+            print(f"{model}, {pins}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps")
+            print(f"  largest relative differences: {differences}", flush=True)
+            for label, records, reference in ((f"{model}, {pins}", eight, False), (f"{model}, one process", one, True)):
+                points = tuple((float(one["step"]), one[LOSS]) for one in records)
+                lines.append(Line(label=label, points=points, reference=reference))
+    if asked.svg:
+        asked.svg.parent.mkdir(parents=True, exist_ok=True)
+        asked.svg.write_text(picture(lines), encoding="utf-8")
+
+
+def picture(lines: Sequence[Line]) -> str:
+    """Losses over steps."""
+    chart = LineChart(
+        title="Eight processes train as one does", subtitle="loss in fp32 over steps; lines that cover each other are alike",
+        x=Axis(title="step"), y=Axis(title="nats per token"), lines=tuple(lines),
+    )  # fmt: skip
+    return draw_lines(chart)
+
+
+if __name__ == "__main__":
+    main()
