@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.draw.charts import Axis, Line, LineChart, draw_lines
+from shardwise.draw.charts import Axis, Cloud, Line, LineChart, draw_lines
 
 ROOT = Path(__file__).parents[1]
-STEPS, VOCABULARY = 200, 512
+STEPS, VOCABULARY, MARKS = 200, 512, 25
 LOSS = "loss_metrics/global_avg_loss"  # of a log's record
 SIZES = {"num_layers": 2, "d_model": 64, "d_ff": 160, "vocab_size": VOCABULARY}
 # Of each model its sizes, and how eight processes share it.
@@ -74,7 +74,8 @@ def main() -> None:
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("--svg", type=Path)
     asked = parser.parse_args()
-    lines = []
+    lines: list[Line] = []
+    marks: list[Cloud] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shardwise(
@@ -88,19 +89,22 @@ def main() -> None:
             differences = {key: largest(eight, one, key) for key in (LOSS, "grad_norm")}
             print(f"{model}, {pins}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps")
             print(f"  largest relative differences: {differences}", flush=True)
-            for label, records, reference in ((f"{model}, {pins}", eight, False), (f"{model}, one process", one, True)):
-                points = tuple((float(one["step"]), one[LOSS]) for one in records)
-                lines.append(Line(label=label, points=points, reference=reference))
+            lines.append(Line(label=f"{model}, {pins}", points=_points(eight)))
+            marks.append(Cloud(label=f"{model}, one process", points=_points(one)[:: asked.steps // MARKS]))
     if asked.svg:
         asked.svg.parent.mkdir(parents=True, exist_ok=True)
-        asked.svg.write_text(picture(lines), encoding="utf-8")
+        asked.svg.write_text(picture(lines, marks), encoding="utf-8")
 
 
-def picture(lines: Sequence[Line]) -> str:
-    """Losses over steps."""
+def _points(records: Sequence[dict[str, float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(record["step"]), record[LOSS]) for record in records)
+
+
+def picture(lines: Sequence[Line], marks: Sequence[Cloud]) -> str:
+    """Losses over steps: lines of eight processes, marks of one."""
     chart = LineChart(
-        title="Eight processes train as one does", subtitle="loss in fp32 over steps; lines that cover each other are alike",
-        x=Axis(title="step"), y=Axis(title="nats per token"), lines=tuple(lines),
+        title="Eight processes train as one does", subtitle="loss in fp32; lines: eight processes, marks: one",
+        x=Axis(title="step"), y=Axis(title="nats per token"), lines=tuple(lines), clouds=tuple(marks),
     )  # fmt: skip
     return draw_lines(chart)
 

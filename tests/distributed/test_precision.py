@@ -20,6 +20,16 @@ LAYOUTS = {
     "2 zero-2": Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2),
     "4 hybrid zero-3": Layout(dp=2, fsdp=2, zero_stage=3),
 }
+# Of the other axes: the model, and the layout.
+AXES = {
+    "tp 2 sp": ("dense", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 4": ("biased", Layout(tp=4, micro_batch_seqs=2)),
+    "cp 2": ("dense", Layout(cp=2, micro_batch_seqs=2)),
+    "cp 4 zigzag": ("dense", Layout(cp=4, cp_variant="zigzag", micro_batch_seqs=2)),
+    "cp 2 ulysses tp 2": ("predicting", Layout(cp=2, tp=2, cp_variant="ulysses", micro_batch_seqs=2)),
+    "ep 2": ("routed", Layout(fsdp=2, ep=2, zero_stage=2, micro_batch_seqs=2)),
+    "ep 2 tp 2 sp": ("routed", Layout(fsdp=2, ep=2, tp=2, zero_stage=1, sequence_parallel=True)),
+}
 
 
 @dataclass
@@ -51,7 +61,17 @@ def of_one_process(case: Case) -> Step:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("model", "precision"), [*(("dense", name) for name in BF16), ("moe", "bf16")])
 def test_bf16_is_as_near_to_float64_as_one_process(model: str, precision: str, layout: str) -> None:
-    case = Case(model, LAYOUTS[layout], precision=PRECISIONS[precision])
+    is_as_near(Case(model, LAYOUTS[layout], precision=PRECISIONS[precision]))
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_every_axis_is_as_near_to_float64_as_one_process(name: str) -> None:
+    model, layout = AXES[name]
+    is_as_near(Case(model, layout, precision=PRECISIONS["bf16_fp32_main_gradients"]))
+
+
+def is_as_near(case: Case) -> None:
+    """As one process in the same precision recipe."""
     exact, alone = of_one_process(replace(case, precision=FP64)), of_one_process(case)
     found = run_ranks(first_step, case.layout.num_devices, case)[0]
     if exact.rows is not None:
