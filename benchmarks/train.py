@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -94,9 +94,11 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
     )  # fmt: skip
 
 
-def loop_step(model: torch.nn.Module, loss_of: Callable[[MicroBatch, int], torch.Tensor]) -> Step:
+def loop_step(
+    model: torch.nn.Module, loss_of: Callable[[MicroBatch, int], torch.Tensor], batches: Sequence[MicroBatch] = ()
+) -> Step:
     """What one writes by hand around a model; `loss_of` a micro-batch, and its number from 1."""
-    optimizer, batches = optimizer_of(model), micro_batches()
+    optimizer, batches = optimizer_of(model), batches or micro_batches()
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,171 @@
+"""How fast the axes run beside what they replace, in turn in the same processes.
+
+    python benchmarks/axes.py [--pairs 9] [--steps 2]
+
+`tp 2`: tensor parallelism on two processes against the decoder with autograd (`tests/plain`) whose blocks are a rank's own half,
+with Megatron's f and g placed by hand (an AllReduce forward behind each row-cut product, and backward in front of each column-cut
+one). `ring` and `all-gather`: context parallelism on two and four processes against one process on the same tokens. `experts`: a
+step of eight experts, two for each token, against a dense step of the same active FLOPs, in one process. A figure is the median
+over pairs of the other's time over ours, and the 80% range of the pairs: above 1 ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from train import MODEL, RECIPE, Step, loop_step, paired, report
+
+from shardwise.engine.torch.batch import MicroBatch
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.precision import precision_named
+from shardwise.sharding.mesh import Mesh
+from shardwise.train.engine import Engine
+from shardwise.train.issued import policy_of
+from shardwise.train.processes import together
+from shardwise.train.world import World
+
+sys.path.append(str(__import__("pathlib").Path(__file__).parents[1] / "tests"))
+from plain import build, initialise
+from plain.block import Block
+
+DENSE = replace(MODEL, num_kv_heads=2, num_layers=4, vocab_size=256)  # a small head: by hand it is whole on each rank
+EXPERTS = replace(DENSE, name="experts", d_ff=512, num_experts=8, experts_per_token=2)
+SEQ_LEN, SEQS = 1024, 1
+
+
+class Asked(NamedTuple):
+    """What one world measures."""
+
+    kind: str
+    pairs: int
+    steps: int
+
+
+class Alone(World):
+    """A process of several as a world of its own."""
+
+    def __init__(self) -> None:
+        self.mesh, self.device, self.meeting = Mesh(()), torch.device("cpu"), None
+        self.rank, self.size, self.coordinate, self._groups = 0, 1, {}, {}
+
+
+def batch() -> MicroBatch:
+    ids = torch.randint(DENSE.vocab_size, (SEQS, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+    return MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def engine_step(architecture: Architecture, layout: Layout, world: World | None = None) -> Step:
+    """The engine under a layout; every rank has the same sequences."""
+    instance = Instance(
+        architecture=architecture, layout=layout, precision=precision_named("fp32"),
+        policy=policy_of(RECIPE, routed=architecture.num_experts > 0), seq_len=SEQ_LEN,
+    )  # fmt: skip
+    if world is not None:
+        world.mesh, world.coordinate = instance.mesh, dict.fromkeys(instance.mesh.names, 0)
+    engine = Engine(instance, RECIPE, world or World(instance.mesh))
+    engine.initialise(0)
+    batches = [batch()]
+    return lambda: float(engine.step(batches, SEQS * SEQ_LEN, 1, 0).loss)
+
+
+class Column(torch.autograd.Function):
+    """f: nothing forward, an AllReduce backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        dist.all_reduce(dy)
+        return dy
+
+
+class Row(torch.autograd.Function):
+    """g: an AllReduce forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        return dy
+
+
+def by_hand(ranks: int) -> Step:
+    """A rank's half of the heads and of the hidden columns, with f and g around them."""
+    local = replace(
+        DENSE, num_heads=DENSE.num_heads // ranks, num_kv_heads=DENSE.num_kv_heads // ranks, d_ff=DENSE.d_ff // ranks
+    )
+    model = build(local, dtype=torch.float32)
+    initialise(model, 0)
+    for layer in model.layers.values():
+        before, after = layer.before, layer.after
+        layer.before = lambda x, name, before=before: Column.apply(before(x, name))
+        layer.after = lambda x, name, after=after: after(Row.apply(x.clone()), name)
+    assert all(isinstance(layer, Block) for layer in model.layers.values())
+    batches = [batch()]
+    return loop_step(model, lambda one, number: model(one.ids_BT, one.targets_BT, SEQS * SEQ_LEN).loss, batches=batches)
+
+
+def tensor_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
+    ours = engine_step(DENSE, Layout(tp=size, micro_batch_seqs=SEQS))
+    yield f"tp {size}, f and g by hand", paired(ours, by_hand(size), asked.pairs, asked.steps)
+
+
+def context_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
+    # the others wait meanwhile, at the next barrier
+    alone: Step = engine_step(DENSE, Layout(micro_batch_seqs=SEQS), Alone()) if dist.get_rank() == 0 else lambda: 0.0
+    gathered, ring = (
+        engine_step(DENSE, Layout(cp=size, cp_variant=variant, micro_batch_seqs=SEQS))
+        for variant in ("all_gather", "zigzag")
+    )
+    yield f"cp {size} zigzag ring, gathered keys and values", paired(ring, gathered, asked.pairs, asked.steps)
+    yield f"cp {size} zigzag ring, one process", paired(ring, alone, asked.pairs, asked.steps)
+
+
+def experts(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
+    ours = engine_step(EXPERTS, Layout(micro_batch_seqs=SEQS), Alone())
+    dense = engine_step(
+        replace(DENSE, d_ff=EXPERTS.d_ff * EXPERTS.experts_per_token), Layout(micro_batch_seqs=SEQS), Alone()
+    )
+    yield "experts, a dense block of the same active FLOPs", paired(ours, dense, asked.pairs, asked.steps)
+
+
+KINDS = {"tp": tensor_parallel, "cp": context_parallel, "experts": experts}
+WORLDS = (("tp", 2), ("cp", 2), ("cp", 4), ("experts", 1))
+
+
+def work(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[tuple[str, list[float]]]:
+    torch.set_num_threads(1)
+    yield from KINDS[asked.kind](asked, size)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=2)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for kind, size in WORLDS:
+        figures = 2 if kind == "cp" else 1
+        asked = Asked(kind, given.pairs, given.steps)
+        for name, ratios in together(work, asked, "cpu", size, figures, "axes"):
+            report(name, ratios, None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
