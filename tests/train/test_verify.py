@@ -210,7 +210,7 @@ def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], mon
 
 def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(plan), "--steps", "0"]) == 2
-    assert "--steps: found 0; 1 to 1000 are required" in capsys.readouterr().err
+    assert "--steps: found 0; 1 to 10 are required" in capsys.readouterr().err
 
 
 def test_what_does_not_run_is_not_verified() -> None:
