@@ -139,6 +139,8 @@ def collective_lines(found: Collectives) -> Iterator[str]:
         yield "collectives of a step: none planned, none issued"
         return
     verdict = "equal in kind, axes, format, bytes and count" if found.equal else "NOT as planned"
+    if found.uneven and found.equal:
+        verdict += ", but for the bytes of experts' rows, which routers decide"
     yield f"collectives of a step: {found.planned:,} planned, {found.found:,} issued, {verdict}"
     for over in found.planned_bytes | found.found_bytes:
         planned, issued = found.planned_bytes.get(over, 0), found.found_bytes.get(over, 0)

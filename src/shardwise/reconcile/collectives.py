@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shardwise.planning.plan import Plan
-from shardwise.sharding.collective import Issued
+from shardwise.sharding.collective import ROWS, Issued
 from shardwise.train.issued import comparable, instance_of
 from shardwise.train.recipe import Recipe
 
@@ -22,13 +22,15 @@ class Miscounted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """How many were planned and issued, the payload in bytes of both by axes, and what differs."""
+    """How many were planned and issued, the payload in bytes of both by axes, and what differs. With `uneven` rows of experts
+    their bytes were not compared."""
 
     planned: int
     found: int
     planned_bytes: dict[str, int]
     found_bytes: dict[str, int]
     miscounted: tuple[Miscounted, ...]
+    uneven: bool = False
 
     @property
     def equal(self) -> bool:
@@ -55,6 +57,7 @@ def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = Fa
             for one in sorted({*wanted, *found})
             if wanted[one] != found[one]
         ),
+        uneven=not even and any(one.what == ROWS for one in planned),
     )  # fmt: skip
 
 

@@ -279,3 +279,14 @@ def test_collectives_are_those_of_the_watched_steps_batch() -> None:
 def test_what_was_measured_is_read_as_it_was_written() -> None:
     for seen in (seen_of(PLAN), Measured(device="cpu", machine="CPU", before={"products": 1.0})):
         assert parse_measured(measured_payload(seen), "measured.json") == seen
+
+
+def test_bytes_of_rows_are_the_routers_choice() -> None:
+    """Collectives of rows are compared without their bytes; where shares are even, with them."""
+    rows = Issued(Kind.ALL_TO_ALL, ("ep",), "bf16", 4096, "rows")
+    fewer = Counter({rows._replace(num_bytes=1024, what=""): 2})
+    found = compared(Counter({rows: 2}), fewer)
+    assert (found.equal, found.uneven) == (True, True)
+    assert not compared(Counter({rows: 3}), fewer).equal
+    assert not compared(Counter({rows: 2}), fewer, even=True).equal
+    assert not compared(Counter({rows._replace(what="activations"): 2}), fewer).equal
