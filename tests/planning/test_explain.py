@@ -16,7 +16,15 @@ from shardwise.cost.estimate import BOUND
 from shardwise.cost.expressions import MEANINGS
 from shardwise.layout.legality import violations
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.planning.explain import MODEL_ERROR, Explanation, changed_fields, explain, explanation_payload, verdict
+from shardwise.planning.explain import (
+    MODEL_ERROR,
+    Explanation,
+    changed_fields,
+    explain,
+    explanation_payload,
+    verdict,
+    why_slower,
+)
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.search.plan import nearest_fitting
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -503,3 +511,13 @@ def test_a_file_that_is_no_plan_exits_2(tmp_path: Path, capsys: pytest.CaptureFi
     code, _, err = run(capsys, str(tmp_path / "none.json"))
     assert code == 2
     assert "cannot read" in err
+
+
+def test_a_reason_is_part_of_the_difference() -> None:
+    """A term that rounds otherwise is no reason why a layout is slower."""
+    model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")
+    job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
+    best = plan_layout(model, cluster, job, sw.Layout.parse("fsdp=16")).estimate
+    time = {**best.time, "tp": best.time["tp"] + 0.1, "control": best.time["control"] + 1e-20}
+    other = replace(best, time=time, step_time_s=best.step_time_s + 0.1)
+    assert why_slower(other, best).endswith("slower: exposed tp communication +100 ms; same memory")

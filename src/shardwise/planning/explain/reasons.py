@@ -16,6 +16,7 @@ MODEL_ERROR = 0.10
 # Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 56% of 199 pairs, from 3 to 10% in
 # 75% of 400, above in 94% of 451.
 RESOLUTION = 0.03
+WORTH_SAYING = 0.02  # of the difference between two steps: a term with less is no reason for it
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
 # The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = 0.10
@@ -42,7 +43,8 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     if ratio < 0:
         return f"{-ratio:.1%} faster, which predictions do not tell apart, and less simple; {fuller}"
     changes = {term: other.time[term] - best.time[term] for term in best.time}
-    worst = sorted((term for term in changes if changes[term] > 0), key=lambda t: -changes[t])[:2]
+    least = WORTH_SAYING * (other.step_time_s - best.step_time_s)
+    worst = sorted((term for term in changes if changes[term] > least), key=lambda t: -changes[t])[:2]
     terms = " and ".join(f"{_label(term)} +{format_seconds(changes[term])}" for term in worst)
     return f"{ratio:.1%} slower: {terms}; {fuller}"
 
