@@ -1,4 +1,4 @@
-"""Every layout trains as one process does: loss, norm, every gradient and every weight, in float64."""
+"""Every layout trains as one process does: loss, norm, every gradient and every weight, in float64; and issues the list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from training import Case, Found, plain, trained
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
+from shardwise.verify.training.judge import differing
 
 CASES = {
     "one process": Case(),
@@ -151,8 +152,10 @@ def test_equals_one_process(name: str) -> None:
     wanted = plain(case)
     size = case.layout.num_devices
     apart = size > 1 or case.recipe_of().compile  # torch.compile warns of itself, which this process has for an error
-    for found in run_ranks(trained, size, case) if apart else [trained(case)]:
+    ranks = run_ranks(trained, size, case) if apart else [trained(case)]
+    for found in ranks:
         compare(found, wanted)
+    assert differing(case.small(), [found.issued for found in ranks]) == ()
 
 
 def compare(found: Found, wanted: Found) -> None:

@@ -17,6 +17,8 @@ from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.precision import Precision
+from shardwise.sharding.collective import Issued
+from shardwise.train.capture import Capture
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.issued import policy_of
 from shardwise.train.recipe import Recipe
@@ -109,7 +111,8 @@ class Case:
 
 @dataclass
 class Found:
-    """What each step of a run gave; `further` are the losses of multi-token prediction by module."""
+    """What each step of a run gave; `further` are the losses of multi-token prediction by module. `issued`: the collectives of
+    one step more."""
 
     losses: list[float] = field(default_factory=list)
     further: list[list[float]] = field(default_factory=list)
@@ -117,6 +120,7 @@ class Found:
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     biases: list[torch.Tensor] = field(default_factory=list)
+    issued: list[Issued] = field(default_factory=list)
 
 
 def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
@@ -225,6 +229,9 @@ def trained(case: Case) -> Found:
         found.gradients.append(before())
     found.weights = gathered(engine, "state")
     found.biases = [one.clone() for _, one in engine.buffers()]
+    with Capture(engine.world) as capture:
+        run_step(engine, case, STEPS)
+    found.issued = capture.sequence
     return found
 
 
