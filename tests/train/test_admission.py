@@ -67,6 +67,29 @@ def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: 
         require_runnable(MODEL, Layout(), precision_named(name))
 
 
+FP32 = precision_named("fp32")
+UNRUNNABLE = {
+    "weights": ({"weights": "fp16", "activations": "fp16", "moments": "fp16"}, "fp16 is"),
+    "products": ({"matmul": "bf16"}, "products in bf16"),
+    "narrow activations": ({"activations": "bf16"}, "weights in fp32 under activations in bf16"),
+    "first moments": ({"moments": "bf16"}, "moments in another format than the fp32"),
+    "second moments": ({"second_moment": "bf16"}, "moments in another format than the fp32"),
+    "moments as weights with a master copy": ({"weights": "bf16", "activations": "bf16", "master": "fp32", "moments": "bf16"},
+                                              "moments in another format than the fp32"),
+    "gradients of the update": ({"update_gradients": "fp32"}, "a copy of the gradients"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNRUNNABLE)
+def test_each_format_that_does_not_run_is_a_problem_of_its_own(name: str) -> None:
+    changes, problem = UNRUNNABLE[name]
+    require_runnable(MODEL, Layout(), replace(FP32, second_moment="fp32"))
+    with pytest.raises(InputError) as caught:
+        require_runnable(MODEL, Layout(), replace(FP32, **changes))  # type: ignore[arg-type]
+    (found,) = caught.value.problems
+    assert found.startswith(f"precision fp32: {problem}")
+
+
 def test_there_are_as_many_processes_as_devices() -> None:
     require_world(small_plan(2), 2)
     with pytest.raises(InputError, match=r"found 1 processes; the plan \(dp=2 .*\) is of 2 devices"):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
@@ -137,9 +138,12 @@ def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "theirs")
     ours = load_hf(tmp_path / "theirs")
     save_hf(ours, tmp_path / "ours", seq_len=64, model_type=CONFIGS[name][0])
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    paths = [tmp_path / folder / "model.safetensors" for folder in ("theirs", "ours")]
+    before, after = map(load_file, paths)
     assert set(before) == set(after)
     assert all(torch.equal(before[tensor], after[tensor]) for tensor in before)
+    theirs_says, ours_says = (safe_open(path, framework="pt").metadata() for path in paths)
+    assert ours_says == theirs_says == {"format": "pt"}
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
     assert type(again) is type(model)
     with torch.no_grad():

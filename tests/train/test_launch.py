@@ -15,6 +15,7 @@ from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.measurement.folder import read_json
 from shardwise.measurement.log import read_log
+from shardwise.train import stop
 from shardwise.train.launch import set_threads
 from shardwise.train.rank import main
 
@@ -104,6 +105,24 @@ def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
     done = read_log(log).steps[-1].step
     assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in run.err
     assert [path.name for path in (Path(inputs[4]) / "checkpoints").iterdir()] == [f"step-{done:08d}"]
+
+
+@pytest.mark.parametrize(("ends", "in_order", "codes"), [(True, False, [143]), (True, True, []), (False, False, [])])
+def test_a_request_before_the_first_step_ends_the_process_of_a_rank_alone(
+    ends: bool, in_order: bool, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that nothing else ends yet; SIGTERM comes through the pipe that the system writes signals into."""
+    found: list[int] = []
+    monkeypatch.setattr(os, "_exit", found.append)
+    monkeypatch.setattr(stop, "BEFORE_STEPS_S", 0.0)
+    asked = stop.StopRequest(ends_process=ends)
+    if in_order:
+        asked.in_order()
+    read, write = os.pipe()
+    os.write(write, bytes([signal.SIGUSR1, signal.SIGTERM]))
+    os.close(write)
+    asked._listen(read)
+    assert (asked.signal, found) == (signal.SIGTERM, codes)
 
 
 def test_a_rank_that_dies_is_named(inputs: list[str]) -> None:

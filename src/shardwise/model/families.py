@@ -179,7 +179,6 @@ FAMILIES: dict[str, FamilyRule] = {
     "cohere": FamilyRule(
         fixed={"norm": "layer", "parallel": True},
         read={"bias": ATTENTION},
-        only={"use_qk_norm": (False,)},
         tied=True,
         numerics=NumericsRule(epsilon=1e-5, theta=500_000.0),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.numerics_reader import NumericsRule
-from shardwise.model.readers import SIZES, Config, MissingKey, Reader
+from shardwise.model.readers import SIZES, Config, MissingKey, Reader, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,11 @@ def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
     for key, known in rule.only.items():
         found = config.first(key)
         if found is not None and found not in known:
-            yield f"{key} = {_shown(found)} (known: {', '.join(map(repr, known))})"
-    yield from (f"{key} = {_shown(config[key])}" for key in WEIGHTY if key not in config.asked and config.get(key))
+            yield f"{key} = {shown(found)} (known: {', '.join(map(repr, known))})"
+    yield from (f"{key} = {shown(config[key])}" for key in WEIGHTY if key not in config.asked and config.get(key))
     kinds = None if "layer_types" in config.asked else config.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-        yield f"layer_types = {_shown(kinds)}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        yield f"layer_types = {shown(kinds)}"
 
 
 def read_fields(config: Config, rule: FamilyRule) -> dict[str, Any]:

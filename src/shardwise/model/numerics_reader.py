@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.model.numerics import Numerics, Rotary
+from shardwise.model.readers import shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROTARY_KINDS = ("default", "linear", "llama3")
@@ -98,7 +99,7 @@ def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator
     for key, neutral in NEUTRAL.items():
         found = config.get(key, neutral)
         if key not in read and found not in (neutral, None):
-            yield f"{key} = {_shown(found)}"
+            yield f"{key} = {shown(found)}"
     named = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
     if named is not None and named not in ACTIVATIONS[mlp]:
         yield f"the activation {named!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
@@ -146,8 +147,3 @@ def _number(found: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")
     return float(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+SHOWN = 60  # half a line
+
 
 class Config(Mapping[str, Any]):
     """A config that remembers which of its keys were asked for."""
@@ -26,6 +28,12 @@ class Config(Mapping[str, Any]):
     def first(self, *keys: str) -> Any:
         """The value under the first of several spellings that the config has."""
         return next((self[key] for key in keys if self.get(key) is not None), None)
+
+
+def shown(value: Any) -> str:
+    """A config's value as messages have it: at most `SHOWN` characters."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 class MissingKey(Exception):

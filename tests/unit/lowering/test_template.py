@@ -106,6 +106,17 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
     assert left <= _stays(unit, name), (unit.name, name)
 
 
+@pytest.mark.parametrize(("model", "family"), CASES)
+def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, family: Family) -> None:
+    """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
+    for template in templates(model, family, IssuePolicy()):
+        forward = template.passes["forward"]
+        partial = {each for one in forward for each in _touched(one) if each.spec.partial}
+        freed = {each for one in forward if isinstance(one, Free) for each in one.held}
+        assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
+        assert template.unit.name == "embedding" or partial & freed, template.unit.name
+
+
 def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made() -> None:
     """ZeRO-3: the block's gather leads each pass, waited for before the first kernel that reads a weight; the head's weights stay
     for its backward pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,22 @@ def test_old_spellings_and_missing_key_value_heads() -> None:
             8,
         ),
         ({"model_type": "cohere"}, "parallel", True),
+        ({"model_type": "cohere", "attention_bias": True}, "bias", ("qkv", "attention_out")),
         ({"head_dim": 16}, "head_dim", 16),
         ({"tie_word_embeddings": True}, "tied_embeddings", True),
     ],
 )
 def test_what_a_config_says(changes: dict[str, Any], name: str, value: object) -> None:
     assert getattr(parse_config({**LLAMA, **changes}), name) == value
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, repr("x" * 58)), (61, "'" + "x" * 56 + "...")])
+def test_a_long_value_is_cut(length: int, shown: str) -> None:
+    """Of a key with weights, and of one that changes values."""
+    value = "x" * (length - len("''"))
+    with pytest.raises(InputError, match=re.escape(f"kv_lora_rank = {shown}") + r"\W*( |$)"):
+        parse_config({**LLAMA, "kv_lora_rank": value})
+    assert parse_config({**LLAMA, "clip_qkv": value}).numerics.unread == (f"clip_qkv = {shown}",)
 
 
 def test_a_nested_text_config_is_found() -> None:
@@ -175,6 +186,7 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
         ({**EXPERTS, "model_type": "mixtral"}, ["the config lacks num_local_experts"]),
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 2}, ["0; at least 1"]),
         ({**LLAMA, "model_type": "mistral", "kv_lora_rank": 16}, ["kv_lora_rank = 16"]),
+        ({**LLAMA, "model_type": "cohere", "use_qk_norm": True}, ["a cohere with use_qk_norm = True"]),
         ({**LLAMA, "layer_types": ["linear_attention"] * 3}, ["layer_types = ['linear_attention'"]),
         (
             {**LLAMA, "model_type": "gemma2", "sliding_window": 8, "layer_types": ["sliding_attention", "chunked"] * 2},

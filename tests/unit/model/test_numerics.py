@@ -39,6 +39,8 @@ def default_config(kind: str) -> dict[str, Any]:
 def test_keys_that_are_left_out_stand_for_the_librarys_defaults(kind: str) -> None:
     config = default_config(kind)
     said = parse_config(config).numerics
+    spelt = {config[key] for key in EPSILONS if config.get(key) is not None}
+    assert {said.norm_epsilon} == (spelt or {1e-5})  # OPT leaves it to torch.nn.LayerNorm
     silent = {key: value for key, value in config.items() if key not in (*EPSILONS, "rope_parameters")}
     found = parse_config(silent).numerics
     assert (found.norm_epsilon, found.rotary.base) == (said.norm_epsilon, said.rotary.base)
