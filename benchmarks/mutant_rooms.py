@@ -29,7 +29,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "engine/torch": ("unit/test_optimizer.py", "train/test_gradients.py", "train/test_experts.py", "train/test_model.py",
                      "train/test_recompute.py", "train/test_memory.py", "train/test_gpu_shapes.py", "train/test_huggingface.py",
                      "distributed/test_equality.py"),
-    "verify": ("verify", "train/test_verify.py"),
+    "verify": ("verify", "train/test_verify_small.py", "train/test_verify_judge.py", "train/test_verify.py"),
     "reconcile": ("unit/reconcile", "cli/test_reconcile.py", "cli/test_rehearse.py", "train/test_rehearsals.py"),
     "symbolic.py": ("unit/test_symbolic.py", "unit/layout", "unit/cost"),
     "precision.py": ("unit/cost", "unit/test_choices.py", "train/test_memory.py"),
