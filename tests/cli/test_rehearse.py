@@ -15,6 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import plan_layout
+from shardwise.train.rehearse import MOST_MICRO_BATCHES
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=48
@@ -46,16 +47,29 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     code, out, err = run(capsys, tmp_path, "--rank", "3", "--json", dp=8)
     found = json.loads(out)
     assert (found["schema"], found["ranks"], found["rank"], err) == ("shardwise.rehearse/1", 8, 3, "")
+    assert (found["model"], found["layout"]) == ("small", str(Layout(dp=8)))
+    assert found["cluster"] == load_cluster("local:8").name
+    assert {axis: place for axis, place in found["coordinate"].items() if place} == {"dp": 3}
+    assert found["num_micro_batches"] == MOST_MICRO_BATCHES  # of eight
     assert found["groups"] == [{"axes": ["dp"], "ranks": list(range(8))}]
     assert found["collectives_equal"] is found["collectives"]["equal"] is True
     planned, executed = found["memory"]["planned"], found["memory"]["executed"]
-    assert planned.keys() == executed.keys() >= {"parameters", "gradients", "optimizer", "activations", "peak"}
+    terms = {one["name"]: one for one in found["memory"]["terms"]}
+    assert [one["predicted"] for one in terms.values()] == list(planned.values())
+    assert {name for name, one in terms.items() if not one["is_judged"]} == {"workspace"}
+    assert found["ok"] == all(one["holds"] for one in terms.values() if one["is_judged"])
+    assert (
+        terms.keys()
+        == planned.keys()
+        == executed.keys()
+        >= {"parameters", "gradients", "optimizer", "activations", "peak"}
+    )
     assert executed["optimizer"] == planned["optimizer"] == 2 * planned["parameters"]
     assert found["seconds"] > 0
     assert found["ok"] is (code == 0)
 
 
-def test_what_is_not_as_planned_ends_with_1(
+def test_what_is_not_as_planned_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardwise.train.parallel.exchange.Exchange.sum_now", lambda self, values, axes: values)
