@@ -68,7 +68,9 @@ def _idle(wanted: Found) -> tuple[str, ...]:
 
 
 def _scalars(found: Iterable[float], wanted: Iterable[float]) -> float:
-    return max(_known(abs(own - other) / abs(other)) for own, other in zip(found, wanted, strict=True))
+    return max(
+        _known(abs(own - other) / max(abs(other), SMALLEST_NUMBER)) for own, other in zip(found, wanted, strict=True)
+    )
 
 
 def _by_name(found: Mapping[str, Values], wanted: Mapping[str, Values], least: float) -> Iterable[tuple[str, float]]:
