@@ -35,6 +35,9 @@ from shardwise.model.load import load_model
 from shardwise.planning.explain.schedules import schedules
 from shardwise.planning.plan import plan_layout
 from shardwise.schedule import schedule as pipelines
+from shardwise.schedule.build import build
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import play
 from shardwise.search.space import Choices
 
 from .test_derivation import check
@@ -204,48 +207,39 @@ def test_without_the_entry_it_is_refused_too(capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The page's schedule in the table."""
-    name, value = entry("A schedule of pipelines", vars(pipelines))
-    assert name not in pipelines.SCHEDULES
-    monkeypatch.setitem(pipelines.SCHEDULES, name, value)
+    """The page's schedule in the tables."""
+    names: dict[str, Any] = {}
+    exec(block("A schedule of pipelines", "python"), names)
+    name = names["actions"](2, 2).name
+    assert name not in pipelines.ACTION_LISTS
+    for table in (pipelines.ACTION_LISTS, pipelines.SCHEDULES):
+        monkeypatch.setitem(table, name, names["SCHEDULE"])
     return name
 
 
-def breadth_first_s(p: int, v: int, m: int, forward_s: float, backward_s: float) -> float:
-    """Seconds of a step in which each device takes all micro-batches through one of its virtual stages before the next one."""
-    end = [0.0] * p  # of what each device has done
-    ready = [0.0] * m  # of each micro-batch, at the next stage
-    for seconds, stages in ((forward_s / v, range(p * v)), (backward_s / v, reversed(range(p * v)))):
-        for stage in stages:
-            for micro_batch in range(m):
-                end[stage % p] = ready[micro_batch] = max(end[stage % p], ready[micro_batch]) + seconds
-    return max(end)
+@pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 9), (8, 64)])
+def test_a_schedule_waits_and_holds_as_its_file_says(schedule: str, p: int, m: int) -> None:
+    form, line = pipelines.schedule_of(schedule), play(build(schedule, p, m))
+    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, pipelines.Passes(1.0, 2.0)))
+    assert line.peak_activations == tuple(form.in_flight(p, 1, m, stage) for stage in range(p))
+    late = {"message": 1.0}
+    slower = [play(build(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")]
+    assert slower[0] < slower[1] or m == p
 
 
-@pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 4), (4, 3, 9), (8, 2, 64)])
-def test_a_schedule_waits_as_its_entry_says(schedule: str, p: int, v: int, m: int) -> None:
-    form, passes = pipelines.schedule_of(schedule), pipelines.Passes(1.0, 2.0)
-    assert breadth_first_s(p, v, m, 1.0, 2.0) - m * 3.0 == pytest.approx(form.bubble_s(p, v, passes))
-    fewest = form.fewest(p, v)
-    assert breadth_first_s(p, v, fewest - 1, 1.0, 2.0) - (fewest - 1) * 3.0 > form.bubble_s(p, v, passes) + 1e-6
-
-
-def test_a_schedule_is_one_entry(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is checked, priced, compared, searched and listed: the bubble of interleaved 1F1B, and all micro-batches held."""
+def test_a_schedule_is_one_file(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is checked, priced, compared, searched and listed: the bubble of 1F1B, and nearly twice as many micro-batches held."""
     model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
     job = Job(global_batch_tokens=2**18, seq_len=4096)
-    plain = Layout(dp=2, pp=4, num_virtual_stages=2, schedule="interleaved")
+    plain = Layout(dp=2, pp=4, schedule="1f1b")
     own = replace(plain, schedule=schedule)
     times = [estimate(model, cluster, job, layout).time["bubble"] for layout in (plain, own)]
     held = [stage_memories(model, cluster, job, layout)[0]["activations"] for layout in (plain, own)]
     assert times[0] == times[1]
-    assert held[1] / held[0] == pytest.approx(32 / 5.5)
-    (unstaged,) = violations(model, job, 8, replace(own, num_virtual_stages=1))
-    assert unstaged.startswith("schedule: 'looped_bfs' with pp = 4 and num_virtual_stages = 1")
-    (few,) = violations(model, job, 8, replace(own, micro_batch_seqs=16))
-    assert "looped_bfs requires at least 4 micro-batches; there are 2" in few
+    assert held[1] / held[0] == pytest.approx(7 / 4)
+    (staged,) = violations(model, job, 8, replace(own, num_virtual_stages=2))
+    assert staged.startswith("schedule: 'eager_1f1b' with pp = 4 and num_virtual_stages = 2")
     told = {one.schedule: one for one in schedules(plan_layout(model, cluster, job, plain))}
-    assert told[schedule].num_virtual_stages == 2
     assert told[schedule].bubble_s is not None
     assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"schedule={schedule}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"]["schedule"] == schedule
@@ -261,8 +255,11 @@ def test_a_schedule_may_be_searched_without_being_asked_for(schedule: str, monke
 
 
 def test_without_the_entry_of_a_schedule_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=2 pp=4 schedule=looped_bfs"]) == 2
-    assert "schedule is 'looped_bfs'; one of none, afab, 1f1b, interleaved, zb_h1" in capsys.readouterr().err
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=2 pp=4 schedule=eager_1f1b"]) == 2
+    assert (
+        "schedule is 'eager_1f1b' (did you mean '1f1b'?); one of none, afab, 1f1b, interleaved, zb_h1"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.fixture

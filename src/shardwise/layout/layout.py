@@ -11,7 +11,7 @@ from shardwise.layout.context import variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 from shardwise.names import did_you_mean
-from shardwise.schedule.schedule import natural_schedule, schedule_names
+from shardwise.schedule.schedule import ACTION_LISTS, natural_schedule, schedule_names
 
 Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
@@ -30,6 +30,7 @@ OFFLOADED: Mapping[str, Offloaded] = {
     "activations": Offloaded(optimizer=False, activations=True),
     "both": Offloaded(optimizer=True, activations=True),
 }
+UNPRICED = " ({} has no closed form that a layout could be priced by; `shardwise schedule` plays it)"
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
@@ -114,6 +115,7 @@ class Layout:
         }
         problems += [
             f"layout: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(map(str, allowed))} is required"
+            + (UNPRICED.format(value) if name == "schedule" and value in ACTION_LISTS else "")
             for name, allowed in choices.items()
             if (value := getattr(self, name)) not in allowed
         ]

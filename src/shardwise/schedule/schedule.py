@@ -1,118 +1,63 @@
 """Schedules of pipelines: the order in which the stages take their micro-batches. One table.
 
-Layouts, legality, costs, searches, explanations and help read it. A name that is not there is an error, never another schedule.
-AFAB and 1F1B run whole backward passes, interleaved 1F1B those of several virtual stages. ZB-H1 and ZB-H2 split the
-backward pass: the weights' gradients (W) wait, and fill what would be idle. DualPipe sends micro-batches from both ends, so
-each device holds two stages, and runs a forward and a backward pass of different micro-batches together.
-
-Sources: those of `closed_form`; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2 and table 1; DeepSeek-AI 2024,
-"DeepSeek-V3 Technical Report", table 2.
+Each is a file of this room: its action list and, where there are some, its closed forms. `ACTION_LISTS` has all of them,
+`SCHEDULES` those with closed forms, which layouts, legality, costs, searches, explanations and help read. A name that is
+not there is an error, never another schedule. AFAB and 1F1B run whole backward passes, interleaved 1F1B those of several
+virtual stages. ZB-H1 and ZB-H2 split the backward pass: the weights' gradients (W) wait, and fill what would be idle.
+DualPipe sends micro-batches from both ends, so each device holds two stages, and runs a forward and a backward pass of
+different micro-batches together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import fields, replace
+from typing import Any
 
-from shardwise.errors import chosen
-from shardwise.schedule.closed_form import in_flight_1f1b, in_flight_afab, in_flight_interleaved
-from shardwise.symbolic import Value, maximum, minimum, where
+from shardwise.errors import InputError, chosen
+from shardwise.names import unknown
+from shardwise.schedule import (
+    afab,
+    dualpipe,
+    dualpipe_v,
+    interleaved,
+    interleaved_breadth_first,
+    interleaved_zb,
+    looped_bfs,
+    naive,
+    none,
+    one_f_one_b,
+    zb_auto,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
+from shardwise.schedule.form import Passes, Schedule
+from shardwise.symbolic import Value, where
 
+__all__ = [
+    "ACTION_LISTS", "NATURAL", "SCHEDULES", "Passes", "Schedule", "in_flight_split", "natural_schedule", "pipeline_names",
+    "pipelines_by_any_name", "schedule_name", "schedule_names", "schedule_of", "searched_schedules",
+]  # fmt: skip
 
-class Passes(NamedTuple):
-    """Seconds of one micro-batch on one stage, with the traffic that shows.
-
-    `backward_s` is the whole backward pass with what it recomputes, `weight_s` the part of it for the weights' gradients
-    (0 where nobody asks for it), `overlapped_s` a forward and a backward pass that run together.
-    """
-
-    forward_s: Value
-    backward_s: Value
-    weight_s: Value = 0.0
-    overlapped_s: Value = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """All that a schedule decides: p stages of v virtual ones, m micro-batches, a stage counted from 0; numbers or arrays.
-
-    Legality: `goes_with(p, v)` says whether it runs on so many stages, `fewest(p, v)` is the least number of micro-batches with
-    which its closed forms hold, and they come in a `multiple(p, v)`. `natural`: it is taken where none is named and it goes with
-    the stages; `searched`: a search tries it besides, without being asked.
-
-    Cost: `bubble_s(p, v, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and between,
-    never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer step
-    that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: forward passes of a device that run
-    together with a backward pass. `splits_backward`: the weights' gradients wait; `both_ends`: micro-batches come in from both
-    ends.
-
-    Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
-    stage)` may hold only what their weights' gradients are made of.
-
-    `aliases` are other names for it, as papers and engines write them.
-    """
-
-    goes_with: Callable[[Value, Value], Value]
-    bubble_s: Callable[[Value, Value, Passes], Value]
-    bubble: str
-    in_flight: Callable[[Value, Value, Value, Value], Value]
-    num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
-    num_overlapped: Callable[[Value, Value, Value], Value] = lambda p, v, m: 0
-    fewest: Callable[[Value, Value], Value] = lambda p, v: 1
-    multiple: Callable[[Value, Value], Value] = lambda p, v: 1
-    natural: bool = False
-    searched: bool = False
-    splits_backward: bool = False
-    both_ends: bool = False
-    aliases: tuple[str, ...] = ()
-
-
-def _whole_passes_s(p: Value, v: Value, passes: Passes) -> Value:
-    return (passes.forward_s + passes.backward_s) * ((p - 1) / v)
-
-
-def _one_then_one(p: Value, v: Value, m: Value, stage: Value) -> Value:
-    """1F1B, interleaved where there are virtual stages; 1 without a pipeline."""
-    return where(v > 1, in_flight_interleaved(p, m, v, stage), in_flight_1f1b(p, m, stage))
-
-
-def _alone(p: Value, v: Value) -> Value:
-    return (p > 1) & (v == 1)
-
-
-_1F1B = Schedule(goes_with=_alone, bubble_s=_whole_passes_s, bubble="(p - 1) · (F + B) / v", in_flight=_one_then_one)
-SCHEDULES: dict[str, Schedule] = {
-    "none": replace(_1F1B, goes_with=lambda p, v: p == 1, natural=True),
-    "afab": replace(_1F1B, in_flight=lambda p, v, m, stage: in_flight_afab(m), aliases=("gpipe",)),
-    "1f1b": replace(_1F1B, natural=True),
-    "interleaved": replace(_1F1B, goes_with=lambda p, v: v > 1, multiple=lambda p, v: p, natural=True),
-    # On stage i i micro-batches wait of p in flight, p M_B on the first and (p - i) M_B + i M_W in Qi et al.'s words, who call B
-    # what is left of the backward pass without W.
-    "zb_h1": Schedule(
-        goes_with=_alone, bubble="(p - 1) · (F + B - 2W)",
-        bubble_s=lambda p, v, t: (p - 1) * maximum(t.forward_s + t.backward_s - 2.0 * t.weight_s, 0.0),
-        in_flight=lambda p, v, m, stage: minimum(m, p), num_waiting=lambda p, v, m, stage: minimum(m, stage),
-        fewest=lambda p, v: p, splits_backward=True, aliases=("zb-h1", "zb1p"),
-    ),
-    # (2p - 2i - 1) M_B + 2i M_W
-    "zb_h2": Schedule(
-        goes_with=_alone, bubble="(p - 1) · (F + B - 3W)",
-        bubble_s=lambda p, v, t: (p - 1) * maximum(t.forward_s + t.backward_s - 3.0 * t.weight_s, 0.0),
-        in_flight=lambda p, v, m, stage: minimum(m, 2 * p - 1), num_waiting=lambda p, v, m, stage: minimum(m, 2 * stage),
-        fewest=lambda p, v: 2 * p - 1, splits_backward=True, aliases=("zb-h2", "zb2p"),
-    ),
-    # Waiting on the devices i and p - 1 - i, and pairs on those in the middle, as counted in the published implementation's
-    # order of passes, which requires 2p micro-batches. The middle waits for as long as the closed form says; devices at the ends
-    # have fewer pairs and wait less.
-    "dualpipe": Schedule(
-        goes_with=_alone, bubble="(p/2 - 1) · (F&B + B - 3W)",
-        bubble_s=lambda p, v, t: (p / 2.0 - 1.0) * maximum(t.overlapped_s + t.backward_s - 3.0 * t.weight_s, 0.0),
-        in_flight=lambda p, v, m, stage: minimum(m, p + 1),
-        num_waiting=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
-        fewest=lambda p, v: 2 * p, multiple=lambda p, v: 2, splits_backward=True, both_ends=True,
-    ),
-}  # fmt: skip
+# In the order in which people are told of them.
+ACTION_LISTS: dict[str, Schedule] = {
+    "none": none.SCHEDULE,
+    "afab": afab.SCHEDULE,
+    "1f1b": one_f_one_b.SCHEDULE,
+    "interleaved": interleaved.SCHEDULE,
+    "zb_h1": zb_h1.SCHEDULE,
+    "zb_h2": zb_h2.SCHEDULE,
+    "dualpipe": dualpipe.SCHEDULE,
+    "looped_bfs": looped_bfs.SCHEDULE,
+    "naive": naive.SCHEDULE,
+    "interleaved_breadth_first": interleaved_breadth_first.SCHEDULE,
+    "interleaved_zb": interleaved_zb.SCHEDULE,
+    "zb_v": zb_v.SCHEDULE,
+    "zb_auto": zb_auto.SCHEDULE,
+    "dualpipe_v": dualpipe_v.SCHEDULE,
+}
+SCHEDULES: dict[str, Schedule] = {name: schedule for name, schedule in ACTION_LISTS.items() if schedule.priced}
 NATURAL = "natural"  # in a search: for each row the natural one that goes with its stages
 
 
@@ -123,6 +68,24 @@ def schedule_of(name: str) -> Schedule:
     4
     """
     return _natural() if name == NATURAL else chosen(SCHEDULES, name, "schedule")
+
+
+def schedule_name(text: str) -> str:
+    """The name here of a schedule that has an action list, by that name or by one that papers and engines have for it.
+
+    Case, dashes and underscores do not count. Raises `InputError` that lists the names.
+
+    >>> schedule_name("Interleaved1F1B"), schedule_name("GPipe"), schedule_name("ZB-H1")
+    ('interleaved', 'afab', 'zb_h1')
+    """
+    names = {_plain(alias): name for name, one in ACTION_LISTS.items() for alias in (name, *one.aliases)}
+    if _plain(text) not in names:
+        raise InputError(f"schedule: {unknown(text, ACTION_LISTS)}")
+    return names[_plain(text)]
+
+
+def _plain(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())
 
 
 def schedule_names() -> tuple[str, ...]:

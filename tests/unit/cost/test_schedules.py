@@ -19,12 +19,12 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cut_levels, default_placement
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
-from shardwise.schedule.schedule import pipeline_names
+from shardwise.schedule.schedule import pipeline_names, schedule_of
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas
 CLUSTER = load_cluster("h100:512")
-PIPELINES = tuple(schedule for schedule in pipeline_names() if schedule != "interleaved")
+PIPELINES = tuple(schedule for schedule in pipeline_names() if schedule_of(schedule).goes_with(8, 1))
 FEW = Job(global_batch_tokens=32 * 1024, seq_len=1024)
 
 

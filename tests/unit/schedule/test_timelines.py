@@ -1,27 +1,16 @@
-"""Schedules played through pass by pass: how long stages wait and what they hold, against the closed forms."""
+"""Schedules played pass by pass: how long ranks wait and what they hold, against the closed forms of their sources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
-
 import pytest
 
+from shardwise.schedule.build import build
+from shardwise.schedule.check import check
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import Timeline, play
 from shardwise.schedule.schedule import Passes, schedule_of
 
-FULL, INPUT, WEIGHT, FORWARD = "B", "I", "W", "F"  # whole backward pass, its two parts, forward pass
-
-
-class Pass(NamedTuple):
-    """A pass of a micro-batch; `way` 1 where it came in at the last stage."""
-
-    kind: str
-    way: int
-    micro_batch: int
-
-
-Slot = tuple[Pass, ...]  # passes that run together
-PAIRS = [
+PASSES = [
     (2, 1.0, 1.0, 1.0),
     (4, 1.0, 1.0, 1.0),
     (4, 1.0, 1.2, 0.8),
@@ -31,123 +20,14 @@ PAIRS = [
 ]
 
 
-class Timeline:
-    """Plays the slots of each device in order; a pass waits for what it takes from the neighbouring stage."""
-
-    def __init__(self, slots: list[list[Slot]], seconds: Mapping[str, float]) -> None:
-        self.slots, self.seconds, self.pp = slots, seconds, len(slots)
-        self.done: dict[tuple[str, int, int, int], float] = {}
-        self.begin, self.end = [-1.0] * self.pp, [0.0] * self.pp
-        self.held: list[list[tuple[int, int]]] = [[(0, 0)] for _ in slots]
-        left = [list(own) for own in slots]
-        while any(left):
-            assert any(self.play(device, left[device]) for device in range(self.pp)), "the schedule hangs"
-
-    def play(self, device: int, left: list[Slot]) -> bool:
-        """Everything that the device can do now; whether that is anything."""
-        number = len(left)
-        while left and all(need in self.done for one in left[0] for need in self.needs(device, one)):
-            slot = left.pop(0)
-            ready = [self.done[need] for one in slot for need in self.needs(device, one)]
-            start = max([self.end[device], *ready])
-            if self.begin[device] < 0:
-                self.begin[device] = start
-            self.end[device] = start + self.seconds["".join(one.kind for one in slot)]
-            for one in slot:
-                self.finish(device, one)
-        return len(left) < number
-
-    def stage(self, device: int, way: int) -> int:
-        return self.pp - 1 - device if way else device
-
-    def needs(self, device: int, one: Pass) -> list[tuple[str, int, int, int]]:
-        stage = self.stage(device, one.way)
-        if one.kind == FORWARD and stage:
-            return [(FORWARD, one.way, one.micro_batch, stage - 1)]
-        if one.kind in (FULL, INPUT):
-            last = stage == self.pp - 1
-            return [(FORWARD if last else FULL, one.way, one.micro_batch, stage if last else stage + 1)]
-        return []
-
-    def finish(self, device: int, one: Pass) -> None:
-        """Note when it is done, and how many micro-batches the device holds for their backward pass and for W alone."""
-        kind = FULL if one.kind == INPUT else one.kind
-        self.done[kind, one.way, one.micro_batch, self.stage(device, one.way)] = self.end[device]
-        saved, waiting = self.held[device][-1]
-        saved += {FORWARD: 1, FULL: -1, INPUT: -1}.get(one.kind, 0)
-        waiting += {INPUT: 1, WEIGHT: -1}.get(one.kind, 0)
-        self.held[device].append((saved, waiting))
-
-    def most_held(self, device: int) -> int:
-        return max(saved + waiting for saved, waiting in self.held[device])
+def played(schedule: str, p: int, m: int, v: int = 1, **seconds: float) -> Timeline:
+    actions = build(schedule, p, m, v)
+    check(actions)
+    return play(actions, Durations.even(actions.num_stages, actions.num_virtual_stages, **seconds))
 
 
-def one_way(pp: int, num_micro_batches: int, warm_up: list[int], late: list[int] | None) -> list[list[Slot]]:
-    """Forward passes to warm up, then one of each; W `late` micro-batches behind, or none apart from the whole."""
-    found = []
-    for stage in range(pp):
-        forward = [Pass(FORWARD, 0, k) for k in range(num_micro_batches)]
-        weights = [Pass(WEIGHT, 0, k) for k in range(num_micro_batches)] if late else []
-        order, rest = forward[: warm_up[stage]], forward[warm_up[stage] :]
-        for k in range(num_micro_batches):
-            order.append(Pass(INPUT if late else FULL, 0, k))
-            if late and k >= late[stage]:
-                order.append(weights.pop(0))
-            order += rest[:1]
-            del rest[:1]
-        found.append([(one,) for one in (*order, *weights)])
-    return found
-
-
-def dualpipe(pp: int, num_micro_batches: int) -> list[list[Slot]]:
-    """The order of DeepSeek's published implementation: runs of slots, 0 being the way that comes in nearer."""
-    found = []
-    for device in range(pp):
-        near = min(device, pp - 1 - device)
-        to_middle, middle = pp // 2 - 1 - near, device in (pp // 2 - 1, pp // 2)
-        main = num_micro_batches // 2 - pp + near + 1
-        end = [("B1", "B0") if i < (near + 1) // 2 else ("I1", "I0") for i in range(near + 1)]
-        if near % 2 == 0:
-            end[near // 2] = ("B1", "I0")
-        text = [("F0",)] * 2 * to_middle + [("F0", "F1")] * (near + 1) + [("I1", "W", "F1")] * to_middle
-        text += [("F0", "B1", "F1B0") if middle else ("F0B1", "F1B0")] + [("F0B1", "F1B0")] * (main - 1)
-        text += [("B1", "F1B0")] * to_middle + end + [("W", "I0")] * to_middle + [("W",)] * (near + 1)
-        found.append(list(_numbered((word for run in text for word in run), mirrored=device >= pp // 2)))
-    return found
-
-
-def _numbered(words: Iterator[str], *, mirrored: bool) -> Iterator[Slot]:
-    """Slots from words such as F0B1: micro-batches of each way in turn; weight gradients in the order of their inputs'."""
-    next_up: dict[tuple[str, int], int] = {}
-    queue: list[Pass] = []
-    for word in words:
-        slot = []
-        for kind, way in [("W", "")] if word == "W" else zip(word[::2], word[1::2], strict=True):
-            if kind == WEIGHT:
-                slot.append(queue.pop(0)._replace(kind=WEIGHT))
-                continue
-            key = ("F" if kind == FORWARD else "B", int(way) ^ mirrored)
-            number = next_up[key] = next_up.get(key, -1) + 1
-            slot.append(Pass(kind, key[1], number))
-            queue += slot[-1:] if kind == INPUT else []
-        yield tuple(slot)
-    assert not queue
-
-
-def times(forward: float, input_: float, weight: float, together: float = 0.0) -> dict[str, float]:
-    return {"F": forward, "I": input_, "W": weight, "B": input_ + weight, "FB": together}
-
-
-SINGLE = {
-    "1f1b": lambda p, m: one_way(p, m, [p - i for i in range(p)], None),
-    "afab": lambda p, m: one_way(p, m, [m] * p, None),
-    "zb_h1": lambda p, m: one_way(p, m, [p - i for i in range(p)], list(range(p))),
-    "zb_h2": lambda p, m: one_way(p, m, [2 * (p - i) - 1 for i in range(p)], [2 * i for i in range(p)]),
-}
-
-
-@pytest.mark.parametrize("schedule", SINGLE)
-@pytest.mark.parametrize(("pp", "forward", "input_", "weight"), PAIRS)
+@pytest.mark.parametrize("schedule", ["afab", "1f1b", "zb_h1", "zb_h2"])
+@pytest.mark.parametrize(("pp", "forward", "input_", "weight"), PASSES)
 @pytest.mark.parametrize("more", [0, 1, 7])
 def test_stages_wait_as_long_as_the_closed_form_says(
     schedule: str, pp: int, forward: float, input_: float, weight: float, more: int
@@ -155,15 +35,13 @@ def test_stages_wait_as_long_as_the_closed_form_says(
     """From a stage's first pass to its last: the first stage waits longest. A step ends where its stage ends."""
     form = schedule_of(schedule)
     m = max(form.fewest(pp, 1), pp) + more
-    line = Timeline(SINGLE[schedule](pp, m), times(forward, input_, weight))
-    waits = [line.end[i] - line.begin[i] - m * (forward + input_ + weight) for i in range(pp)]
+    line = played(schedule, pp, m, forward=forward, input=input_, weight=weight)
     expected = form.bubble_s(pp, 1, Passes(forward, input_ + weight, weight))
-    assert max(waits) == pytest.approx(expected, abs=1e-9)
+    assert max(line.waits()) == pytest.approx(expected, abs=1e-9)
     for stage in range(pp):
-        assert line.most_held(stage) == form.in_flight(pp, 1, m, stage)
+        assert line.peak_activations[stage] == form.in_flight(pp, 1, m, stage)
         # beside the one that is being worked on
-        late = max(waiting for _, waiting in line.held[stage]) - 1
-        assert max(late, 0) == form.num_waiting(pp, 1, m, stage)
+        assert max(line.peak_waiting[stage] - 1, 0) == form.num_waiting(pp, 1, m, stage)
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2"])
@@ -171,35 +49,109 @@ def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str
     """Too few cut the warm-up short, so the closed forms require as many as it takes."""
     form = schedule_of(schedule)
     fewest = int(form.fewest(4, 1))
-    waits = []
-    for m in (fewest, fewest - 2):
-        line = Timeline(SINGLE[schedule](4, m), times(1.0, 1.0, 1.0))
-        waits.append(line.end[0] - line.begin[0] - 3.0 * m)
-    expected = form.bubble_s(4, 1, Passes(1.0, 2.0, 1.0))
-    assert waits[0] == expected < waits[1]
+    waits = [played(schedule, 4, m).waits()[0] for m in (fewest, fewest - 2)]
+    assert waits[0] == form.bubble_s(4, 1, Passes(1.0, 2.0, 1.0)) < waits[1]
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("backward", [2.0, 1.0, 3.5])
+def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) -> None:
+    """S1: idle over ideal time is (p - 1) / (v m); what is held is p, and of interleaved stages p (1 + (p - 1) / (p v))."""
+    m = p * rounds
+    for schedule in ("interleaved", "looped_bfs") if v > 1 else ("1f1b", "afab"):
+        line = played(schedule, p, m, v, forward=1.0, input=backward / 2, weight=backward / 2)
+        form = schedule_of(schedule)
+        assert line.bubble == pytest.approx((p - 1) / (v * m))
+        assert line.makespan == pytest.approx(m * (1 + backward) + form.bubble_s(p, v, Passes(1.0, backward)))
+        assert line.peak_activations == pytest.approx([form.in_flight(p, v, m, stage) for stage in range(p)])
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+def test_looped_bfs_waits_longer_with_fewer_micro_batches_than_stages(m: int) -> None:
+    expected = schedule_of("looped_bfs").bubble_s(4, 2, Passes(1.0, 2.0))
+    found = played("looped_bfs", 4, m, 2)
+    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= schedule_of("looped_bfs").fewest(4, 2))
+
+
+def test_naive_keeps_one_stage_at_work() -> None:
+    """S1: the bubble of a pipeline that takes one micro-batch at a time is p - 1."""
+    for p, m in ((4, 1), (4, 8), (8, 3)):
+        line = played("naive", p, m)
+        assert line.bubble == p - 1
+        assert line.idle_fraction == pytest.approx(1 - 1 / p)
+        assert line.peak_activations == (1.0,) * p
 
 
 @pytest.mark.parametrize("pp", [2, 4, 6, 8, 12])
 @pytest.mark.parametrize("more", [0, 2, 20])
 @pytest.mark.parametrize("together", [3.0, 2.6])
 def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, together: float) -> None:
-    """On the devices in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
+    """On the ranks in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
     form = schedule_of("dualpipe")
     m = 2 * pp + more
-    line = Timeline(dualpipe(pp, m), times(1.0, 1.0, 1.0, together))
+    line = played("dualpipe", pp, m, together=together)
     expected = form.bubble_s(pp, 1, Passes(1.0, 2.0, 1.0, together))
-    for device in range(pp):
-        pairs = sum(len(slot) == 2 for slot in line.slots[device])
-        waits = max(line.end) - pairs * together - (m - pairs) * 3.0
-        assert waits <= expected + 1e-9
-        assert line.most_held(device) == form.in_flight(pp, 1, m, device) == pp + 1
-        assert max(waiting for _, waiting in line.held[device]) == form.num_waiting(pp, 1, m, device)
-        if device == pp // 2:
-            assert pairs == form.num_overlapped(pp, 1, m)
-            assert waits == pytest.approx(expected, abs=1e-9)
+    assert max(line.idle()) <= expected + 1e-9
+    for middle in (pp // 2 - 1, pp // 2):
+        assert sum(len(slot) == 2 for slot in line.actions.order[middle]) == form.num_overlapped(pp, 1, m)
+        assert line.idle()[middle] == pytest.approx(expected, abs=1e-9)
+    for rank in range(pp):
+        assert line.peak_activations[rank] == form.in_flight(pp, 1, m, rank) == pp + 1
+        assert line.peak_waiting[rank] == form.num_waiting(pp, 1, m, rank)
 
 
 def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
-    line = Timeline(dualpipe(8, 24), times(1.0, 1.4, 0.8, 2.6))
-    waits = max(line.end) - 15 * 2.6 - 9 * 3.2
-    assert 0 < waits < schedule_of("dualpipe").bubble_s(8, 1, Passes(1.0, 2.2, 0.8, 2.6))
+    line = played("dualpipe", 8, 24, input=1.4, weight=0.8, together=2.6)
+    assert 0 < max(line.idle()) < schedule_of("dualpipe").bubble_s(8, 1, Passes(1.0, 2.2, 0.8, 2.6))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 9])
+@pytest.mark.parametrize("together", [3.0, 2.6])
+def test_dualpipe_v_is_dualpipe_of_twice_the_ranks(p: int, more: int, together: float) -> None:
+    """(p - 1) (F&B + B - 3W) of one of its 2p stages, and 2p + 1 of these held: the table of the published implementation."""
+    m = 2 * p + more
+    line = played("dualpipe_v", p, m, 2, together=together)
+    twice = played("dualpipe", 2 * p, 2 * m, together=together)
+    expected = (p - 1) * (together + 2.0 - 3.0) / 2
+    assert max(line.idle()) == pytest.approx(max(twice.idle()) / 2) == pytest.approx(expected, abs=1e-9)
+    assert line.peak_activations == (p + 0.5,) * p
+    kinds = [[[action.kind for action in slot] for slot in slots] for slots in line.actions.order]
+    assert kinds == [[[action.kind for action in slot] for slot in slots] for slots in twice.actions.order[:p]]
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_zb_v_waits_for_nothing_with_the_memory_of_1f1b(p: int, more: int) -> None:
+    """Qi et al. 2023, section 6: where F, I and W take alike, no rank waits between its first pass and its last."""
+    line = played("zb_v", p, 2 * p - 1 + more, 2)
+    assert line.local_bubble == pytest.approx(0.0, abs=1e-9)
+    assert line.makespan == pytest.approx(3.0 * (2 * p - 1 + more) + (p - 1) / 2)
+    assert max(line.peak_activations) == p
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 4), (4, 6), (8, 3), (8, 14)])
+def test_zb_v_takes_few_micro_batches(p: int, m: int) -> None:
+    line = played("zb_v", p, m, 2)
+    assert sum(len(slots) for slots in line.actions.order) == 6 * p * m
+    assert line.local_bubble > 0
+
+
+@pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
+def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
+    """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays, what is held grows with them."""
+    actions = build("interleaved", 4, 16, 3, round_size=size)
+    line = play(actions)
+    assert line.bubble == pytest.approx(3 / (3 * 16))
+    assert line.peak_activations[0] == (2 * size + 2 * 3 + 1) / 3
+    breadth = build("interleaved_breadth_first", 4, 16, 3)
+    assert (line.actions.order == breadth.order) == (size == 16)
+
+
+def test_the_share_of_messages_in_a_bubble() -> None:
+    """A message of 0.1 is on the way of each of 2 (p - 1) passes: the closed form, which has none, is under the played list."""
+    without, with_messages = played("1f1b", 4, 8), played("1f1b", 4, 8, message=0.1)
+    assert without.makespan == 33.0
+    assert with_messages.makespan > without.makespan + 2 * 3 * 0.1 - 1e-9

@@ -1,0 +1,123 @@
+"""The order in which the ranks of a pipeline run passes of micro-batches, as data.
+
+An `Action` is one pass of one micro-batch through one stage. An `ActionList` has the actions of every rank in order, and says on
+which rank each of them runs. Nothing here knows how long a pass takes (`play.py`) or whether the order is legal (`check.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "F", "B"  # B: the whole backward pass
+INPUT, WEIGHT = "I", "W"  # its parts: the gradients of activations, for which the stage before waits, and of weights
+KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
+
+
+class Action(NamedTuple):
+    """A pass of a micro-batch through a virtual stage, which is counted in the model's order.
+
+    >>> print(Action(FORWARD, 3, 5))
+    3F5
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        """As PyTorch's pipelining writes it: stage, kind, micro-batch."""
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Slot = tuple[Action, ...]  # one action, or a forward and a backward pass that run together
+Order = tuple[tuple[Slot, ...], ...]  # the slots of each rank
+
+
+class Placement(NamedTuple):
+    """Where stages run: `ranks` has the rank of each virtual stage in the model's order.
+
+    With `both_ends` every rank holds a second copy of a stage, of the rank opposite: the second half of the micro-batches
+    comes in at the last rank and goes the other way.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    both_ends: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        return max(self.ranks) + 1
+
+
+def loop(num_ranks: int, num_virtual_stages: int) -> Placement:
+    """Stage s on rank s mod p: around the ranks once for each virtual stage of a rank.
+
+    >>> loop(2, 2).ranks
+    (0, 1, 0, 1)
+    """
+    return Placement("loop", tuple(range(num_ranks)) * num_virtual_stages)
+
+
+def v_shape(num_ranks: int) -> Placement:
+    """Two virtual stages on each rank: down the ranks and up again, so that the first rank has both ends of the model.
+
+    >>> v_shape(2).ranks
+    (0, 1, 1, 0)
+    """
+    down = tuple(range(num_ranks))
+    return Placement("v", down + down[::-1])
+
+
+def from_both_ends(num_ranks: int) -> Placement:
+    """Stage s on rank s, and a copy of it on rank p - 1 - s."""
+    return Placement("both_ends", tuple(range(num_ranks)), both_ends=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionList:
+    """What every rank of a pipeline runs in a step, in order.
+
+    `order[rank]` are the slots of a rank, `placement` says on which rank a stage of a micro-batch runs, `name` which
+    schedule it is.
+    """
+
+    name: str
+    order: Order
+    placement: Placement
+    num_micro_batches: int
+
+    @property
+    def num_ranks(self) -> int:
+        """p."""
+        return len(self.order)
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages of the model, all ranks' together."""
+        return len(self.placement.ranks)
+
+    @property
+    def num_virtual_stages(self) -> float:
+        """v: virtual stages that a micro-batch passes on each rank; the mean where ranks differ."""
+        return self.num_stages / self.num_ranks
+
+    def rank_of(self, stage: int, micro_batch: int) -> int:
+        """The rank on which a stage of a micro-batch runs."""
+        rank = self.placement.ranks[stage]
+        turned = self.placement.both_ends and 2 * micro_batch >= self.num_micro_batches
+        return self.num_ranks - 1 - rank if turned else rank
+
+    def hops(self) -> tuple[bool, ...]:
+        """For each stage whether what it takes from the stage before comes from another rank; False for the first."""
+        ranks = self.placement.ranks
+        return (False, *(before != after for before, after in pairwise(ranks)))
+
+    def actions(self) -> Iterator[tuple[int, int, Action]]:
+        """Every action with its rank and the number of its slot."""
+        for rank, slots in enumerate(self.order):
+            for number, slot in enumerate(slots):
+                for action in slot:
+                    yield rank, number, action

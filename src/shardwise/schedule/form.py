@@ -1,0 +1,91 @@
+"""What a schedule of a pipeline is: its action list, what it goes with, closed forms where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardwise.errors import InputError
+from shardwise.schedule.action import ActionList
+from shardwise.symbolic import Value
+
+
+class Passes(NamedTuple):
+    """Seconds of one micro-batch on one stage, with the traffic that shows.
+
+    `backward_s` is the whole backward pass with what it recomputes, `weight_s` the part of it for the weights' gradients
+    (0 where nobody asks for it), `overlapped_s` a forward and a backward pass that run together.
+    """
+
+    forward_s: Value
+    backward_s: Value
+    weight_s: Value = 0.0
+    overlapped_s: Value = 0.0
+
+
+def _unpriced(*given: Any) -> Value:
+    raise InputError("schedule: this one has no closed form; `shardwise schedule` plays it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """All that a schedule decides: p stages of v virtual ones, m micro-batches, a stage counted from 0; numbers or arrays.
+
+    Order: `actions(p, m, v, durations, memory_limit)` is the action list, for numbers alone; what it does not depend on
+    it does not read. `round_size` as a keyword is given to those that `takes_round_size`: micro-batches of a virtual
+    stage in a row.
+
+    Legality: `goes_with(p, v)` says whether it runs on so many stages, `fewest(p, v)` is the least number of
+    micro-batches with which its closed forms hold, and they come in a `multiple(p, v)`; its action list asks for as many
+    only where it `needs_fewest`. `natural`: it is taken where none is named and it goes with the stages; `searched`: a
+    search tries it besides, without being asked.
+
+    Cost: `bubble_s(p, v, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and between,
+    never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer step
+    that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: forward passes of a device that run
+    together with a backward pass. `splits_backward`: the weights' gradients wait; `both_ends`: micro-batches come in from both
+    ends. `priced`: closed forms are there, so that layouts may name it.
+
+    Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
+    stage)` may hold only what their weights' gradients are made of.
+
+    `aliases` are other names for it, as papers and engines write them.
+    """
+
+    goes_with: Callable[[Value, Value], Value]
+    actions: Callable[..., ActionList] | None = None
+    takes_round_size: bool = False
+    bubble_s: Callable[[Value, Value, Passes], Value] = _unpriced
+    bubble: str = ""
+    in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
+    num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
+    num_overlapped: Callable[[Value, Value, Value], Value] = lambda p, v, m: 0
+    fewest: Callable[[Value, Value], Value] = lambda p, v: 1
+    needs_fewest: bool = False
+    multiple: Callable[[Value, Value], Value] = lambda p, v: 1
+    natural: bool = False
+    searched: bool = False
+    splits_backward: bool = False
+    both_ends: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def priced(self) -> bool:
+        """Whether it has closed forms."""
+        return self.bubble_s is not _unpriced
+
+
+def alone(p: Value, v: Value) -> Value:
+    """Of a pipeline with one stage on each rank."""
+    return (p > 1) & (v == 1)
+
+
+def several(p: Value, v: Value) -> Value:
+    """Of a pipeline with virtual stages."""
+    return (p > 1) & (v > 1)
+
+
+def two(p: Value, v: Value) -> Value:
+    """Of a pipeline with two virtual stages on each rank."""
+    return (p > 1) & (v == 2)

@@ -1,0 +1,104 @@
+"""What ranks send one another in a step, in an order in which both ends can post it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
+
+
+class Message(NamedTuple):
+    """What an action gives to the next rank: activations of a forward pass, their gradients of a backward pass."""
+
+    action: Action
+    source: int
+    target: int
+
+
+class Step(NamedTuple):
+    """What a rank does around a slot: messages to take in before it, in this order, and to send behind it."""
+
+    receives: tuple[Message, ...]
+    slot: Slot
+    sends: tuple[Message, ...]
+
+
+def sent(actions: ActionList, action: Action) -> Message | None:
+    """The message behind an action; None where the next stage is on the same rank, or there is none."""
+    kind, stage, micro_batch = action
+    if kind == WEIGHT:
+        return None
+    after = stage + 1 if kind == FORWARD else stage - 1
+    if not 0 <= after < actions.num_stages:
+        return None
+    source, target = actions.rank_of(stage, micro_batch), actions.rank_of(after, micro_batch)
+    return Message(action, source, target) if source != target else None
+
+
+def num_messages(actions: ActionList) -> Counter[tuple[int, int]]:
+    """How many messages go from a rank to another in a step, by (source, target).
+
+    >>> from shardwise.schedule.build import build
+    >>> sorted(num_messages(build("1f1b", 3, 8)).items())
+    [((0, 1), 8), ((1, 0), 8), ((1, 2), 8), ((2, 1), 8)]
+    """
+    found: Counter[tuple[int, int]] = Counter()
+    for _, _, action in actions.actions():
+        message = sent(actions, action)
+        if message:
+            found[message.source, message.target] += 1
+    return found
+
+
+def exchanges(actions: ActionList) -> tuple[tuple[Step, ...], ...]:
+    """Each rank's slots with their receives and sends, for a transport that keeps the order of messages between two ranks.
+
+    In front of a slot a rank takes in what the slot needs, and everything that the same rank sent before that: so both
+    ends see the messages of a pair of ranks in the order in which they are sent, and no receive waits for a message that
+    is sent behind the one that the slot needs. Sends must not wait for their receives. Assumes a list that passes
+    `check`.
+    """
+    outbox = [[_sends(actions, slot) for slot in slots] for slots in actions.order]
+    channels: dict[tuple[int, int], list[Message]] = {}
+    for rank_sends in outbox:
+        for messages in rank_sends:
+            for message in messages:
+                channels.setdefault((message.source, message.target), []).append(message)
+    number = {message.action: i for channel in channels.values() for i, message in enumerate(channel)}
+    producer = {message.action: message for channel in channels.values() for message in channel}
+    return tuple(
+        tuple(_steps(actions, rank, outbox[rank], channels, number, producer)) for rank in range(actions.num_ranks)
+    )
+
+
+def _steps(
+    actions: ActionList, rank: int, outbox: list[tuple[Message, ...]], channels: dict[tuple[int, int], list[Message]],
+    number: dict[Action, int], producer: dict[Action, Message],
+) -> list[Step]:  # fmt: skip
+    taken = dict.fromkeys((source for source, target in channels if target == rank), 0)
+    found = []
+    for slot, sends in zip(actions.order[rank], outbox, strict=True):
+        receives: list[Message] = []
+        for action in slot:
+            for needed in needs(actions, action):
+                message = producer.get(needed)
+                if message is not None and number[needed] >= taken[message.source]:
+                    receives += channels[message.source, rank][taken[message.source] : number[needed] + 1]
+                    taken[message.source] = number[needed] + 1
+        found.append(Step(tuple(receives), slot, sends))
+    return found
+
+
+def needs(actions: ActionList, action: Action) -> tuple[Action, ...]:
+    """What an action takes from another stage: of a backward pass either of the kinds that the stage behind may run."""
+    kind, stage, micro_batch = action
+    if kind == FORWARD:
+        return (Action(FORWARD, stage - 1, micro_batch),) if stage else ()
+    if kind == WEIGHT or stage == actions.num_stages - 1:
+        return ()
+    return (Action(BACKWARD, stage + 1, micro_batch), Action(INPUT, stage + 1, micro_batch))
+
+
+def _sends(actions: ActionList, slot: Slot) -> tuple[Message, ...]:
+    return tuple(message for action in slot if (message := sent(actions, action)))

@@ -1,0 +1,46 @@
+"""ZB-V: two virtual stages on each rank, down the ranks and up again, with split backward passes.
+
+No bubble from a rank's first pass to its last where F, I and W take alike, with 1F1B's memory on every rank. Source: Qi
+et al. 2024, "Pipeline Parallelism with Controllable Memory"; Qi et al. 2023, section 6; PyTorch, `ScheduleZBVZeroBubble`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwise.schedule.action import ActionList, Slot, v_shape
+from shardwise.schedule.dual_words import numbered
+from shardwise.schedule.form import Schedule, two
+
+
+def actions(p: int, m: int, v: int = 2, durations: Any = None, memory_limit: float | None = None) -> ActionList:
+    """The order of 2p - 1 micro-batches at least; of fewer its first ones."""
+    full = max(m, 2 * p - 1)
+    order = tuple(tuple(_rank(p, m, full, rank)) for rank in range(p))
+    return ActionList(name="zb_v", order=order, placement=v_shape(p), num_micro_batches=m)
+
+
+def _rank(p: int, m: int, full: int, rank: int) -> Iterator[Slot]:
+    words = _words(p, full, rank)
+    for slot in numbered(words, stages=(rank, 2 * p - 1 - rank), first=(0, 0), apart=True):
+        if slot[0].micro_batch < m:
+            yield slot
+
+
+def _words(p: int, m: int, rank: int) -> Iterator[str]:
+    """What a rank runs, 0 being its stage on the way down, 1 that on the way up."""
+    left = p - rank
+    yield from ["F0"] * (2 * left - 1)
+    yield from ["F1", "F0"] * rank
+    yield from ["F1", "I1", "W1"] * left
+    ahead = m - (2 * left - 1) - rank  # forward passes on the way down that are left
+    yield from ["F0", "I0", "W0", "F1", "I1", "W1"] * ahead
+    yield from ["I0", "W0", "F1", "I1", "W1"] * (m - rank - left - ahead)
+    yield from ["I0", "I1"] * rank
+    yield from ["I0", "W0"] * left
+    yield from ["W1"] * rank
+    yield from ["W0"] * rank
+
+
+SCHEDULE = Schedule(goes_with=two, actions=actions, splits_backward=True, aliases=("zbv", "zbv_zero_bubble", "zb-v"))

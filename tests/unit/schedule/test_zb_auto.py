@@ -1,0 +1,92 @@
+"""The automatic zero-bubble scheduler against an exact solver, ZB-H1, ZB-H2 and its memory limit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shardwise.schedule.build import build
+from shardwise.schedule.check import check
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import Timeline, play
+
+from .exact import least_makespan
+
+NUM_CASES = 200
+WITHIN = 1.02  # of the least makespan
+
+
+def automatic(p: int, m: int, durations: Durations, most: int) -> Timeline:
+    actions = build("zb_auto", p, m, 1, durations, most / p)
+    check(actions)
+    line = play(actions, durations)
+    assert max(line.peak_activations) <= most
+    return line
+
+
+def uneven(draw: random.Random, p: int) -> Durations:
+    """Quarters of a second, so that sums are exact."""
+
+    def seconds(most: int) -> tuple[float, ...]:
+        return tuple(draw.randint(1, most) / 4 for _ in range(p))
+
+    return Durations(forward=seconds(8), input=seconds(8), weight=seconds(8), message=draw.randint(0, 4) / 4)
+
+
+def test_it_is_near_the_best_of_all_orders() -> None:
+    draw = random.Random(2026)
+    off = []
+    for _ in range(NUM_CASES):
+        p, m = draw.choice((2, 3)), draw.randint(2, 4)
+        durations, most = uneven(draw, p), draw.randint(1, 2 * p)
+        found = automatic(p, m, durations, most).makespan
+        off.append(found / least_makespan(p, m, durations, most, found))
+    assert max(off) <= WITHIN
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_judge_needs_no_hint(seed: int) -> None:
+    draw = random.Random(seed)
+    durations = uneven(draw, 2)
+    best = least_makespan(2, 3, durations, 2, float("inf"))
+    assert best == least_makespan(2, 3, durations, 2, best + 0.25)
+    assert best <= play(build("zb_h1", 2, 3), durations).makespan
+
+
+def test_the_judge_by_hand() -> None:
+    """Two stages, one micro-batch: F F I I W one after the other, the second W beside them; of two with one held, twice that."""
+    even = Durations.even(2)
+    assert least_makespan(2, 1, even, 1, float("inf")) == 5.0
+    assert least_makespan(2, 2, even, 1, float("inf")) == 10.0
+    assert least_makespan(2, 2, even, 2, float("inf")) == 7.0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_never_worse_than_zb_h1_within_its_memory(seed: int) -> None:
+    draw = random.Random(seed)
+    p, m = draw.randint(2, 8), draw.randint(1, 24)
+    durations = uneven(draw, p)
+    assert automatic(p, m, durations, p).makespan <= play(build("zb_h1", p, m), durations).makespan
+    assert automatic(p, m, durations, 2 * p).makespan <= play(build("zb_h2", p, m), durations).makespan
+
+
+def test_twice_the_memory_leaves_no_bubble_where_passes_take_alike() -> None:
+    """Qi et al. 2023, table 1; from a stage's first pass to its last."""
+    line = automatic(4, 12, Durations.even(4), 8)
+    assert line.local_bubble == pytest.approx(0.0, abs=1e-9)
+    assert automatic(4, 12, Durations.even(4), 4).makespan == line.makespan == 36.0 + 3.0
+
+
+def test_it_beats_zb_h1_where_passes_take_differently() -> None:
+    """Long messages and short weights' gradients: more passes ahead, as far as memory allows, wait for less."""
+    durations = Durations.even(8, forward=1.0, input=1.2, weight=0.7, message=0.1)
+    h1 = play(build("zb_h1", 8, 32), durations).makespan
+    limits = [automatic(8, 32, durations, most).makespan for most in (4, 6, 8, 12, 16)]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[-1] < h1 - 5.0
+
+
+def test_little_memory_is_kept_to() -> None:
+    line = automatic(4, 8, Durations.even(4), 1)
+    assert line.peak_activations == (1.0,) * 4
