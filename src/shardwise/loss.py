@@ -11,7 +11,7 @@ class Loss(NamedTuple):
     """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
 
     `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32. `stepwise`: the engine that has
-    it runs the derived operations one after the other, so that what is there at each moment follows (`derive/liveness.py`);
+    it runs the derived operations one after the other, so that what is there at each moment follows (`lowering/liveness.py`);
     of others it is a share of the activations (`cost.workspace`).
     """
 

@@ -232,8 +232,8 @@ def test_rows_equal_the_scalar_prediction(
         bound = estimate(architecture, plain, dataclasses.replace(job, loss=loss_of(cluster, job)), row.layout)
         if cluster.calibration and cluster.calibration.fused_attention:
             assert bound.memory_bytes == scalar.memory_bytes
-        else:  # scores that attention writes may be kept
-            assert bound.memory_bytes <= scalar.memory_bytes
+        else:  # scores that attention writes may be kept; its buckets are padded otherwise
+            assert bound.memory["activations"] <= scalar.memory["activations"]
         assert bound.time["forward"] < scalar.time["forward"], row.layout
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, NamedTuple
 
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.layout.stages import recomputed_layers
-from shardwise.model.decoder import predict_counts
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import has_untied, predict_counts
 from shardwise.symbolic import Value
 
 KEPT = "kept_"  # before the name of a kind of layer: one that recomputes nothing, in a stage where others do
@@ -17,9 +18,9 @@ class Counts(NamedTuple):
     """What a stage holds: layers by kind, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
 
     `kept` are the layers by kind that recompute nothing though the others do; empty where all layers do the same.
-    `predict` are modules of multi-token prediction, on the last stage. `copies` are those of the embedding's weight: 0
-    where the head's serves (tied, and one stage holds both); `exchanges` is 1 where the gradients of two copies are
-    exchanged (first and last stage of a pipeline).
+    `predict` are modules of multi-token prediction, on the last stage. `copies` are those of the embedding's weights: 0
+    where the head's serves (tied, and one stage holds both), with `untied` for what the embedding alone has; `exchanges` is 1
+    where the gradients of two copies are exchanged (first and last stage of a pipeline).
     """
 
     layers: Annotated[Mapping[str, Value], "layers of the stage"]
@@ -30,6 +31,7 @@ class Counts(NamedTuple):
     copies: Annotated[int, "copies of the embedding's weight on the stage"]
     exchanges: Annotated[int, "whether gradients of that weight are exchanged"]
     kept: Annotated[Mapping[str, Value], "layers of the stage that recompute nothing"]
+    untied: Annotated[int, "embeddings of which the stage holds what no head has"]
 
     @property
     def units(self) -> dict[str, Value]:
@@ -45,7 +47,7 @@ class Counts(NamedTuple):
     @property
     def held(self) -> dict[str, Value]:
         """How often the stage holds each unit's weights."""
-        return {**self.layers, "embedding": self.copies, "head": self.head, **self.predicting}
+        return {**self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predicting}
 
     @property
     def predicting(self) -> dict[str, int]:
@@ -57,7 +59,18 @@ class Model(NamedTuple):
     """What of a model the stages depend on."""
 
     tied: bool
+    untied: bool  # whether a tied embedding has weights that the head has not
     num_predict_layers: int
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Model:
+        """That of an architecture."""
+        return cls(architecture.tied_embeddings, has_untied(architecture), architecture.num_predict_layers)
+
+    @property
+    def held_apart(self) -> tuple[str, ...]:
+        """Units that no micro-batch runs through, whose weights a stage may hold."""
+        return ("untied",) if self.untied else ()
 
 
 def stage_counts(
@@ -80,6 +93,7 @@ def stage_counts(
         copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
         kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
+        untied=int(alone and model.untied),
     )
 
 

@@ -24,6 +24,7 @@ from shardwise.model.program import Role, density
 from shardwise.optimizer import DEFAULT, Optimizer, optimizer_named
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Polynomial, Value, Values
 
 
@@ -54,7 +55,7 @@ def products_of(unit: Unit) -> Products:
     """Read both off a unit."""
     phases, tensors = unit.phases(), unit.tensors
     taken = operands(phases, tensors, unit.saved)
-    return Products(taken, Keys(unit, taken).saved(unit.kept_alone))
+    return Products(taken, Keys(unit, taken).saved(unit.kept_alone.items()))
 
 
 class Keys:
@@ -63,26 +64,24 @@ class Keys:
     def __init__(self, unit: Unit, taken: Iterable[Operand]) -> None:
         self.unit, self.phases = unit, unit.phases()
         self.orders = {one.name: len(one.orders) for one in taken if not one.is_forward}
-        self._known: dict[str, tuple[tuple[Role, int, bool], Polynomial]] = {}
+        self._known: dict[str, tuple[Role, int, bool]] = {}
 
-    def saved(self, names: Iterable[str]) -> tuple[Saved, ...]:
-        """These tensors, those that are kept alike together."""
+    def saved(self, tensors: Iterable[tuple[str, Spec]]) -> tuple[Saved, ...]:
+        """Tensors as they lie, those that are kept alike together."""
         kept: dict[tuple[Role, int, bool], Polynomial] = {}
-        for name in names:
-            key, elements = self.of(name)
-            kept[key] = kept.get(key, ZERO) + elements
+        for name, spec in tensors:
+            key = self.of(name)
+            kept[key] = kept.get(key, ZERO) + spec.local_elements() * density(key[0])
         return tuple(Saved(*key, elements) for key, elements in kept.items())
 
-    def of(self, name: str) -> tuple[tuple[Role, int, bool], Polynomial]:
-        """Role, orders and whether anything but products reads it; and its elements."""
+    def of(self, name: str) -> tuple[Role, int, bool]:
+        """Role, orders and whether anything but products reads it."""
         if name not in self._known:
             unit, role = self.unit, self.unit.tensors[name].role
             by_products, also = False, True
             if name in unit.forward.program.tensors:
                 by_products, also = readers_of_saved(self.phases, unit.tensors, name)
-            spec = unit.saved.get(name) or unit.backward.specs[name]
-            key = role, self.orders[name] if by_products else 0, also or not by_products
-            self._known[name] = key, spec.local_elements() * density(role)
+            self._known[name] = role, self.orders[name] if by_products else 0, also or not by_products
         return self._known[name]
 
 

@@ -65,7 +65,7 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
     ),
     "buffers": Rule(
         "input and output of the largest collective on activations",
-        "2 · largest payload",
+        "2 · largest payload; of `train` they are in the workspace",
         "torch.distributed: all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single take an input and an output",
         lambda memory: memory.buffers,
     ),

@@ -132,7 +132,8 @@ class Pricing:
             plain = replace(self.family, recompute="none")
             kept = [unit for unit in self.units if unit in LAYERS]
             activation |= {KEPT + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
-        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in self.units}
+        held = (*self.units, *Model.of(self.architecture).held_apart)
+        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in held}
 
     def hardware_ratio(self) -> float:
         """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
@@ -164,7 +165,7 @@ class Pricing:
         held = {stage, last - stage} if self.pipeline.ends > 1 else {stage}
         dense = sum(self.dense[one] for one in held)
         layers = {"dense_block": dense, "block": sum(self.layers[one] for one in held) - dense}
-        model = Model(self.architecture.tied_embeddings, self.architecture.num_predict_layers)
+        model = Model.of(self.architecture)
         recomputed = self.layout.recompute_layers
         if self.pipeline.ends > 1:
             return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=recomputed)

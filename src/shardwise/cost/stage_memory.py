@@ -24,11 +24,14 @@ class Fullest(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, and in the last layer."""
+    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one before.
+    `of_loss`: gradients that the head makes beside."""
 
     at_loss: Value
+    of_loss: Value
     in_module: Value
     in_layer: Value
+    in_next_layer: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +98,20 @@ class Memory:
 
     @property
     def _fullest_stepwise(self) -> Fullest:
-        """The fullest of the loss, the last module of multi-token prediction and the last layer, one after the other."""
+        """The fullest of the loss, the last module of multi-token prediction, the last layer and the one before it."""
         counts, gathered = self.stage.counts, self._gathered_stepwise
         head, further = {"head": counts.head}, counts.predicting
         total = partial(add_up, self.stage.activation)
         workspace = self._workspace(self.stage.running) - total({**head, **further}, "saved_bytes")
-        at_loss = Fullest(total(head, "workspace_bytes"), total({**head, **further}, "logits_bytes"), gathered.at_loss)
-        fullest = _fuller(Fullest(workspace, 0.0, gathered.in_layer), at_loss)
+        logits = total({**head, **further}, "logits_bytes")
+        at_loss = Fullest(total(head, "workspace_bytes"), logits, gathered.at_loss)
+        making = Fullest(total(head, "making_bytes"), logits, gathered.at_loss + gathered.of_loss)
+        fullest = _fuller(Fullest(workspace, 0.0, gathered.in_layer), _fuller(at_loss, making))
+        for unit, count in self.stage.running.items():
+            if not never(count):
+                behind = workspace - self.stage.activation[unit].saved_bytes
+                behind = Fullest(behind, 0.0, gathered.in_next_layer)
+                fullest = _fuller(fullest, Fullest(*(where(count > 1, one, 0.0) for one in behind)))
         if not counts.predict:
             return fullest
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
@@ -133,31 +143,32 @@ class Memory:
 
     @property
     def _gathered_stepwise(self) -> Gathered:
-        """What is gathered at the loss, in the last module of multi-token prediction, and in the last layer.
+        """What is gathered at the loss, in the last module of multi-token prediction, in the last layer and in the one before.
 
-        At the loss, weights of the head and of the unit before it; in that unit its own and those of the one before, its
-        gradients and the head's, which are being scattered, and the part of these that arrives; in a module the head's weights
-        too, and behind it the gradients of the embedding that it has used. Source: train/parallel (weights are gathered one unit
-        ahead in the backward pass; of gradients one unit's arrive while the next one's are made).
+        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and those of
+        the one before, its gradients, and what is still being scattered of the head's; in a module the head's weights too, and
+        behind it the gradients of the embedding that it has used. Source: train/parallel (weights are gathered one unit ahead in
+        the backward pass; of gradients one flat array arrives while the next one's are made).
         """
-        state, ends = self.stage.state, self._ends
+        state = self.stage.state
         gradients = self._of_layers("unscattered_bytes")
         whole = self._of_layers("transient_bytes")
         weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
-        of_head = _largest(state, ends, "transient_bytes") - _largest(state, ends, "unscattered_bytes")
-        of_layer, made = (
-            maximum(0.0, *(size * (count > 0) for size, count in sizes)) for sizes in (weights, gradients)
+        of_layer, made, leaving = (
+            maximum(0.0, *(size * (count > 0) for size, count in sizes))
+            for sizes in (weights, gradients, self._of_layers("leaving_bytes"))
         )
         two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
-        scattered = _largest(state, ends, "unscattered_bytes") + _largest(state, ends, "arriving_bytes")
-        in_layer = two + made + scattered
+        head = state["head"]
+        of_head = head.transient_bytes - head.unscattered_bytes
+        its_gradients = head.unscattered_bytes + head.arriving_bytes
+        in_layer, in_next = two + made + head.leaving_bytes, two + made + leaving
         if not self.stage.counts.predict:
-            return Gathered(of_layer + of_head, 0.0, in_layer)
-        both = [state["head"], state["predict"]]
-        at_loss = sum((one.transient_bytes - one.unscattered_bytes for one in both), start=0.0)
-        leaving = sum((one.unscattered_bytes for one in both), start=0.0) + state["head"].arriving_bytes
-        behind = in_layer + state["embedding"].unscattered_bytes
-        return Gathered(at_loss, at_loss + of_layer + leaving, behind)
+            return Gathered(of_layer + of_head, its_gradients, 0.0, in_layer, in_next)
+        module, lent = state["predict"], state["embedding"].unscattered_bytes
+        both = of_head + module.transient_bytes - module.unscattered_bytes
+        in_module = both + module.unscattered_bytes + its_gradients
+        return Gathered(both, its_gradients, in_module, in_layer + lent, in_next + lent)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """A field of each kind of layer that the stage has, with how many it has."""

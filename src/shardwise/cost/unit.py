@@ -15,7 +15,7 @@ from shardwise.cost.counts import times_each
 from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
-from shardwise.cost.unit_parts import Parts, charged_to, held_in, parts_of
+from shardwise.cost.unit_parts import Parts, charged_to, elements_at, held_in, parts_of
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
@@ -107,7 +107,8 @@ class UnitPricer:
             forward_s=launched["forward"], backward_s=launched["backward"], recompute_s=launched["recompute"],
             weight_s=weight_s, forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
             backward_traffic_s={axis: seconds(axis, "recompute", "backward") for axis in ACTIVATION_AXES},
-            saved_bytes=saved, workspace_bytes=self.workspace_bytes(name, family, values) - saved, logits_bytes=logits,
+            saved_bytes=saved, logits_bytes=logits, workspace_bytes=self.workspace_bytes(name, family, values) - saved,
+            making_bytes=self.workspace_bytes(name, family, values, making=True) - saved,
             buffer_bytes=self.buffer_bytes(parts, values), waiting_bytes=self.formats.saved_bytes(parts.waiting, values),
         )  # fmt: skip
 
@@ -214,11 +215,12 @@ class UnitPricer:
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
-    def workspace_bytes(self, name: str, family: Family, values: Values) -> Value:
-        """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits."""
+    def workspace_bytes(self, name: str, family: Family, values: Values, *, making: bool = False) -> Value:
+        """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits; `making`: from
+        when it makes the first gradient of a weight."""
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            held = held_in(self.structure, family, name, self.rates.policy)
+            held = [one for one in held_in(self.structure, family, name, self.rates.policy) if one.makes or not making]
             return fullest_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
         plain = self.parts(replace(family, recompute="none"), name)
         kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
@@ -234,8 +236,10 @@ class UnitPricer:
     def buffer_bytes(self, parts: Parts, values: Values) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
 
-        A device alone has none.
+        A device alone has none. Of stepwise engines they are among what is there at each moment.
         """
+        if self.loss.stepwise:
+            return 0.0
         sizes = [
             self.moved_bytes(one, parts, values)
             * (values.degree(one.axes) > 1)
@@ -247,12 +251,12 @@ class UnitPricer:
 
     def exchange_s(self, parts: Parts, values: Values, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
-        shard = parts.state.shard.evaluate(values)
+        shard = elements_at(parts.arrays, values, self.most_elements).shard
         return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
 
     def state_bytes(self, parts: Parts, family: Family, values: Values) -> dict[str, Value]:
         """Bytes of a unit's state, by column of `StateCost`."""
-        elements = {name: polynomial.evaluate(values) for name, polynomial in parts.state._asdict().items()}
+        elements = elements_at(parts.arrays, values, self.most_elements)._asdict()
         return {
             column: added(elements[name] * width for name, width in widths.items() if width)
             for column, widths in self.state_widths(parts, family).items()
@@ -280,5 +284,6 @@ class UnitPricer:
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},
             "arriving_bytes": {"shard": stepwise},
+            "leaving_bytes": {"last": stepwise},
             "passing_bytes": {"passing": passing if casts else 0.0},
         }

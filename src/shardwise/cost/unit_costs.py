@@ -29,6 +29,7 @@ class ActivationCost:
     backward_traffic_s: Annotated[Traffic, "its collectives on activations in a backward pass"]
     saved_bytes: Annotated[Value, "what it keeps for a backward pass"]
     workspace_bytes: Annotated[Value, "what it needs beside that while it runs backward"]
+    making_bytes: Annotated[Value, "the same from when it makes the first gradient of a weight"]
     logits_bytes: Annotated[Value, "the loss over its logits"]
     buffer_bytes: Annotated[Value, "input and output of its largest collective on activations"]
     waiting_bytes: Annotated[Value, "what its weight gradients are made of"]
@@ -40,7 +41,8 @@ class StateCost:
 
     `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage. `unscattered_bytes`: the
     gradients among the transient bytes. `arriving_bytes`: what a device gets when they are scattered, before it is added to those
-    that rest. `passing_bytes`: gradients as products give them, where the ones that rest have another format.
+    that rest. `leaving_bytes`: what of both is still there when the gradients of the next unit are made. `passing_bytes`:
+    gradients as products give them, where the ones that rest have another format.
     """
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
@@ -56,6 +58,7 @@ class StateCost:
     transient_bytes: Annotated[Value, "its gathered weights and its gradients before they are scattered"]
     unscattered_bytes: Annotated[Value, "its gradients among these"]
     arriving_bytes: Annotated[Value, "what a device gets of its gradients when they are scattered"]
+    leaving_bytes: Annotated[Value, "the last of its gradients to be scattered"]
     passing_bytes: Annotated[Value, "its gradients as products give them"]
 
 

@@ -2,44 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
 from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit
-from shardwise.derive.shardings import optimizer_rest, weight_rest, weight_use
+from shardwise.derive.shardings import weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.flat import FlatArrays, share_of
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.template import unit_template
 from shardwise.lowering.traffic import Traffic
+from shardwise.lowering.weights import weight_groups
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
-from shardwise.symbolic import Polynomial, total
+from shardwise.symbolic import ZERO, Polynomial, Value, Values, total, where
 
 
 class State(NamedTuple):
-    """Elements of a unit's weights on one device: as used and as they rest, those with gradients as used and as the optimizer
-    has them, and of these as used but for experts'."""
+    """Elements of a unit's weights on one device, numbers or expressions: as used and as they rest, those with gradients as used
+    and as the optimizer has them, of these as used but for experts', and of those that are ready last the former and the latter.
+    """
 
-    used: Polynomial
-    resting: Polynomial
-    trained: Polynomial
-    shard: Polynomial
+    used: Value
+    resting: Value
+    trained: Value
+    shard: Value
+    passing: Value
+    last: Value
+
+
+class Arrays(NamedTuple):
+    """Weights of a unit that move alike, as flat arrays. `elements` and those `passing` are without padding."""
+
+    flat: FlatArrays
+    elements: Polynomial
     passing: Polynomial
+    trained: bool
+    gathers: bool
 
 
-def _state_of(unit: Unit, family: Family) -> State:
-    dims, trained = unit.weights.values(), unit.trained.values()
+class Sizes(NamedTuple):
+    """Elements of some arrays: all of them, one device's part, and those passing."""
+
+    whole: Value
+    part: Value
+    passing: Value
+
+
+def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
+    """Those of a unit's own weights, in the order in which the last of their gradients are ready."""
+    dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
+    found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
+    arrays = []
+    for group in sorted(found, key=lambda one: max(map(order.index, one.weights))):
+        used = {name: weight_use(unit.family, dims[name]).local_elements() for name in group.weights}
+        passing = total(elements for name, elements in used.items() if "E" not in dims[name])
+        gathers = bool(group.sync.gather)
+        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers))
+    return tuple(arrays)
+
+
+def expressions_of(arrays: Sequence[Arrays]) -> State:
+    """The state of a unit as expressions, without padding."""
+    sizes = (Sizes(one.elements, one.elements * share_of(one.flat.split), one.passing) for one in arrays)
+    every = list(zip(arrays, sizes, strict=True))
+    ready_last = [size.whole + size.part for one, size in every if one.trained][-1:]
+    return _state(every, total(ready_last), ZERO)
+
+
+def elements_at(arrays: Sequence[Arrays], values: Values, most_elements: float) -> State:
+    """The same in numbers, padding included, where an array holds at most so many elements."""
+    every, ready_last = [], 0.0
+    for one in arrays:
+        whole = one.flat.evaluate(values, most_elements).elements
+        part = whole / values.degree(one.flat.split)
+        every.append((one, Sizes(whole, part, one.passing.evaluate(values))))
+        if one.trained:  # arrays that others have joined have no elements
+            ready_last = where(whole > 0, whole + part, ready_last)
+    return _state(every, ready_last, 0.0)
+
+
+def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, nothing: Value) -> State:
+    trained = [size for one, size in every if one.trained]
     return State(
-        total(weight_use(family, d).local_elements() for d in dims),
-        total(weight_rest(family, d).local_elements() for d in dims),
-        total(weight_use(family, d).local_elements() for d in trained),
-        total(optimizer_rest(family, d).local_elements() for d in trained),
-        total(weight_use(family, d).local_elements() for d in trained if "E" not in d),
-    )
+        sum((size.whole for _, size in every), start=nothing),
+        sum((size.part if one.gathers else size.whole for one, size in every), start=nothing),
+        sum((size.whole for size in trained), start=nothing), sum((size.part for size in trained), start=nothing),
+        sum((size.passing for size in trained), start=nothing), ready_last,
+    )  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -51,7 +105,12 @@ class Parts(NamedTuple):
     products: Products
     waiting: tuple[Saved, ...]
     routed: bool
-    state: State
+    arrays: tuple[Arrays, ...]
+
+    @property
+    def state(self) -> State:
+        """Elements of its weights, as expressions."""
+        return expressions_of(self.arrays)
 
     @property
     def state_collectives(self) -> tuple[Traffic, ...]:
@@ -62,7 +121,7 @@ class Parts(NamedTuple):
     def state_key(self) -> Hashable:
         """Equal for two units whose state, update, weight and gradient traffic cost the same at any sizes."""
         update = tuple(tuple(kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
-        return self.state_collectives, update, bool(self.products.operands), self.state
+        return self.state_collectives, update, bool(self.products.operands), self.arrays
 
 
 def charged_to(one: Traffic) -> str:
@@ -85,12 +144,12 @@ def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolic
         products_of(unit),
         waiting_of(unit, launched),
         bool(unit.forward.program.named(Role.ROUTED)),
-        _state_of(unit, family),
+        arrays_of(unit),
     )
 
 
 @lru_cache(maxsize=1024)
 def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
     """What a unit holds at the moments of its backward pass that may be the fullest."""
-    parts = parts_of(structure, family, name, policy)
-    return held_of(parts.unit, parts.products.operands)
+    template = unit_template(structure, family, name, policy)
+    return held_of(template, products_of(template.unit).operands)

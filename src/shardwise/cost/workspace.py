@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shardwise.cost.formats import Formats, Keys, Saved
-from shardwise.derive.derivation import Unit
-from shardwise.derive.liveness import Moment, moments
 from shardwise.derive.products import Operand
+from shardwise.lowering.liveness import Moment, moments
+from shardwise.lowering.template import Template
+from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Polynomial, Value, Values, maximum, total
 
 # While a block runs backward, gradients of about half of its activations are alive beside them.
@@ -20,19 +21,37 @@ GRADIENT_SHARE = 0.5
 SCORES, THEIR_GRADIENT = 5.0, 2.0
 
 
+class Some(NamedTuple):
+    """What is there only where the group of devices along `over` is more than one, and so are the `rows`, if any are named."""
+
+    kept: Saved
+    over: Axes
+    rows: Polynomial | None
+
+    def num_bytes(self, formats: Formats, values: Values) -> Value:
+        """With 0 where it is not there."""
+        there = values.degree(self.over) > 1
+        if self.rows is not None:
+            there = there & (self.rows.evaluate(values) > 1)
+        return formats.saved_bytes([self.kept], values) * there
+
+
 class Held(NamedTuple):
-    """What a moment holds: tensors, elements of weights' gradients on their way, bytes of each score where scores are written."""
+    """What a moment holds: tensors, and some as sizes turn out; elements of weights' gradients on their way and whether any were
+    made by then, bytes of each score where scores are written."""
 
     tensors: tuple[Saved, ...]
+    some: tuple[Some, ...]
     gradients: Polynomial
+    makes: bool
     score_bytes: float
 
 
-def held_of(unit: Unit, taken: Iterable[Operand]) -> tuple[Held, ...]:
+def held_of(template: Template, taken: Iterable[Operand]) -> tuple[Held, ...]:
     """The moments of a unit's backward pass that may be the fullest: none of which another has all of and more."""
-    keys = Keys(unit, taken)
+    keys = Keys(template.unit, taken)
     fullest: list[Held] = []
-    for moment in moments(unit):
+    for moment in moments(template):
         one = _held(moment, keys)
         if not any(_covers(other, one) for other in fullest):
             fullest = [other for other in fullest if not _covers(one, other)] + [one]
@@ -40,10 +59,19 @@ def held_of(unit: Unit, taken: Iterable[Operand]) -> tuple[Held, ...]:
 
 
 def _held(moment: Moment, keys: Keys) -> Held:
+    found: dict[tuple[Axes, Spec | None], list[tuple[str, Spec]]] = {}
+    for part in moment.parts:
+        found.setdefault((part.over, part.rows), []).append((part.name, part.spec))
+    tensors = keys.saved(found.pop(((), None), []))
+    some = tuple(
+        Some(kept, over, rows.local_elements() if rows else None)
+        for (over, rows), parts in found.items()
+        for kept in keys.saved(parts)
+    )
     gradients = total(spec.local_elements() for spec in moment.gradients)
     return Held(
-        keys.saved(moment.tensors), gradients, SCORES * moment.scores + THEIR_GRADIENT * moment.gradient_of_scores
-    )  # fmt: skip
+        tensors, some, gradients, moment.makes, SCORES * moment.scores + THEIR_GRADIENT * moment.gradient_of_scores
+    )
 
 
 def _covers(more: Held, less: Held) -> bool:
@@ -54,10 +82,10 @@ def _covers(more: Held, less: Held) -> bool:
 
 def _amounts(held: Held) -> Mapping[object, float]:
     """Coefficients, by what they are of."""
-    found: dict[object, float] = {"scores": held.score_bytes}
+    found: dict[object, float] = {"scores": held.score_bytes, "makes": held.makes}
     found |= {monomial.factors: monomial.coefficient for monomial in held.gradients.monomials}
-    for kept in held.tensors:
-        kind = kept._replace(elements=Polynomial())
+    for kept, over, rows in (*((one, (), None) for one in held.tensors), *held.some):
+        kind = kept._replace(elements=Polynomial()), over, rows
         found |= {(kind, monomial.factors): monomial.coefficient for monomial in kept.elements.monomials}
     return found
 
@@ -66,7 +94,10 @@ def fullest_bytes(held: Iterable[Held], formats: Formats, scores: Value, values:
     """Bytes of the fullest of some moments, without the logits and their gradient."""
     width = formats.made_beside_bytes(zero_stage)
     sizes = (
-        formats.saved_bytes(one.tensors, values) + width * one.gradients.evaluate(values) + one.score_bytes * scores
+        formats.saved_bytes(one.tensors, values)
+        + sum((some.num_bytes(formats, values) for some in one.some), start=0.0)
+        + width * one.gradients.evaluate(values)
+        + one.score_bytes * scores
         for one in held
     )
     return maximum(0.0, *sizes)

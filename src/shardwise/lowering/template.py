@@ -155,7 +155,7 @@ def _freed(unit: Unit, name_of_pass: str, instructions: Sequence[Instruction]) -
     last: dict[Held, int] = {}
     pieces = _in_pieces(instructions)
     for place, one in enumerate(instructions):
-        last |= dict.fromkeys((*_touched(one), *pieces.get(place, ())), place)
+        last |= dict.fromkeys((*touched(one), *pieces.get(place, ())), place)
     stays, freed = _stays(unit, name_of_pass), dict[int, list[Held]]()
     for held, place in last.items():
         if held not in stays and unit.tensors[held.name].role is not Role.CONSTANT and name_of_pass != "update":
@@ -171,7 +171,7 @@ def _in_pieces(instructions: Sequence[Instruction]) -> dict[int, list[Held]]:
     found: dict[str, list[Held]] = {}
     for one in instructions:
         for result in one.traffic.beside if isinstance(one, Start) else ():
-            found.setdefault(result, []).extend(_touched(one))
+            found.setdefault(result, []).extend(touched(one))
     launched = ((place, one.kernel) for place, one in enumerate(instructions) if isinstance(one, Launch))
     return {place: found[kernel.outputs[0]] for place, kernel in launched if kernel.outputs[0] in found}
 
@@ -188,7 +188,8 @@ def _stays(unit: Unit, name_of_pass: str) -> set[Held]:
     return stays | {Held(name, backward.specs[name]) for name in backward.program.outputs}
 
 
-def _touched(one: Instruction) -> Iterator[Held]:
+def touched(one: Instruction) -> Iterator[Held]:
+    """What an instruction reads, and what it makes."""
     match one:
         case Launch():
             for step in one.kernel.steps:

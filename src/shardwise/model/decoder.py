@@ -94,6 +94,7 @@ UNITS: Mapping[str, Callable[[Architecture], Program]] = {
     "predict": predict_program,
     "head": head_program,
     "carry": carry_program,
+    "untied": embedding_program,
 }
 PREDICT_BLOCK = "block."  # before the names of what is in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
@@ -101,7 +102,11 @@ TURNING = ("head",)
 LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
 PREDICTS = ("inner_predict", "predict")  # likewise the modules of multi-token prediction
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
-BORROWED: Mapping[str, tuple[str, ...]] = dict.fromkeys(PREDICTS, ("embedding", "head", "position_embedding"))
+# "untied" is what an embedding has beside the matrix that the head of a tied model has as well, positions for one.
+BORROWED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(PREDICTS, ("embedding", "head", "position_embedding")),
+    "untied": ("embedding",),
+}
 
 
 def unit_counts(architecture: Architecture) -> dict[str, int]:
@@ -112,6 +117,11 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def has_untied(architecture: Architecture) -> bool:
+    """Whether a tied embedding has weights of its own."""
+    return architecture.tied_embeddings and (architecture.structure.learns_positions or architecture.embedding_norm)
+
+
 def predict_counts(num_predict_layers: int) -> dict[str, int]:
     """So many modules of multi-token prediction as units: the last one hands no hidden state on."""
     last = min(num_predict_layers, 1)
@@ -120,7 +130,12 @@ def predict_counts(num_predict_layers: int) -> dict[str, int]:
 
 def structure_units(structure: Structure) -> tuple[str, ...]:
     """The units that a model of this structure has."""
-    has = {"dense_block": structure.dense_layers, **dict.fromkeys(PREDICTS, structure.predict), "carry": False}
+    has = {
+        "dense_block": structure.dense_layers,
+        **dict.fromkeys(PREDICTS, structure.predict),
+        "carry": False,
+        "untied": False,
+    }
     return tuple(name for name in UNITS if has.get(name, True))
 
 

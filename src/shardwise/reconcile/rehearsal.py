@@ -44,8 +44,9 @@ class Rehearsal:
 
 
 def is_judged(term: MemoryTerm) -> bool:
-    """Whether a term is judged by itself: what passes (gathered weights, logits, workspace) is in the peak."""
-    return term.name == "peak" or (term.largest is not None and term.name != PASSING)
+    """Whether a term is judged by itself. Logits and workspace are judged within the peak only: where two moments are nearly as
+    full, the plan may have taken the one and the rank the other. So is what is gathered, where the plan has none at its peak."""
+    return term.name == "peak" or (term.largest is not None and (term.name != PASSING or bool(term.predicted)))
 
 
 def rehearsal(plan: Plan, recipe: Recipe, seen: Rehearsed) -> Rehearsal:

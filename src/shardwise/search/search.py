@@ -102,7 +102,7 @@ class _Search:
         self.modes = space.choices.modes(architecture)
         self.exposed = exposed_share(cluster)
         self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
-        self.model = Model(architecture.tied_embeddings, architecture.num_predict_layers)
+        self.model = Model.of(architecture)
         self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families, progress)
         self.front = front
         self.sampled: list[Row] = []

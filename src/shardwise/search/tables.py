@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.counts import KEPT
+from shardwise.cost.counts import KEPT, Model
 from shardwise.cost.overlap import convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
@@ -264,7 +264,8 @@ class _StatePricer:
         different = list(dict.fromkeys(keys))
         modes = [self.builder.modes[keys.index(key)] for key in different]
         families = [mode_family(stage, sequence_parallel, recompute if stage == 3 else "none", mode) for mode in modes]
-        costs = {unit: self.unit(unit, families) for unit in self.builder.units}
+        held = (*self.builder.units, *Model.of(self.builder.architecture).held_apart)
+        costs = {unit: self.unit(unit, families) for unit in held}
         return costs, np.array([different.index(key) * self.num_rows for key in keys], dtype=np.int64)
 
     def key(self, family: Family) -> Hashable:

@@ -13,7 +13,7 @@ from shardwise.layout.family import Family
 from shardwise.lowering.control import CONTROL_UNIT, control_traffic
 from shardwise.lowering.instruction import Free, Held, Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.kernels import kernels
-from shardwise.lowering.template import Template, _stays, _touched, carried, unit_template
+from shardwise.lowering.template import Template, _stays, carried, touched, unit_template
 from shardwise.lowering.traffic import unit_traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import structure_units
@@ -77,9 +77,9 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
     held: set[Held] = set()
     moving: list[Start] = []
     for one in instructions:
-        touched = set(_touched(one))
-        assert freed.isdisjoint(touched)
-        held |= touched
+        names = set(touched(one))
+        assert freed.isdisjoint(names)
+        held |= names
         match one:
             case Launch():
                 on_the_way = {each for start in moving for each in carried(unit, start.traffic)}
@@ -111,7 +111,7 @@ def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, fa
     """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
     for template in templates(model, family, IssuePolicy()):
         forward = template.passes["forward"]
-        partial = {each for one in forward for each in _touched(one) if each.spec.partial}
+        partial = {each for one in forward for each in touched(one) if each.spec.partial}
         freed = {each for one in forward if isinstance(one, Free) for each in one.held}
         assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
         assert template.unit.name == "embedding" or partial & freed, template.unit.name

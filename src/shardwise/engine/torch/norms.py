@@ -43,11 +43,11 @@ def rms_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tens
 def rms_backward(
     dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor, *, needs_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dx, and the gradient of the weight."""
-    if devices.on_gpu(x):
-        given = dy.contiguous()
+    """dx, and the gradient of the weight. A tensor without data stands for one on a GPU, whose kernel has no tensors beside."""
+    if devices.on_gpu(x) or x.is_meta:
+        given, factor = dy.contiguous(), scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape))
         fused: tuple[Tensor, Tensor | None] = aten._fused_rms_norm_backward(
-            given, x, weight.shape, scale, weight, [True, needs_weight]
+            given, x, weight.shape, factor, weight, [True, needs_weight]
         )
         return fused
     width, fine = weight.numel(), scale.dtype

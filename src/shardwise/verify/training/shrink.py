@@ -87,8 +87,8 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[Small]:
 
 
 def _degrees(degree: int) -> tuple[int, ...]:
-    """Smaller ones that stand for it, itself among them where it is as small."""
-    return tuple(one for one in (1, 2, 4, 8) if one <= degree) + ((degree,) if degree in (3, 5, 6, 7) else ())
+    """Smaller ones that stand for it: for three devices three, since no smaller degree is above two."""
+    return tuple(one for one in (1, 2, 4, 8) if one <= degree) + ((degree,) if degree == 3 else ())
 
 
 def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:

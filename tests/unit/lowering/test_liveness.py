@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.derivation import derived_unit
-from shardwise.derive.liveness import Moment, moments
+from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.liveness import Moment, moments
+from shardwise.lowering.template import unit_template
 from shardwise.model.load import load_model
 
 STRUCTURE = load_model("llama-3-8b").structure
@@ -15,7 +16,7 @@ AT_ACTIVATION = {"d.x_out", "d.act#0", "d.gate#0", "d.up#0", "gate", "up"}
 
 
 def of_block(policy: str) -> list[Moment]:
-    return list(moments(derived_unit(STRUCTURE, Family(0, False, policy), "block")))  # type: ignore[arg-type]
+    return list(moments(unit_template(STRUCTURE, Family(0, False, policy), "block", IssuePolicy())))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
