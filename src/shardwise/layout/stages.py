@@ -22,14 +22,16 @@ def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
 
 def held_dense_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """How many of them are leading dense layers."""
-    if layout.layers_per_stage is None:
-        return dense_layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
-    virtual = layout.num_virtual_stages
-    parts = [
-        layers // virtual + (turn < layers % virtual) for turn in range(virtual) for layers in layout.layers_per_stage
-    ]
-    dense = _dense(architecture, parts)
+    dense = _dense(architecture, virtual_stages(architecture, layout))
     return tuple(sum(dense[stage :: layout.pp]) for stage in range(layout.pp))
+
+
+def virtual_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+    """Layers of each virtual stage of a layout, in the model's order."""
+    virtual, given = layout.num_virtual_stages, layout.layers_per_stage
+    if given is None:
+        return _virtual_stages(architecture, layout.pp * virtual)
+    return tuple(layers // virtual + (turn < layers % virtual) for turn in range(virtual) for layers in given)
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:

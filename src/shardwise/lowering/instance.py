@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
 from shardwise.derive.overlapped import RING
+from shardwise.derive.shardings import weight_use
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family, atomic_degrees, family_of
@@ -18,8 +19,9 @@ from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.lowering.control import NUM_ROUTERS, control_traffic, norm_axes, routing_axes
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
-from shardwise.lowering.instruction import Start
-from shardwise.lowering.parameters import TIED, Parameter, parameters, unit_paths, used_parameters
+from shardwise.lowering.instruction import Instruction, Start
+from shardwise.lowering.parameters import TIED, Parameter, PlacedUnit, parameters, unit_paths, used_parameters
+from shardwise.lowering.stages import held_stages, placement_of, stage_units
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
@@ -28,15 +30,26 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, ActionList, Placement
+from shardwise.schedule.build import build
+from shardwise.schedule.messages import exchanges
 from shardwise.sharding.collective import ROWS, Issued, Kind
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes
+from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Values
+
+PIPELINE: Axes = ("pp",)
+SPLIT = LAYERS + PREDICTS  # units whose weights' gradients can wait
+ROUTING_UNITS = ("block", *PREDICTS)
+Passes = Counter[tuple[str, int]]  # how often a rank runs a pass of a kind through a stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer."""
+    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer.
+
+    Of a pipeline it is the list of the ranks at one place along `pp`, `pp_rank`: their units, parameters and collectives.
+    """
 
     architecture: Architecture
     layout: Layout
@@ -44,6 +57,27 @@ class Instance:
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     seq_len: int | None = None  # of which the bytes of activations' collectives depend
     optimizer: str = DEFAULT
+    pp_rank: int = 0
+
+    def at(self, pp_rank: int) -> Instance:
+        """That of the ranks at another place along `pp`."""
+        return self if pp_rank == self.pp_rank else replace(self, pp_rank=pp_rank)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """On which rank along `pp` each virtual stage is."""
+        return placement_of(self.layout)
+
+    @cached_property
+    def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
+        """The virtual stages that the rank holds, in the model's order, and their units."""
+        units = stage_units(self.architecture, self.layout)
+        return {stage: units[stage] for stage in held_stages(self.placement, self.pp_rank)}
+
+    @cached_property
+    def units(self) -> tuple[PlacedUnit, ...]:
+        """All units that the rank holds, in the order of the forward pass."""
+        return tuple(unit for units in self.stages.values() for unit in units)
 
     @cached_property
     def family(self) -> Family:
@@ -59,7 +93,7 @@ class Instance:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        return parameters(self.architecture, self.family)
+        return parameters(self.architecture, self.family, self.units)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -81,7 +115,11 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        return Values({**self.architecture.dims, NUM_ROUTERS: self.architecture.num_routers, **degrees})
+        return Values({**self.architecture.dims, NUM_ROUTERS: self._num_routers(self.units), **degrees})
+
+    def _num_routers(self, units: Iterable[PlacedUnit]) -> int:
+        """How many of some units have a router."""
+        return sum(unit.kind in ROUTING_UNITS for unit in units) if self.architecture.num_experts else 0
 
     @cached_property
     def batch_axes(self) -> Axes:
@@ -90,14 +128,15 @@ class Instance:
 
     @cached_property
     def loss_axes(self) -> Axes:
-        """Those that split its tokens, over which the loss is summed."""
+        """Those that split its tokens, and the stages, of which the last has the loss: over them it is summed."""
         loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
-        return self.several(next(loss))
+        return self.several(("pp", *next(loss)))
 
     @property
     def words_of_rank(self) -> int:
         """How many words of the vocabulary a rank has logits of."""
-        return self.architecture.vocab_size // self.mesh.size(self.used["head"][TIED].use.axes_of("V"))
+        head = self.unit("head")
+        return self.architecture.vocab_size // self.mesh.size(weight_use(head.family, head.weights[TIED]).axes_of("V"))
 
     @cached_property
     def norm_axes(self) -> Axes:
@@ -112,9 +151,12 @@ class Instance:
 
     @cached_property
     def axes(self) -> frozenset[Axes]:
-        """Every group of axes that a step has a collective over."""
-        used = {self.loss_axes, self.norm_axes, self.routing_axes, *(a for group in self.groups for a in group.sync)}
-        used |= {self.several(one.axes) for one in self._activations()}
+        """Every group of axes that a step of any rank has a collective over."""
+        every = unit_paths(self.architecture)
+        syncs = {one.sync for one in parameters(self.architecture, self.family, every)}
+        used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
+        used |= {self.several(axes) for sync in syncs for axes in sync}
+        used |= {self.several(one.axes) for path, unit in every for one in self._moving(path, unit)}
         return frozenset(used - {()})
 
     @cached_property
@@ -133,7 +175,7 @@ class Instance:
     @cached_property
     def used(self) -> dict[str, dict[str, Parameter]]:
         """By unit's path the parameters that it uses, by their names in its program (`used_parameters`)."""
-        return used_parameters(self.architecture, self.parameters)
+        return used_parameters(self.architecture, self.parameters, self.units)
 
     def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
         """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
@@ -146,11 +188,19 @@ class Instance:
         """Whether a unit's backward pass reads the weights that its forward pass gathered."""
         return bool(self.unit(unit).kept)
 
+    def actions(self, num_micro_batches: int) -> ActionList:
+        """What the ranks along `pp` run in a step, in order: one after the other without a pipeline."""
+        layout = self.layout
+        return build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
+
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
-        """Every collective of a step with its count; over axes of one device there is none."""
+        """Every collective and message of a step with its count; over axes of one device there is none."""
         found: Counter[Issued] = Counter()
-        activations = ((one, num_micro_batches) for one in self.of_activations())
-        for one, times in (*self._weights(num_micro_batches), *self._control(num_micro_batches), *activations):
+        actions = self.actions(num_micro_batches)
+        passes = Counter((one.kind, one.stage) for rank, _, one in actions.actions() if rank == self.pp_rank)
+        activations = ((one, times) for of_pass, times in passes.items() for one in self.of_pass(*of_pass))
+        messages = ((one, 1) for one in self._messages(actions))
+        for one, times in (*self._weights(passes), *self._control(passes), *activations, *messages):
             if one.axes:
                 found[one] += times
         return found
@@ -160,34 +210,84 @@ class Instance:
         family = replace(self.family, recompute=self.recompute(path, unit))
         return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
 
-    def _activations(self) -> Iterator[Traffic]:
-        """What moves activations over several devices in a micro-batch, in order: all units forward, and back."""
-        units = list(unit_paths(self.architecture))
-        passes = (("forward", units), ("backward", units[::-1]))
-        for name, (path, unit) in ((name, one) for name, order in passes for one in order):
-            for started in self.template(path, unit).passes[name]:
+    def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
+        """What moves activations in a step, in the order in which it is issued; but those of a ring are issued block by block,
+        with both tensors of a block at once."""
+        actions = self.actions(num_micro_batches)
+        for step in exchanges(actions)[self.pp_rank]:
+            yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
+            for action in step.slot:
+                yield from self.of_pass(action.kind, action.stage)
+            yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
+
+    def of_pass(self, kind: str, stage: int) -> Iterator[Issued]:
+        """What moves activations in a pass of a micro-batch through a stage (`schedule.action`), in order."""
+        for path, unit in self.in_order(kind, stage):
+            for one in self._moving(path, unit, kind):
+                yield from self._issued_for(one)
+
+    def in_order(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
+        """The units of a stage in the order in which a pass runs through them; weights' gradients are the layers' alone."""
+        units = self.stages[stage]
+        return units if kind == FORWARD else units[::-1]
+
+    def instructions(self, path: str, unit: str, kind: str) -> tuple[Instruction, ...]:
+        """Those of a unit in a pass of a kind. Of units that are no layers the backward pass is never split: it is all of it in
+        the pass that the stage before waits for, since gradients of logits are too large to keep."""
+        template = self.template(path, unit)
+        if unit not in SPLIT and kind in (INPUT, WEIGHT):
+            return template.passes["backward"] if kind == INPUT else ()
+        return {
+            FORWARD: template.passes["forward"], BACKWARD: template.passes["backward"],
+            INPUT: template.of_inputs, WEIGHT: template.of_weights,
+        }[kind]  # fmt: skip
+
+    def _moving(self, path: str, unit: str, *kinds: str) -> Iterator[Traffic]:
+        """What moves activations over several devices in passes of a unit, in order."""
+        for kind in kinds or (FORWARD, BACKWARD):
+            for started in self.instructions(path, unit, kind):
                 if isinstance(started, Start) and self._moves_activations(started.traffic):
                     yield started.traffic
 
     def _moves_activations(self, one: Traffic) -> bool:
         return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
 
-    def of_activations(self) -> Iterator[Issued]:
-        """The collectives on activations of a micro-batch, in the order in which they are issued; but those of a ring are issued
-        block by block, with both tensors of a block at once."""
-        sizes: Values | None = None
-        for one in self._activations():
-            if self.seq_len is None:
-                raise ValueError("an instance whose activations move needs a length of sequences")
-            seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
-            sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
-            dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
-            num_bytes, axes = _bytes(one.elements.evaluate(sizes), dtype), self.several(one.axes)
-            if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
-                ranks = self.mesh.size(axes)
-                yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
-            else:
-                yield Issued(one.kind, axes, dtype, num_bytes, ROWS if one.role is Role.ROUTED else "activations")
+    def _issued_for(self, one: Traffic) -> Iterator[Issued]:
+        """A collective on activations as it is issued."""
+        dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
+        num_bytes, axes = _bytes(one.elements.evaluate(self._sizes), dtype), self.several(one.axes)
+        if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
+            ranks = self.mesh.size(axes)
+            yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
+        else:
+            yield Issued(one.kind, axes, dtype, num_bytes, ROWS if one.role is Role.ROUTED else "activations")
+
+    @cached_property
+    def _sizes(self) -> Values:
+        """With those of a micro-batch."""
+        if self.seq_len is None:
+            raise ValueError("an instance whose activations move needs a length of sequences")
+        seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
+        return Values({**self.values, "B": seqs, "T": self.seq_len})
+
+    @cached_property
+    def hidden(self) -> Spec:
+        """How the hidden state lies between two units, and so between two stages."""
+        forward = self.unit("block").forward
+        (name,) = (one for one in forward.program.outputs if forward.program.tensors[one].role is Role.RESIDUAL)
+        return forward.specs[name]
+
+    def message(self, stage: int, kind: Kind) -> Issued:
+        """What goes behind a pass of a stage to the next one, seen from one end (`Kind.SEND`, `Kind.RECEIVE`)."""
+        dtype = self.precision.activations
+        return Issued(
+            kind, PIPELINE, dtype, _bytes(self.hidden.local_elements().evaluate(self._sizes), dtype), "activations"
+        )
+
+    def _messages(self, actions: ActionList) -> Iterator[Issued]:
+        for step in exchanges(actions)[self.pp_rank] if self.layout.pp > 1 else ():
+            yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
+            yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
 
     def recompute(self, path: str, unit: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of them."""
@@ -195,12 +295,13 @@ class Instance:
         recomputes = unit in LAYERS and (most is None or int(path.removeprefix("layers.")) < most)
         return self.layout.recompute if recomputes else "none"
 
-    def _weights(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
-        for _, unit in unit_paths(self.architecture):
-            for one in self.traffic(unit):
-                if one.carries_weights and not self._serves_head(one):
-                    times = num_micro_batches if one.scope == "micro_batch" else 1
-                    yield from ((array, times) for array in self._arrays(one))
+    def _weights(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
+        for stage, units in self.stages.items():
+            for unit in units:
+                for one in self.traffic(unit.kind):
+                    if one.carries_weights and not self._serves_head(one):
+                        times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
+                        yield from ((array, times) for array in self._arrays(one))
 
     def _serves_head(self, one: Traffic) -> bool:
         """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,
@@ -220,15 +321,21 @@ class Instance:
         """Of some axes those with more than one device."""
         return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
 
-    def _control(self, num_micro_batches: int) -> Iterator[tuple[Issued, int]]:
-        dtype = self.control_dtype
-        units = (unit for _, unit in unit_paths(self.architecture))
-        loss = (one for unit in units for one in self.traffic(unit) if one.is_control)
-        others = control_traffic(self.architecture.structure, self.family, self.policy)
-        for one in (*loss, *others):
-            num_bytes = _bytes(one.elements.evaluate(self.values), dtype)
-            times = num_micro_batches if one.scope == "micro_batch" else 1
-            yield Issued(one.kind, self.several(one.axes), dtype, num_bytes, one.tensors[0]), times
+    def _control(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
+        losses = [one for _, unit in unit_paths(self.architecture) for one in self.traffic(unit) if one.is_control]
+        yield from ((self._controlled(one, ("pp", *one.axes), self.values), 1) for one in losses)
+        for one in control_traffic(self.architecture.structure, self.family, self.policy):
+            if one.scope == "step":
+                yield self._controlled(one, one.axes, self.values), 1
+                continue
+            for stage, units in self.stages.items():
+                routers = Values({**self.values, NUM_ROUTERS: self._num_routers(units)})
+                if routers[NUM_ROUTERS]:
+                    yield self._controlled(one, one.axes, routers), passes[FORWARD, stage]
+
+    def _controlled(self, one: Traffic, axes: Axes, values: Values) -> Issued:
+        num_bytes = _bytes(one.elements.evaluate(values), self.control_dtype)
+        return Issued(one.kind, self.several(axes), self.control_dtype, num_bytes, one.tensors[0])
 
     @property
     def control_dtype(self) -> str:

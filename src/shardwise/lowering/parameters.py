@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwise.derive.derivation import derived_unit
 from shardwise.derive.shardings import weight_use
@@ -14,6 +15,14 @@ from shardwise.model.decoder import BORROWED, LAYERS, PREDICT_BLOCK, PREDICTS, u
 from shardwise.sharding.spec import Spec
 
 TIED = "head"  # the head's own weight, which a tied model has not: it uses the embedding's
+EMBEDDING = "embedding"  # the unit, its path and its matrix
+
+
+class PlacedUnit(NamedTuple):
+    """A unit of a model: where it is in it, and its kind."""
+
+    path: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +60,67 @@ def attribute(weight: str) -> str:
     return weight.replace(".", "_")
 
 
-def parameters(architecture: Architecture, family: Family) -> tuple[Parameter, ...]:
-    """Every parameter of a model in the order in which the forward pass uses it, in a layout of this family."""
-    found: list[Parameter] = []
-    for path, name in unit_paths(architecture):
-        unit = derived_unit(architecture.structure, family, name)
-        moves = derived_moves(unit)
-        own = (weight for weight in unit.weights if not (architecture.tied_embeddings and weight == TIED))
-        found += [
-            Parameter(
-                path, name, weight, use=weight_use(unit.family, unit.weights[weight]), trained=weight in unit.gradients,
-                sync=sync_of(move for name_of_moved, move in moves if name_of_moved == weight),
-            )
-            for weight in own
-        ]  # fmt: skip
-    return tuple(found)
+def parameters(
+    architecture: Architecture, family: Family, units: Iterable[tuple[str, str]] | None = None
+) -> tuple[Parameter, ...]:
+    """Every parameter that some units of a model (None: all) hold, in the order in which the forward pass uses it, in a layout of
+    this family: their own, and a copy of what a unit that is not among them lends them."""
+    found: dict[tuple[str, str], Parameter] = {}
+    for path, name in unit_paths(architecture) if units is None else units:
+        lent = _lent(architecture, name)
+        for owner, weights in (*lent.items(), (PlacedUnit(path, name), None)):
+            for one in _own(architecture, family, owner):
+                if weights is None or one.weight in weights:
+                    found.setdefault((one.path, one.weight), one)
+    return tuple(found.values())
 
 
-def used_parameters(architecture: Architecture, found: Iterable[Parameter]) -> dict[str, dict[str, Parameter]]:
-    """By unit's path the parameters that it uses, by their names in its program: its own, and those that another unit lends it.
+def _own(architecture: Architecture, family: Family, placed: PlacedUnit) -> Iterator[Parameter]:
+    """The parameters of a unit; those of a tied head without the matrix."""
+    unit = derived_unit(architecture.structure, family, placed.kind)
+    moves = derived_moves(unit)
+    for weight, dims in unit.weights.items():
+        if not (architecture.tied_embeddings and weight == TIED):
+            yield Parameter(
+                placed.path, placed.kind, weight, use=weight_use(unit.family, dims), trained=weight in unit.gradients,
+                sync=sync_of(move for name, move in moves if name == weight),
+            )  # fmt: skip
+
+
+def _lent(architecture: Architecture, kind: str) -> dict[PlacedUnit, list[str]]:
+    """The weights that the embedding lends to a unit of a kind; the head's are always beside those that it lends them to."""
+    names = [EMBEDDING] if architecture.tied_embeddings and kind == "head" else []
+    names += [name for name in BORROWED.get(kind, ()) if name != TIED]
+    return {PlacedUnit(EMBEDDING, EMBEDDING): names} if names else {}
+
+
+def used_parameters(
+    architecture: Architecture, found: Iterable[Parameter], units: Iterable[tuple[str, str]] | None = None
+) -> dict[str, dict[str, Parameter]]:
+    """By the path of each of some units (None: all of a model) the parameters that it uses, by their names in its program: its
+    own, and those that another unit lends it.
 
     A tied head is the embedding's weight.
     """
-    used: dict[str, dict[str, Parameter]] = {}
+    owned: dict[str, dict[str, Parameter]] = {}
     for one in found:
-        used.setdefault(one.path, {})[one.weight] = one
-    if architecture.tied_embeddings:
-        used["head"][TIED] = used["embedding"]["embedding"]
-    owned = {**used["embedding"], **used["head"]}
-    for path, unit in unit_paths(architecture):
-        used[path] |= {weight: owned[weight] for weight in BORROWED.get(unit, ()) if weight in owned}
+        owned.setdefault(one.path, {})[one.weight] = one
+    embedding, head = owned.get(EMBEDDING, {}), owned.get("head", {})
+    if architecture.tied_embeddings and EMBEDDING in embedding:
+        head = {**head, TIED: embedding[EMBEDDING]}
+    lent = {**embedding, **head}
+    used = {}
+    for path, unit in unit_paths(architecture) if units is None else units:
+        own = head if path == "head" else owned.get(path, {})
+        used[path] = own | {weight: lent[weight] for weight in BORROWED.get(unit, ()) if weight in lent}
     return used
 
 
-def unit_paths(architecture: Architecture) -> Iterator[tuple[str, str]]:
+def unit_paths(architecture: Architecture) -> Iterator[PlacedUnit]:
     """Where each unit of a model is in it, and its kind: embedding, layers.0, layers.1, ..., predict.0, ..., head."""
     counts = unit_counts(architecture)
-    yield "embedding", "embedding"
+    yield PlacedUnit(EMBEDDING, EMBEDDING)
     for room, units in (("layers", LAYERS), ("predict", PREDICTS)):
         kinds = [kind for kind in units for _ in range(counts.get(kind, 0))]
-        yield from ((f"{room}.{number}", kind) for number, kind in enumerate(kinds))
-    yield "head", "head"
+        yield from (PlacedUnit(f"{room}.{number}", kind) for number, kind in enumerate(kinds))
+    yield PlacedUnit("head", "head")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeGuard
 
 from shardwise.derive.derivation import Unit, derived_unit
@@ -38,6 +38,38 @@ class Template:
 
     unit: Unit
     passes: Mapping[str, tuple[Instruction, ...]]
+
+    @cached_property
+    def of_inputs(self) -> tuple[Instruction, ...]:
+        """The backward pass as far as the gradient of the unit's input needs it."""
+        return tuple(one for one, needed in self._backward if needed)
+
+    @cached_property
+    def of_weights(self) -> tuple[Instruction, ...]:
+        """The rest of it, which can wait: gradients of weights."""
+        return tuple(one for one, needed in self._backward if not needed)
+
+    @cached_property
+    def _backward(self) -> tuple[tuple[Instruction, bool], ...]:
+        """The instructions of the backward pass without frees, each with whether the gradient of the unit's input needs it.
+
+        A kernel that gives a weight's beside it is needed, such as a norm's. Source: Qi et al. 2023, "Zero Bubble Pipeline
+        Parallelism", section 2.
+        """
+        backward, found = self.unit.backward, []
+        wanted = {
+            Held(name, backward.specs[name])
+            for name in backward.program.outputs
+            if self.unit.tensors[name].role is Role.RESIDUAL
+        }
+        for one in reversed(self.passes["backward"]):
+            if isinstance(one, Free):
+                continue
+            ends = list(_ends(one))
+            needed = any(not wanted.isdisjoint(writes) for _, writes in ends) or _brings_weights(one)
+            wanted |= {held for reads, _ in ends for held in reads if needed}
+            found.append((one, needed))
+        return tuple(reversed(found))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -190,15 +222,25 @@ def _stays(unit: Unit, name_of_pass: str) -> set[Held]:
 
 def touched(one: Instruction) -> Iterator[Held]:
     """What an instruction reads, and what it makes."""
+    for reads, writes in _ends(one):
+        yield from (*reads, *writes)
+
+
+def _ends(one: Instruction) -> Iterator[tuple[Iterable[Held], Iterable[Held]]]:
+    """What each step of an instruction reads and what it writes."""
     match one:
         case Launch():
             for step in one.kernel.steps:
-                yield from map(Held, step.operation.operands, step.placed.inputs)
-                yield from map(Held, step.operation.outputs, step.placed.outputs)
-        case Start() | Wait():
-            yield from (Held(each.tensor.name, spec) for each in one.traffic.derived for spec in _around(each))
-        case Slice():
-            yield from (Held(one.step.tensor.name, spec) for spec in _around(one.step))
+                operation, placed = step.operation, step.placed
+                yield [*map(Held, operation.operands, placed.inputs)], [*map(Held, operation.outputs, placed.outputs)]
+        case Start() | Wait() | Slice():
+            for each in (one.step,) if isinstance(one, Slice) else one.traffic.derived:
+                before, after = _around(each)
+                yield [Held(each.tensor.name, before)], [Held(each.tensor.name, after)]
+
+
+def _brings_weights(one: Instruction) -> bool:
+    return isinstance(one, (Start, Wait)) and one.traffic.role is Role.WEIGHT
 
 
 def _around(step: Communicate) -> tuple[Spec, Spec]:

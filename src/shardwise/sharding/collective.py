@@ -22,7 +22,9 @@ class Kind(StrEnum):
     ALL_TO_ALL = "all_to_all"
     PERMUTE = "permute"
     SLICE = "slice"
-    SEND_RECV = "send_recv"
+    SEND_RECV = "send_recv"  # both ends of a message
+    SEND = "send"
+    RECEIVE = "receive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
 
     `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
     """
-    if kind is Kind.SLICE:
+    if kind in (Kind.SLICE, Kind.SEND):
         return Polynomial()
-    if kind in (Kind.SEND_RECV, Kind.PERMUTE):
+    if kind in (Kind.SEND_RECV, Kind.RECEIVE, Kind.PERMUTE):
         return payload
     own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
     return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)

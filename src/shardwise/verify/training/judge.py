@@ -90,27 +90,29 @@ def _known(error: float) -> float:
 
 def differing(case: Case, issued: Sequence[Sequence[Issued]]) -> tuple[str, ...]:
     """What ranks issued otherwise than the instruction list has it, in words; rows to experts and back are counted over all."""
-    planned = case.instance.issued(case.num_micro_batches)
     found: list[str] = []
-    for rank, sequence in enumerate(issued):
-        wanted, counted = comparable(planned, Counter(sequence))
+    instances = [case.instance.at(coordinate.get("pp", 0)) for coordinate in case.instance.mesh.coordinates()]
+    lists = {one.pp_rank: one.issued(case.num_micro_batches) for one in instances}
+    for rank, (instance, sequence) in enumerate(zip(instances, issued, strict=True)):
+        wanted, counted = comparable(lists[instance.pp_rank], Counter(sequence))
         found += [
             f"rank {rank}: {wanted[one]} {one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes in {one.dtype} planned, "
             f"{counted[one]} issued"
             for one in sorted({*wanted, *counted})
             if wanted[one] != counted[one]
         ]
-        found += [f"rank {rank}: {text}" for text in _out_of_order(case, sequence)]
+        found += [f"rank {rank}: {text}" for text in _out_of_order(instance.of_step(case.num_micro_batches), sequence)]
+    planned = sum((lists[one.pp_rank] for one in instances), Counter[Issued]())
     return (*found, *_rows(planned, [Counter(sequence) for sequence in issued]))
 
 
-def _out_of_order(case: Case, sequence: Sequence[Issued]) -> Iterator[str]:
+def _out_of_order(listed: Iterable[Issued], sequence: Sequence[Issued]) -> Iterator[str]:
     """The first collective on activations that does not come where the list has it. Those of weights come between them, and those
     of a ring, of two tensors at once, are counted only."""
-    listed = [one for one in case.instance.of_activations() if one.kind is not Kind.PERMUTE]
+    listed = [one for one in listed if one.kind is not Kind.PERMUTE]
     rows = {(one.kind, one.axes) for one in listed if one.what == ROWS}
     coming = iter(sequence)
-    for one in listed * case.num_micro_batches:
+    for one in listed:
         bare = one._replace(what="")
         uneven = (one.kind, one.axes) in rows
         if not any((seen[:3] == bare[:3]) if uneven else seen == bare for seen in coming):
@@ -123,7 +125,7 @@ def _rows(planned: Counter[Issued], issued: Sequence[Counter[Issued]]) -> Iterat
     """A router sends each token to as many experts as it chooses: all ranks together send as many bytes as planned."""
     kinds = {(one.kind, one.axes) for one in planned if one.what == ROWS and one.kind is Kind.ALL_TO_ALL}
     for kind, axes in sorted(kinds):
-        wanted = len(issued) * _bytes(planned, kind, axes)
+        wanted = _bytes(planned, kind, axes)
         sent = sum(_bytes(seen, kind, axes) for seen in issued)
         if sent != wanted:
             yield f"all ranks: {kind} over {', '.join(axes)} of {wanted} bytes planned, {sent} issued"
