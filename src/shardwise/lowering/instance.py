@@ -21,7 +21,7 @@ from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import TIED, Parameter, PlacedUnit, parameters, unit_paths, used_parameters
-from shardwise.lowering.stages import held_stages, placement_of, stage_units
+from shardwise.lowering.stages import held_stages, stage_units
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
@@ -30,9 +30,10 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, ActionList, Placement
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList
 from shardwise.schedule.build import build
-from shardwise.schedule.messages import exchanges
+from shardwise.schedule.messages import Step, exchanges, posted
+from shardwise.schedule.rounds import forward_passes
 from shardwise.sharding.collective import ROWS, Issued, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
@@ -64,15 +65,10 @@ class Instance:
         return self if pp_rank == self.pp_rank else replace(self, pp_rank=pp_rank)
 
     @cached_property
-    def placement(self) -> Placement:
-        """On which rank along `pp` each virtual stage is."""
-        return placement_of(self.layout)
-
-    @cached_property
     def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
         """The virtual stages that the rank holds, in the model's order, and their units."""
         units = stage_units(self.architecture, self.layout)
-        return {stage: units[stage] for stage in held_stages(self.placement, self.pp_rank)}
+        return {stage: units[stage] for stage in held_stages(self._usual.placement, self.pp_rank)}
 
     @cached_property
     def units(self) -> tuple[PlacedUnit, ...]:
@@ -180,13 +176,38 @@ class Instance:
     def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
         """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
         split is whole already."""
-        weights = [name for group in weight_groups(self.unit(unit)) if phase in group.passes for name in group.weights]
+        again = {"forward"} if self.unit(unit).kept and not self.turns else set()
+        passes = {phase} | again if phase == "backward" else {phase}
+        moved = (group for group in weight_groups(self.unit(unit)) if not passes.isdisjoint(group.passes))
+        weights = [name for group in moved for name in group.weights]
         needed = {self.used[path][name].name for name in weights}
         return tuple(group for group in self.groups if group.sync.gather and not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
-        """Whether a unit's backward pass reads the weights that its forward pass gathered."""
-        return bool(self.unit(unit).kept)
+        """Whether a unit's backward pass reads the weights that its forward pass gathered: where it follows at once."""
+        return bool(self.unit(unit).kept) and self.turns
+
+    @property
+    def splits(self) -> bool:
+        """Whether weights' gradients wait (I and W), or a backward pass is whole (B)."""
+        return any(action.kind == WEIGHT for _, _, action in self._usual.actions())
+
+    @cached_property
+    def turns(self) -> bool:
+        """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
+        last = self._usual.num_stages - 1
+        return all(
+            len(slot) == 1 and following in [(Action(kind, *action[1:]),) for kind in (BACKWARD, INPUT)]
+            for slots in self._usual.order
+            for slot, following in zip(slots, [*slots[1:], ()], strict=True)
+            for action in slot
+            if action[:2] == (FORWARD, last)
+        )
+
+    @cached_property
+    def _usual(self) -> ActionList:
+        """What the ranks run, with as many micro-batches as any schedule asks for."""
+        return self.actions(2 * self.layout.pp)
 
     def actions(self, num_micro_batches: int) -> ActionList:
         """What the ranks along `pp` run in a step, in order: one after the other without a pipeline."""
@@ -210,11 +231,18 @@ class Instance:
         family = replace(self.family, recompute=self.recompute(path, unit))
         return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
 
+    def steps(self, num_micro_batches: int) -> tuple[Step, ...]:
+        """The passes that the rank runs in a step, in order, with the messages around them."""
+        return posted(exchanges(self.actions(num_micro_batches))[self.pp_rank])
+
+    def forward_steps(self, num_micro_batches: int) -> tuple[Step, ...]:
+        """Likewise of forward passes alone."""
+        return posted(exchanges(forward_passes(self._usual.placement, num_micro_batches))[self.pp_rank])
+
     def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
         """What moves activations in a step, in the order in which it is issued; but those of a ring are issued block by block,
         with both tensors of a block at once."""
-        actions = self.actions(num_micro_batches)
-        for step in exchanges(actions)[self.pp_rank]:
+        for step in self.steps(num_micro_batches):
             yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
             for action in step.slot:
                 yield from self.of_pass(action.kind, action.stage)
@@ -225,6 +253,11 @@ class Instance:
         for path, unit in self.in_order(kind, stage):
             for one in self._moving(path, unit, kind):
                 yield from self._issued_for(one)
+
+    def giving(self, kind: str, stage: int) -> tuple[str, ...]:
+        """The paths of the units that give gradients of weights in a pass."""
+        giving = {BACKWARD: (True, False), INPUT: (False,), WEIGHT: (True,)}[kind]
+        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT) in giving)
 
     def in_order(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
         """The units of a stage in the order in which a pass runs through them; weights' gradients are the layers' alone."""
@@ -301,7 +334,8 @@ class Instance:
                 for one in self.traffic(unit.kind):
                     if one.carries_weights and not self._serves_head(one):
                         times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
-                        yield from ((array, times) for array in self._arrays(one))
+                        again = self.unit(unit.kind).kept and not self.turns and one.phase == "forward"
+                        yield from ((array, times * (2 if again else 1)) for array in self._arrays(one))
 
     def _serves_head(self, one: Traffic) -> bool:
         """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,

@@ -9,7 +9,6 @@ from shardwise.layout.stages import virtual_stages
 from shardwise.lowering.parameters import PlacedUnit, unit_paths
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.action import Placement
-from shardwise.schedule.build import build
 
 
 def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[PlacedUnit, ...], ...]:
@@ -27,12 +26,6 @@ def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[Place
     stages[0].insert(0, embedding)
     stages[-1] += behind
     return tuple(map(tuple, stages))
-
-
-def placement_of(layout: Layout) -> Placement:
-    """On which rank along `pp` each virtual stage is."""
-    # 2p micro-batches are enough for every schedule, and a multiple of what any asks for
-    return build(layout.schedule, layout.pp, 2 * layout.pp, layout.num_virtual_stages).placement
 
 
 def held_stages(placement: Placement, rank: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
@@ -70,6 +71,14 @@ def exchanges(actions: ActionList) -> tuple[tuple[Step, ...], ...]:
     return tuple(
         tuple(_steps(actions, rank, outbox[rank], channels, number, producer)) for rank in range(actions.num_ranks)
     )
+
+
+def posted(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """A rank's steps with each receive posted one slot earlier, so that it arrives beside what runs in front of it."""
+    following = [*(step.receives for step in steps[1:]), ()]
+    first = steps[0].receives if steps else ()
+    ahead = [*((first + following[0]),), *following[1:]] if steps else []
+    return tuple(step._replace(receives=receives) for step, receives in zip(steps, ahead, strict=True))
 
 
 def _steps(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Order, Slot
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Order, Placement, Slot
 
 
 def one_then_one(
@@ -33,6 +34,17 @@ def one_then_one(
             split = (_slots(INPUT, turns, behind), _slots(WEIGHT, turns, behind))
             found.append(_merged(forward, split[0], ahead[rank], split[1], late[rank]))
     return tuple(found)
+
+
+def forward_passes(placement: Placement, m: int) -> ActionList:
+    """The forward passes of m micro-batches alone, one after the other: an evaluation."""
+    every = [Action(FORWARD, stage, micro_batch) for micro_batch in range(m) for stage in range(len(placement.ranks))]
+    found = ActionList(name="forward", order=((),) * placement.num_ranks, placement=placement, num_micro_batches=m)
+    own = [
+        [(one,) for one in every if found.rank_of(one.stage, one.micro_batch) == rank]
+        for rank in range(found.num_ranks)
+    ]
+    return replace(found, order=tuple(map(tuple, own)))
 
 
 def _slots(kind: str, turns: Sequence[tuple[int, int]], stages: Sequence[int]) -> list[Slot]:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
 )  # the documented way to see every operation; it has no other name
 
+from shardwise.lowering.instance import PIPELINE
 from shardwise.sharding.collective import Issued, Kind
 from shardwise.train.formats import DTYPES
 from shardwise.train.world import World
@@ -24,8 +25,8 @@ OPERATIONS: dict[str, tuple[Kind, int]] = {
     "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
     "alltoall_base_": (Kind.ALL_TO_ALL, 1),
     "send": (Kind.PERMUTE, 0),
+    "recv_": (Kind.RECEIVE, 0),
 }
-RECEIVED = ("recv_",)  # the other end of what is sent
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -52,15 +53,18 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
-        if name in RECEIVED:
-            return
         if name not in OPERATIONS:
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
         kind, place = OPERATIONS[name]
         group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        axes = self.world.axes_of(group)
+        if axes == PIPELINE and kind is Kind.PERMUTE:
+            kind = Kind.SEND
+        elif axes != PIPELINE and kind is Kind.RECEIVE:
+            return  # the other end of what is permuted
         for tensor in _tensors(args[place]):
             num_bytes = tensor.numel() * tensor.element_size()
-            self.sequence.append(Issued(kind, self.world.axes_of(group), NAMES[tensor.dtype], num_bytes, ""))
+            self.sequence.append(Issued(kind, axes, NAMES[tensor.dtype], num_bytes, ""))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

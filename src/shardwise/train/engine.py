@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.build import Ends, torch_model
+from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.initialise import initial_value
 from shardwise.engine.torch.rank import Rank
 from shardwise.layout.context import variant_of
-from shardwise.lowering.instance import Instance
-from shardwise.lowering.parameters import unit_paths
+from shardwise.lowering.instance import PIPELINE, Instance
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
@@ -23,6 +23,7 @@ from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.parallel.reducer import GradientReducer
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
+from shardwise.train.passes import Parts, StepPasses
 from shardwise.train.recipe import Recipe
 from shardwise.train.routing import Balancer
 from shardwise.train.world import World
@@ -46,17 +47,20 @@ class Engine:
     """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
     def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
-        self.instance, self.recipe, self.world = instance, recipe, world
+        self.recipe, self.world = recipe, world
+        self.instance = instance = instance.at(world.coordinate.get("pp", 0))
         formats = formats_of(instance.precision)
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
         self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
         for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
             world.group(axes)
+            if axes == PIPELINE:
+                world.group(axes, onward=False)
         trained = [group for group in self.groups if group.group.trained]
         self.reducer = GradientReducer(
             trained, self._gradient_names(), self.exchange, reduction=recipe.reduction,
-            each_micro_batch=recipe.reduce_each_micro_batch,
+            each_pass=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
@@ -86,7 +90,7 @@ class Engine:
 
     def _gatherer(self) -> WeightGatherer:
         instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
-        units = list(unit_paths(instance.architecture))
+        units = instance.units
         forward, backward = (
             [[flat[group] for group in instance.gathered(path, unit, phase)] for path, unit in units]
             for phase in ("forward", "backward")
@@ -121,12 +125,8 @@ class Engine:
         self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int
     ) -> StepResult:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
-        self.reducer.begin_step()
         self.balancer.begin_step()
-        losses: Sequence[Tensor] = ()
-        for number, batch in enumerate(micro_batches, start=1):
-            own = self._micro_batch(batch, num_targets, num_micro_batches, last=number == num_micro_batches)
-            losses = [one + earlier for one, earlier in zip(own, losses, strict=True)] if losses else own
+        losses = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches).run() or self._none()
         self.balancer.end_step()
         self.gradients_ended()
         norm = self.updater.norm()
@@ -137,27 +137,29 @@ class Engine:
         loss, *further = (self.exchange.sum_now(one, self.instance.loss_axes) for one in losses)
         return StepResult(loss, norm, tuple(further))
 
-    def _micro_batch(
-        self, batch: MicroBatch, num_targets: int, num_micro_batches: int, *, last: bool
-    ) -> tuple[Tensor, ...]:
-        """The loss, and those of multi-token prediction."""
-        self.reducer.begin_micro_batch(last=last)
-        with self.clock("forward"):
-            on_way = self.model.forward(batch, num_targets, trains=True)
-            penalties = self.balancer.penalties(on_way.routed, num_micro_batches)
-        self.forward_ended()
-        with self.clock("backward"):
-            self.model.backward(on_way, penalties)
-            self.reducer.end_micro_batch()
-            self.gatherer.end()
-        return on_way.loss, *on_way.further
+    def _parts(self) -> Parts:
+        return Parts(
+            self.instance,
+            self.model,
+            self.reducer,
+            self.gatherer,
+            self.balancer,
+            self.exchange,
+            self.clock,
+            self.forward_ended,
+        )
+
+    def _none(self) -> list[Tensor]:
+        """The losses of a process without a head: nothing of each."""
+        count, dtype = 1 + self.instance.architecture.num_predict_layers, at_least_fp32(self.model.dtype)
+        return [torch.zeros((), dtype=dtype, device=self.world.device) for _ in range(count)]
 
     @torch.no_grad()
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """The loss of a batch, without a step."""
-        parts = [self.model.forward(one, num_targets, trains=False).loss for one in micro_batches]
-        self.gatherer.end()
-        return self.exchange.sum_now(torch.stack(parts).sum(), self.instance.loss_axes)
+        batches = list(micro_batches)
+        (loss, *_) = StepPasses(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._none()
+        return self.exchange.sum_now(loss, self.instance.loss_axes)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""

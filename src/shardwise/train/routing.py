@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ class Balancer:
 
     def __init__(self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe) -> None:
         self.biases, self.exchange, self.axes, self.recipe = biases, exchange, axes, recipe
-        self.counts: Tensor | None = None
+        self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
         self.loss: Tensor | None = None
 
     def begin_step(self) -> None:
-        self.counts = self.loss = None
+        self.counts, self.loss = {}, None
 
     @torch.no_grad()
     def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:
@@ -37,33 +37,36 @@ class Balancer:
             return {}
         sums = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
         if self.recipe.balance != "auxiliary":
-            self._count(sums[0])
+            self._count(routed, sums[0])
             return {}
         counts, probabilities = self.exchange.sum_now(sums, self.axes).unbind()
-        self._count(counts)
+        self._count(routed, counts)
         loss, gradient = auxiliary_loss(counts, probabilities)
         self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
         scale = self.recipe.balance_coefficient / num_micro_batches
         return dict(zip(routed, (scale * gradient).unbind(), strict=True))
 
-    def _count(self, counts: Tensor) -> None:
-        self.counts = counts if self.counts is None else self.counts + counts
+    def _count(self, places: Iterable[int], counts: Tensor) -> None:
+        for place, rows in zip(places, counts, strict=True):
+            self.counts[place] = self.counts[place] + rows if place in self.counts else rows
 
     @torch.no_grad()
     def end_step(self) -> None:
         """Move the biases of the choice, where the recipe balances by them."""
-        if self.counts is None or self.recipe.balance != "bias":
+        if not self.counts or self.recipe.balance != "bias":
             return
-        self.counts = self.exchange.sum_now(self.counts, self.axes)
-        for bias, counts in zip(self.biases.values(), self.counts, strict=True):
-            balance(bias, counts, self.recipe.balance_rate)
+        places = sorted(self.counts)
+        summed = self.exchange.sum_now(torch.stack([self.counts[place] for place in places]), self.axes)
+        self.counts = dict(zip(places, summed, strict=True))
+        for place, counts in self.counts.items():
+            balance(self.biases[place], counts, self.recipe.balance_rate)
 
     @property
     def imbalance(self) -> float | None:
         """Rows of the fullest expert over the mean, the worst layer's; without balance those of this process alone."""
-        if self.counts is None:
+        if not self.counts:
             return None
-        counts = self.counts.to(torch.float64)
+        counts = torch.stack(list(self.counts.values())).to(torch.float64)
         return float((counts.max(dim=-1).values / counts.mean(dim=-1).clamp(min=1e-12)).max())
 
 

@@ -42,26 +42,31 @@ class World:
                 f"train: found {self.size} processes; the plan requires {mesh.num_devices}, one for each of its devices"
             )
         self.coordinate = list(mesh.coordinates())[self.rank]
-        self._groups: dict[Axes, dist.ProcessGroup] = {}
+        self._groups: dict[tuple[Axes, bool], dist.ProcessGroup] = {}
 
     def position(self, axes: Iterable[str]) -> int:
         """This process's place in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))
 
-    def group(self, axes: Axes) -> dist.ProcessGroup:
-        """The process group of this process over some axes, its ranks in the order of these axes."""
-        if axes not in self._groups:
+    def group(self, axes: Axes, *, onward: bool = True) -> dist.ProcessGroup:
+        """The process group of this process over some axes, its ranks in the order of these axes.
+
+        Messages to processes that come before have another one than those `onward`: NCCL runs what is sent and what is received
+        within a group one after the other, and two processes that send to one another would wait for ever.
+        """
+        key = axes, onward
+        if key not in self._groups:
             members = self._members(axes)
             with waits_for(f"the process group over {', '.join(axes)}"):
                 for ranks in members:  # every process makes all of them, in one order
                     made = dist.new_group(ranks, timeout=self.timeout, sort_ranks=False)
                     if self.rank in ranks:
-                        self._groups[axes] = made
-        return self._groups[axes]
+                        self._groups[key] = made
+        return self._groups[key]
 
     def axes_of(self, group: dist.ProcessGroup) -> Axes:
         """The axes that a process group is over. Raises `KeyError` for one that was not made here."""
-        return {made: axes for axes, made in self._groups.items()}[group]
+        return {made: axes for (axes, _), made in self._groups.items()}[group]
 
     def _members(self, axes: Axes) -> list[list[int]]:
         """Ranks of each group over some axes."""

@@ -29,6 +29,7 @@ from shardwise.engine.torch.weights import parameter_shapes
 from shardwise.lowering.instance import Instance
 from shardwise.model.numerics import DEFAULT
 from shardwise.precision import precision_named
+from shardwise.schedule.action import BACKWARD
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.parallel.update import SMALLEST_NORM, sum_of_squares
 from shardwise.train.recipe import Recipe
@@ -139,7 +140,7 @@ def layer(sample: Sample, place: torch.device) -> Operation:
         one.put(held, {**one.weights, ANGLES: angles, "x": x, SIGHT: Sight(), GRADIENTS: Discarded()})
         run(unit.forward, held)
         one.put(held, {f"d.{unit.output}": given.clone()})
-        run(unit.backward, held)
+        run(unit.backward[BACKWARD].steps, held)
 
     return Operation(both, 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
-from shardwise.lowering.instance import Instance
+from shardwise.lowering.instance import SPLIT, Instance
 from shardwise.lowering.parameters import unit_paths
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.model.decoder import PREDICTS
 
 
 class Ends(NamedTuple):
@@ -28,7 +28,7 @@ class Ends(NamedTuple):
 
 
 def torch_model(
-    instance: Instance, dtype: torch.dtype, ends: Callable[[str], Ends], device: torch.device, *,
+    instance: Instance, dtype: torch.dtype, ends_of: Callable[[str], Ends], device: torch.device, *,
     rank: Rank | None = None, movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
     prediction_weight: float = 1.0,
 ) -> TorchModel:  # fmt: skip
@@ -41,32 +41,29 @@ def torch_model(
     units: dict[tuple[str, str], TorchUnit] = {}
     rank = rank or Rank(instance.mesh)
     layers = []
-    for path, kind, number in _placed(architecture):
-        key = kind, instance.recompute(path, kind)
+    numbers = _numbers(architecture)
+    for path, kind in instance.units:
+        key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
         if key not in units:
             sizes = architecture.dense() if kind == "dense_block" else architecture
             units[key] = TorchUnit(
-                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None
-            )
+                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
+                split=instance.splits and kind in SPLIT,
+            )  # fmt: skip
         layers.append(
-            Layer(path, units[key], *ends(path), number=number, balance_bias=_bias(architecture, kind, device))
+            Layer(path, units[key], *ends_of(path), number=number, balance_bias=_bias(architecture, kind, device))
         )
+    ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     return TorchModel(
-        architecture,
-        layers,
-        dtype,
-        rank,
-        movement=movement,
-        recomputing=recomputing,
-        prediction_weight=prediction_weight,
-    )
+        architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
+        stages={stage: range(*two) for stage, two in zip(instance.stages, itertools.pairwise(ends), strict=True)},
+    )  # fmt: skip
 
 
-def _placed(architecture: Architecture) -> Iterator[tuple[str, str, int | None]]:
-    """Path and kind of each unit, and of one with a block its number: those of multi-token prediction follow the layers."""
-    numbers = itertools.count()
-    for path, kind in unit_paths(architecture):
-        yield path, kind, next(numbers) if kind in LAYERS + PREDICTS else None
+def _numbers(architecture: Architecture) -> dict[str, int]:
+    """The number of each unit with a block, by its path: those of multi-token prediction follow the layers."""
+    blocks = (path for path, kind in unit_paths(architecture) if kind in SPLIT)
+    return {path: number for number, path in enumerate(blocks)}
 
 
 def _bias(architecture: Architecture, kind: str, device: torch.device) -> Tensor | None:

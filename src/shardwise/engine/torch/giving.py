@@ -38,6 +38,11 @@ def with_giving_behind(calls: Sequence[Call], weight_of: Mapping[str, str]) -> I
         yield from (_given(name, weight_of[name], call.phase) for name in call.writes if name in weight_of)
 
 
+def given_later(calls: Iterable[Call], weight_of: Mapping[str, str]) -> list[Call]:
+    """The giving away of all gradients that some calls make, for a pass that comes later."""
+    return [_given(name, weight_of[name], "backward") for call in calls for name in call.writes if name in weight_of]
+
+
 def _given(name: str, weight: str, phase: str) -> Call:
     return Call(lambda gradients, gradient: gradients.give(weight, gradient), (GRADIENTS, name), (), phase)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from shardwise.data.batches import IGNORED
 from shardwise.engine.torch.batch import MicroBatch, Sights
 from shardwise.engine.torch.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, TRAINS
+from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.loss import capped
 from shardwise.engine.torch.rank import Rank
@@ -21,6 +22,8 @@ from shardwise.engine.torch.unit import Held, TorchUnit, run
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import gradient_name
 from shardwise.model.decoder import PREDICTS
+from shardwise.schedule.action import BACKWARD, WEIGHT
+from shardwise.sharding.spec import Spec
 
 Clock = Callable[[], AbstractContextManager[None]]
 
@@ -28,12 +31,12 @@ Clock = Callable[[], AbstractContextManager[None]]
 class Movement(Protocol):
     """What is done around the units of a model, known by their places in its forward pass: weights come and go.
 
-    `following` is the place of the unit that runs next, if any does.
+    `following` is the place of the unit that runs next, if any does, `done` that of the one that has run before.
     """
 
     def before_forward(self, place: int, following: int | None) -> None: ...
     def after_forward(self, place: int) -> None: ...
-    def before_backward(self, place: int) -> None: ...
+    def before_backward(self, place: int, done: int | None, following: int | None) -> None: ...
 
 
 class Resting:
@@ -45,7 +48,8 @@ class Resting:
     def after_forward(self, place: int) -> None:
         """Nothing has to go."""
 
-    before_backward = after_forward
+    def before_backward(self, place: int, done: int | None, following: int | None) -> None:
+        """Nothing has to come or go."""
 
 
 @dataclass
@@ -75,13 +79,16 @@ class Layer:
 
 @dataclass
 class Pass:
-    """A micro-batch on its way: its loss, those of multi-token prediction with their weight, what each unit holds, and by the
-    places of routers what these did, [2, E]."""
+    """A micro-batch on its way through a stage: the `places` of its units, its loss, those of multi-token prediction with their
+    weight, what each unit holds by its place, by the places of routers what these did, [2, E], and the hidden state that the next
+    stage takes."""
 
+    places: Sequence[int]
     loss: Tensor
     further: list[Tensor] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
+    output: Tensor | None = None
 
     def take(self, place: int, layer: Layer, held: Held) -> Tensor | None:
         """Take what a unit's forward pass has made: the hidden state, which is the next unit's then, its loss, and its router's
@@ -102,15 +109,20 @@ class Pass:
 
 
 class TorchModel:
-    """The units of a model in the order of its forward pass. `recomputing` is entered around what is made again.
+    """The units of a model, or of some stages of it, in the order of its forward pass. `recomputing` is entered around what is
+    made again.
 
-    `prediction_weight` multiplies the mean loss of the modules of multi-token prediction, which run in training alone.
+    `stages` are the places of each stage's units; of a model in one piece there is one stage. `prediction_weight` multiplies the
+    mean loss of the modules of multi-token prediction, which run in training alone.
     """
 
     def __init__(
         self, architecture: Architecture, layers: Sequence[Layer], dtype: torch.dtype, rank: Rank, *,
         movement: Movement | None = None, recomputing: Clock = nullcontext, prediction_weight: float = 1.0,
+        stages: Mapping[int, range] | None = None,
     ) -> None:  # fmt: skip
+        self.stages = stages or {0: range(len(layers))}
+        self.device = next(weight.device for layer in layers for weight in layer.weights.values())
         self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.movement: Movement = movement or Resting()
         self.recomputing, self.prediction_weight = recomputing, prediction_weight
@@ -122,13 +134,25 @@ class TorchModel:
         return {place: bias for place, bias in found if bias is not None}
 
     @torch.no_grad()
-    def forward(self, batch: MicroBatch, num_targets: int | Tensor, *, trains: bool) -> Pass:
+    def forward(
+        self,
+        batch: MicroBatch,
+        num_targets: int | Tensor,
+        *,
+        trains: bool,
+        stage: int | None = None,
+        x: Tensor | None = None,
+    ) -> Pass:
         """The loss of a micro-batch, divided by the targets of the whole step; to train, each unit holds what it saved.
+
+        Of a stage of several, `x` is the hidden state that the one before gives.
 
         Raises `InputError` where sequences are longer than a learned table of positions.
         """
-        on_way, x, chain = Pass(torch.zeros(())), None, None
-        for place, following, sights, shared in self._in_order(batch, 1.0 / num_targets, trains=trains):
+        places = [place for place in self._places(stage) if trains or not self.layers[place].predicts]
+        zero = torch.zeros((), dtype=at_least_fp32(self.dtype), device=batch.ids_BT.device)
+        on_way, chain = Pass(places, zero), None
+        for place, following, sights, shared in self._in_order(places, batch, 1.0 / num_targets, trains=trains):
             layer = self.layers[place]
             self.movement.before_forward(place, following)
             held = self._begin(layer, sights, shared, x if chain is None or not layer.predicts else chain)
@@ -137,17 +161,33 @@ class TorchModel:
             x, chain = (x, made) if layer.predicts else (made, None)
             self.movement.after_forward(place)
             if trains:
-                on_way.held.append(held)
+                on_way.held[place] = held
+        on_way.output = x
         return on_way
 
+    def hidden(self, spec: Spec, shape: Sequence[int]) -> Tensor:
+        """Room for this rank's part of a hidden state of a micro-batch [B, T]."""
+        sizes = dict(zip(("B", "T", "D"), (*shape, self.architecture.d_model), strict=True))
+        parts = {
+            dim: self.rank.mesh.size(axes) for dim, axes in zip(spec.dims, self.rank.sharding(spec).axes, strict=True)
+        }
+        local = [shape[0], *(sizes[dim] // parts[dim] for dim in ("T", "D"))]
+        return torch.empty(local, dtype=self.dtype, device=self.device)
+
+    def _places(self, stage: int | None) -> range:
+        """Of the units of a stage; of a model in one piece of all."""
+        if stage is None:
+            (only,) = self.stages.values()
+            return only
+        return self.stages[stage]
+
     def _in_order(
-        self, batch: MicroBatch, scale: float | Tensor, *, trains: bool
+        self, places: Sequence[int], batch: MicroBatch, scale: float | Tensor, *, trains: bool
     ) -> Iterator[tuple[int, int | None, Sights, dict[str, Any]]]:
         """The place of each unit that runs, that of the next one, and what the unit reads of the batch.
 
         Each module of multi-token prediction is one token further than the one before.
         """
-        places = [place for place, layer in enumerate(self.layers) if trains or not layer.predicts]
         further, whole = batch, Sights(self.architecture, batch, self.dtype, self.rank)
         for place, following in itertools.zip_longest(places, places[1:]):
             predicts = self.layers[place].predicts
@@ -171,22 +211,43 @@ class TorchModel:
         return held
 
     @torch.no_grad()
-    def backward(self, on_way: Pass, penalties: Mapping[int, Tensor] | None = None) -> None:
+    def backward(
+        self,
+        on_way: Pass,
+        penalties: Mapping[int, Tensor] | None = None,
+        *,
+        kind: str = BACKWARD,
+        dx: Tensor | None = None,
+    ) -> Tensor | None:
         """Hand the gradient of every weight to where it goes. `penalties` [E]: the gradient of each token's scores by a loss that
-        evens the shares of a router's experts out, by its place."""
-        dx: Tensor | None = None
+        evens the shares of a router's experts out, by its place.
+
+        Of a stage of several, `dx` is the gradient of the hidden state that it gave; that of the one that it took is returned.
+        A backward pass of the `kind` I leaves the gradients of layers' weights to `weights`.
+        """
         dchain: Tensor | None = None
-        for place in reversed(range(len(self.layers))):
-            layer, held = self.layers[place], on_way.held.pop()
-            self.movement.before_backward(place)
+        order = on_way.places[::-1]
+        for done, place, following in zip((None, *order[:-1]), order, (*order[1:], None), strict=True):
+            layer, held = self.layers[place], on_way.held[place]
+            backward = layer.unit.backward.get(kind) or layer.unit.backward[BACKWARD]
+            if WEIGHT not in layer.unit.backward:
+                del on_way.held[place]
+            self.movement.before_backward(place, done, following)
             given = gradient_name(layer.unit.output or "")
             layer.put(held, {PENALTY: (penalties or {}).get(place), given: dchain if layer.predicts else dx})
             dx, dchain = (dx if layer.predicts else None), None
-            if layer.unit.recompute:
+            if backward.recompute:
                 with self.recomputing():
-                    run(layer.unit.recompute, held)
-            run(layer.unit.backward, held)
+                    run(backward.recompute, held)
+            run(backward.steps, held)
             dx, dchain = self._gradients(place, held, dx)
+        return dx
+
+    @torch.no_grad()
+    def weights(self, on_way: Pass) -> None:
+        """Hand the gradients of layers' weights to where they go, behind a backward pass that has left them."""
+        for place in sorted(on_way.held, reverse=True):
+            run(self.layers[place].unit.backward[WEIGHT].steps, on_way.held.pop(place))
 
     def _gradients(self, place: int, held: Held, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of the hidden state of the layers, `dx` of which the head gave, and of that of the module of multi-token
@@ -203,7 +264,8 @@ class TorchModel:
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least."""
         x, batch = None, MicroBatch(ids_BT, torch.full_like(ids_BT, IGNORED), documents_BT)
-        for place, following, sights, shared in self._in_order(batch, 1.0, trains=False):
+        places = [place for place in self._places(None) if not self.layers[place].predicts]
+        for place, following, sights, shared in self._in_order(places, batch, 1.0, trains=False):
             layer = self.layers[place]
             self.movement.before_forward(place, following)
             held = self._begin(layer, sights, shared, x)

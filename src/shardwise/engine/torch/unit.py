@@ -12,7 +12,7 @@ from shardwise.derive.walk import Compute
 from shardwise.engine.torch.calls import ROUTED, SIGHT, TRAINS, Call, Calls
 from shardwise.engine.torch.compiling import compiled
 from shardwise.engine.torch.fusing import in_calls
-from shardwise.engine.torch.giving import with_giving, with_giving_behind
+from shardwise.engine.torch.giving import given_later, with_giving, with_giving_behind
 from shardwise.engine.torch.moving import MOVING, Moving
 from shardwise.engine.torch.phases import Phase
 from shardwise.engine.torch.rank import Rank
@@ -22,8 +22,10 @@ from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import gradient_name
 from shardwise.model.program import Program, Role
+from shardwise.schedule.action import BACKWARD, INPUT, WEIGHT
 
 Held = list[Any]  # what a unit holds, by place
+BACKWARD_PHASES = ("recompute", "backward")
 
 
 class Step(NamedTuple):
@@ -35,16 +37,26 @@ class Step(NamedTuple):
     frees: tuple[int, ...]
 
 
+class Backward(NamedTuple):
+    """The steps of a backward pass, or of a part of it, behind those that make anew what was not saved."""
+
+    recompute: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
 class TorchUnit:
     """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
     that come and go, `loss` what else it makes.
 
-    `compiled`: calls that follow one another are compiled together.
+    `backward` has the backward pass by kind of pass (`schedule.action`): whole (B), or with `split` in two, of which the first
+    gives the gradient of the input (I) and the second those of the weights (W). `compiled`: calls that follow one another are
+    compiled together.
     """
 
     def __init__(
-        self, template: Template, architecture: Architecture, rank: Rank, dtype: torch.dtype, *, compiled: bool = False
-    ) -> None:
+        self, template: Template, architecture: Architecture, rank: Rank, dtype: torch.dtype, *,
+        compiled: bool = False, split: bool = False,
+    ) -> None:  # fmt: skip
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
         program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype)
@@ -54,23 +66,48 @@ class TorchUnit:
         self.loss = next((name for name in program.outputs if name != self.output), None)
         self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
         saved = {*(calls.key(*one) for one in self.unit.saved.items()), *program.outputs, ROUTED}
-        self.forward_calls = self._calls(calls, "forward", ("forward",), saved)
+        forward = self._made(calls, template.passes["forward"], ("forward",))
+        self.forward_calls = self._joined(calls, list(with_giving(forward, self.weight_of)), saved)
         self.forward = self._steps(self.forward_calls, saved)
-        given = {self.gradient_of_input or ""}
-        backward_calls = self._calls(calls, "backward", ("recompute", "backward"), given)
-        both = self._steps(backward_calls, given)
-        border = sum(call.phase == "recompute" for call in backward_calls)
-        self.recompute, self.backward = both[:border], both[border:]
+        self.backward = self._split(calls) if split else self._whole(calls)
         self.cuts = {key: cut for key, cut in calls.cuts.items() if key in self.place}
 
-    def _calls(self, calls: Calls, name: str, phases: Sequence[str], stays: Set[str]) -> list[Call]:
-        """The calls of a pass; `stays` is read after it."""
-        instructions = rings(calls, self.template.passes[name])
-        made = [call for phase in _phases(instructions, phases) for call in in_calls(calls, phase)]
+    def _whole(self, calls: Calls) -> dict[str, Backward]:
+        """The backward pass at once."""
+        given = {self.gradient_of_input or ""}
+        made = self._made(calls, self.template.passes["backward"], BACKWARD_PHASES)
+        giving = with_giving_behind if self.compiled else with_giving
+        joined = self._joined(calls, list(giving(made, self.weight_of)), given)
+        steps, border = self._steps(joined, given), sum(call.phase == "recompute" for call in joined)
+        return {BACKWARD: Backward(steps[:border], steps[border:])}
+
+    def _split(self, calls: Calls) -> dict[str, Backward]:
+        """In two: all gradients of weights are given away in the second part, also those that the first makes beside."""
+        given = {self.gradient_of_input or ""}
+        inputs = self._made(calls, self.template.of_inputs, BACKWARD_PHASES)
+        weights = self._made(calls, self.template.of_weights, BACKWARD_PHASES)
+        beside = {name for call in inputs for name in call.writes if name in self.weight_of}
+        giving = with_giving_behind if self.compiled else with_giving
+        later = [*given_later(inputs, self.weight_of), *giving(weights, self.weight_of)]
+        read = {name for call in later for name in call.reads}
+        first = self._joined(calls, inputs, given | beside | read)
+        second = self._joined(calls, later, set())
+        steps, border = self._steps([*first, *second], given), sum(call.phase == "recompute" for call in first)
+        return {
+            INPUT: Backward(steps[:border], steps[border : len(first)]), WEIGHT: Backward(steps=steps[len(first) :]),
+        }  # fmt: skip
+
+    @staticmethod
+    def _made(calls: Calls, instructions: Iterable[Instruction], phases: Sequence[str]) -> list[Call]:
+        """The calls of instructions."""
+        return [call for phase in _phases(rings(calls, instructions), phases) for call in in_calls(calls, phase)]
+
+    def _joined(self, calls: Calls, made: list[Call], stays: Set[str]) -> list[Call]:
+        """Calls, compiled together where the unit is; `stays` is read after them."""
         if not self.compiled:
-            return list(with_giving(made, self.weight_of))
+            return made
         sights = {key for key, (name, _) in calls.cuts.items() if name == SIGHT}
-        return compiled(list(with_giving_behind(made, self.weight_of)), stays, {calls.gates, TRAINS, *sights})
+        return compiled(made, stays, {calls.gates, TRAINS, *sights})
 
     @staticmethod
     def _hidden(program: Program, names: Iterable[str]) -> str | None:

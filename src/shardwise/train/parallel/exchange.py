@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +24,7 @@ class Pending:
     """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
     control."""
 
-    works: Sequence[dist.Work]
+    works: Sequence[Any]
     term: str
     clock: Clock
     kind: str
@@ -38,6 +39,10 @@ class Pending:
         ):
             for work in self.works:
                 work.wait()
+
+    def is_done(self) -> bool:
+        """Whether it is, without waiting."""
+        return all(work.is_completed() for work in self.works)
 
 
 class Exchange:
@@ -78,12 +83,24 @@ class Exchange:
         operations += [dist.P2POp(dist.irecv, one, group=group, group_peer=back) for one in received]
         return self._pending("Permute", dist.batch_isend_irecv(operations), sent, axes)
 
+    def send(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+        """To the process at the place `peer` along the axes."""
+        group = self.world.group(axes, onward=peer > self.world.position(axes))
+        works = [dist.isend(values, group=group, group_dst=peer)]
+        return self._pending("Send", works, [values], axes)
+
+    def receive(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+        """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
+        group = self.world.group(axes, onward=peer < self.world.position(axes))
+        works = [dist.irecv(values, group=group, group_src=peer)]
+        return self._pending("Receive", works, [values], axes)
+
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
         if axes:
             replace(self.all_reduce(values, axes), term="control").wait()
         return values
 
-    def _pending(self, kind: str, works: Sequence[dist.Work], payloads: Sequence[Tensor], axes: Axes) -> Pending:
+    def _pending(self, kind: str, works: Sequence[Any], payloads: Sequence[Tensor], axes: Axes) -> Pending:
         num_bytes = sum(one.numel() * one.element_size() for one in payloads)
         return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes)

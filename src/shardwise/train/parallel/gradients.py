@@ -15,13 +15,16 @@ from shardwise.train.parallel.flat import FlatGroup
 
 
 class GroupGradients:
-    """The gradients of one group in one micro-batch after the other. `uses`: how many units give a gradient of each member."""
+    """The gradients of one group in one backward pass after the other."""
 
-    def __init__(self, flat: FlatGroup, exchange: Exchange, uses: Counter[str]) -> None:
-        self.flat, self.exchange, self.uses = flat, exchange, uses
+    def __init__(self, flat: FlatGroup, exchange: Exchange) -> None:
+        self.flat, self.exchange = flat, exchange
         self.members = {member.parameter.name: member for member in flat.group.members}
-        self.fresh = True  # nothing has been added up in this step yet
-        self.absent = Counter(uses)  # of this micro-batch's gradients
+        self.fresh = True  # nothing has been scattered in this step yet
+        self.begun: set[str] = set()  # members that have a gradient from an earlier pass of this step
+        self.uses = Counter[str]()  # how many units of this pass give a gradient of each member
+        self.absent = Counter[str]()  # of these gradients
+        self.left = 0  # passes of this step that are still to come
         self.low = self._low()
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
@@ -36,11 +39,23 @@ class GroupGradients:
             return None
         return flat.zeros(flat.group.padded_size, formats.gradients)
 
-    def begin_step(self) -> None:
-        self.fresh = True
+    def begin_step(self, num_passes: int) -> None:
+        """So many passes will give gradients of the group."""
+        self.fresh, self.begun, self.left = True, set(), num_passes
 
-    def begin_micro_batch(self) -> None:
-        self.absent = Counter(self.uses)
+    def begin_pass(self, uses: Counter[str]) -> None:
+        """So many units are going to give a gradient of each member."""
+        self.uses, self.absent = uses, Counter(uses)
+        self.left -= 1
+
+    def end_pass(self) -> None:
+        """All have been given."""
+        self.begun |= set(self.uses)
+
+    @property
+    def last(self) -> bool:
+        """Whether this pass is the step's last that gives gradients of the group."""
+        return self.left == 0
 
     @property
     def array(self) -> Tensor:
@@ -56,7 +71,7 @@ class GroupGradients:
     def adds(self, name: str) -> bool:
         """Whether a gradient is added to what is there."""
         first = self.absent[name] == self.uses[name]
-        return not first or not (self.fresh or self.flat.scatters)
+        return not first or (name in self.begun and not self.flat.scatters)
 
     def target(self, name: str) -> tuple[Tensor | None, bool]:
         """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""

@@ -12,6 +12,7 @@ from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients
 
+Paths = tuple[str, ...]
 Names = Mapping[str, Mapping[str, str]]  # by unit's path, of each trained weight that it uses the parameter's full name
 
 
@@ -34,18 +35,17 @@ class GradientReducer:
     """The gradients of all groups. `groups` in the order in which they are ready; they are sent in this order on every process.
 
     `names` are those of the weights whose gradients each unit gives. `reduction`: "after" the backward pass, or as soon as a
-    group is ready. `each_micro_batch`: not only in a step's last.
+    group is ready. `each_pass`: not only in a step's last.
     """
 
     def __init__(
-        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, *, reduction: str, each_micro_batch: bool
+        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, *, reduction: str, each_pass: bool
     ) -> None:
-        uses = Counter(name for of_unit in names.values() for name in of_unit.values())
-        self.groups = [GroupGradients(group, exchange, _uses(group, uses)) for group in groups]
+        self.groups = [GroupGradients(group, exchange) for group in groups]
         self.group_of = {name: one for one in self.groups for name in one.members}
         self.names = names
-        self.after, self.each_micro_batch = reduction == "after", each_micro_batch
-        self.last = True
+        self.after, self.each_pass = reduction == "after", each_pass
+        self.passing: list[GroupGradients] = []  # those that this pass gives gradients of
         self.num_sent = 0
 
     def of_unit(self, path: str) -> UnitGradients:
@@ -58,15 +58,26 @@ class GradientReducer:
         if one.take(name, gradient):
             self._ready(one)
 
-    def begin_step(self) -> None:
+    def begin_step(self, passes: Counter[Paths]) -> None:
+        """`passes`: how often each of some sets of units gives gradients in the step, by their paths."""
+        found: Counter[int] = Counter()
+        for paths, times in passes.items():
+            found.update({id(one): times for one, _ in self._given_by(paths)})
         for one in self.groups:
-            one.begin_step()
+            one.begin_step(found[id(one)])
 
-    def begin_micro_batch(self, *, last: bool) -> None:
-        """`last`: of the step's micro-batches."""
-        self.last, self.num_sent = last, 0
-        for one in self.groups:
-            one.begin_micro_batch()
+    def begin_pass(self, paths: Paths) -> None:
+        """The units at these paths are going to give their gradients."""
+        given = self._given_by(paths)
+        self.passing, self.num_sent = [one for one, _ in given], 0
+        for one, uses in given:
+            one.begin_pass(uses)
+
+    def _given_by(self, paths: Paths) -> list[tuple[GroupGradients, Counter[str]]]:
+        """The groups that units give gradients of, and how many units give that of each member."""
+        uses = Counter(name for path in paths for name in self.names[path].values())
+        found = [(one, Counter({name: uses[name] for name in one.members if name in uses})) for one in self.groups]
+        return [(one, of_group) for one, of_group in found if of_group]
 
     def _ready(self, one: GroupGradients) -> None:
         if one.flat.splits_weights:
@@ -75,37 +86,28 @@ class GradientReducer:
             self._send_ready()
 
     def _sends(self, one: GroupGradients) -> bool:
-        return one.flat.scatters or self.last or self.each_micro_batch
+        return one.flat.scatters or one.last or self.each_pass
 
     def _send_ready(self) -> None:
         """Send the groups that are ready, in their order; of scattered ones the one before has arrived by then."""
-        while self.num_sent < len(self.groups) and not self.groups[self.num_sent].absent:
-            one = self.groups[self.num_sent]
+        while self.num_sent < len(self.passing) and not self.passing[self.num_sent].absent:
+            one = self.passing[self.num_sent]
             if one.flat.scatters and self.num_sent:
-                self.groups[self.num_sent - 1].receive()
+                self.passing[self.num_sent - 1].receive()
             if self._sends(one):
                 one.send()
             self.num_sent += 1
 
-    def end_micro_batch(self) -> None:
-        """Send what is left, wait for all of it; after the step's last micro-batch each process has the whole sum of its part."""
+    def end_pass(self) -> None:
+        """Send what is left, wait for all of it; after the step's last pass each process has the whole sum of its part."""
         self._send_ready()
-        for one in self.groups:
+        for one in self.passing:
             one.receive()
-            if not one.flat.scatters:
-                one.fresh = False
-        if self.last or self.each_micro_batch:
-            self._end_sum()
-
-    def _end_sum(self) -> None:
-        summed = [one for one in self.groups if self.last or not one.flat.scatters]
+            one.end_pass()
+        summed = [one for one in self.passing if one.last or (self.each_pass and not one.flat.scatters)]
         for one in summed:
             one.reduce_shards()
         for one in summed:
             one.receive_shards()
-            if not self.last:
+            if not one.last:
                 one.keep_own()
-
-
-def _uses(group: FlatGroup, uses: Counter[str]) -> Counter[str]:
-    return Counter({member.parameter.name: uses[member.parameter.name] for member in group.group.members})

@@ -33,13 +33,13 @@ class WeightGatherer:
         for group in self.forward[place] if place not in self.kept else ():
             group.release()
 
-    def before_backward(self, place: int) -> None:
-        """All units behind this one have run backward."""
-        if place + 1 < len(self.forward):
-            self._free_after_use(place + 1)
+    def before_backward(self, place: int, done: int | None, following: int | None) -> None:
+        """The unit before has run backward."""
+        if done is not None:
+            self._free_after_use(done)
         self._require(self.backward[place])
-        if place > 0:
-            self._start(self.backward[place - 1])
+        if following is not None:
+            self._start(self.backward[following])
 
     def _free_after_use(self, done: int) -> None:
         """Those that are still there: frozen weights have no gradient that says when they are done with, and lent ones have not
@@ -62,7 +62,7 @@ class WeightGatherer:
                 self.pending[id(group)] = self.exchange.all_gather(group.weights, group.shard, group.sync.gather)
 
     def end(self) -> None:
-        """Let go of everything at the end of a micro-batch."""
+        """Let go of everything at the end of a pass."""
         for groups in (*self.forward, *self.backward):
             for group in groups:
                 pending = self.pending.pop(id(group), None)
