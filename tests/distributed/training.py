@@ -48,9 +48,13 @@ PREDICTING = replace(
 )  # fmt: skip
 TIED_PREDICTING = replace(TIED, name="tied predicting", num_predict_layers=2)
 ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_layers=1)
+DEEP = replace(DENSE, name="deep", num_layers=8)
+DEEP_ROUTED = replace(ROUTED, name="deep routed", num_layers=5)
+DEEP_TIED = replace(TIED, name="deep tied", num_layers=4)
 MODELS = {
     one.name: one
     for one in (
+        DEEP, DEEP_ROUTED, DEEP_TIED,
         DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, WINDOWED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
     )
 }  # fmt: skip

@@ -34,10 +34,11 @@ Ordered = Kernel | Traffic | Slice  # what the derivation puts in order
 
 @dataclass(frozen=True)
 class Template:
-    """A unit's instructions by pass."""
+    """A unit's instructions by pass; over the axes of one device, `single`, there is no collective."""
 
     unit: Unit
     passes: Mapping[str, tuple[Instruction, ...]]
+    single: frozenset[str] = frozenset()
 
     @cached_property
     def of_inputs(self) -> tuple[Instruction, ...]:
@@ -58,18 +59,26 @@ class Template:
         """
         backward, found = self.unit.backward, []
         wanted = {
-            Held(name, backward.specs[name])
-            for name in backward.program.outputs
-            if self.unit.tensors[name].role is Role.RESIDUAL
+            *self._of_several(
+                Held(name, backward.specs[name])
+                for name in backward.program.outputs
+                if self.unit.tensors[name].role is Role.RESIDUAL
+            )
         }
         for one in reversed(self.passes["backward"]):
             if isinstance(one, Free):
                 continue
             ends = list(_ends(one))
-            needed = any(not wanted.isdisjoint(writes) for _, writes in ends) or _brings_weights(one)
-            wanted |= {held for reads, _ in ends for held in reads if needed}
+            needed = any(not wanted.isdisjoint(self._of_several(writes)) for _, writes in ends) or _brings_weights(one)
+            wanted |= {held for reads, _ in ends for held in self._of_several(reads) if needed}
             found.append((one, needed))
         return tuple(reversed(found))
+
+    def _of_several(self, held: Iterable[Held]) -> Iterator[Held]:
+        """Tensors by the axes of several devices that split them."""
+        for name, spec in held:
+            partial = tuple(axis for axis in spec.partial if axis not in self.single)
+            yield Held(name, Spec(spec.dims, spec.without(self.single).axes, partial))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -105,7 +114,7 @@ def template_of(
         ordered = [step for phase in phases for step in _in_order(unit, phase, launched[phase], traffic)]
         unplaced = [one for one in traffic if one.phase in phases and one.place < 0]
         passes[name] = tuple(_freed(unit, name, [*_Pass(unit, ordered).instructions(unplaced)]))
-    return Template(unit, passes)
+    return Template(unit, passes, single)
 
 
 def _in_order(
