@@ -123,7 +123,7 @@ class Found:
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    biases: list[torch.Tensor] = field(default_factory=list)
+    biases: dict[str, torch.Tensor] = field(default_factory=dict)
     issued: list[Issued] = field(default_factory=list)
 
 
@@ -178,7 +178,7 @@ def plain(case: Case) -> Found:
             for bias, rows in zip(model.buffers(), sum(counts), strict=True):
                 balance(bias, rows, recipe.balance_rate)
     found.weights = {name: one.detach().clone().flatten() for name, one in model.named_parameters()}
-    found.biases = [one.clone() for one in model.buffers()]
+    found.biases = {name: one.clone() for name, one in model.named_buffers()}
     return found
 
 
@@ -232,7 +232,7 @@ def trained(case: Case) -> Found:
         found.norms.append(result.norm.item())
         found.gradients.append(before())
     found.weights = gathered(engine, "state")
-    found.biases = [one.clone() for _, one in engine.buffers()]
+    found.biases = {name: one.clone() for name, one in engine.buffers()}
     with Capture(engine.world) as capture:
         run_step(engine, case, STEPS)
     found.issued = capture.sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.lowering.flat import aligned, openings, shard_elements
 from shardwise.lowering.parameters import Parameter
@@ -34,11 +34,12 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Parameters of a unit that are gathered and reduced as one flat array, split over `num_shards` devices; `sync` names axes of
-    more than one device."""
+    more than one device. `shared`: the opposite rank of the pipeline has a copy, and their gradients are added up."""
 
     members: tuple[Member, ...]
     sync: Sync
     num_shards: int
+    shared: bool = False
 
     @property
     def trained(self) -> bool:
@@ -65,18 +66,23 @@ class Group:
 
 
 def groups_of(
-    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None
-) -> tuple[Group, ...]:
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None,
+    shared: frozenset[str] = frozenset(),
+) -> tuple[Group, ...]:  # fmt: skip
     """The groups in the order in which their gradients are ready: that of the last use comes first. Each holds at most so many
-    elements, or one parameter; None: all of a unit that move alike."""
+    elements, or one parameter; None: all of a unit that move alike. `shared` are parameters with a copy on another stage."""
     alike: dict[Hashable, list[Parameter]] = {}
     base: dict[Hashable, Sync] = {}
     for one in reversed(parameters):
-        key = one.path, one.trained, kind_of(one.weight)
+        key = one.path, one.trained, kind_of(one.weight), one.name in shared
         first = base.setdefault(key, one.sync)
         sync = first if joins(one.sync, first, mesh.size) else one.sync
         alike.setdefault((key, sync), []).append(one)
-    found = [group for together in alike.values() for group in _filled(together, architecture, mesh, most_elements)]
+    found = [
+        replace(group, shared=group.names <= shared)
+        for together in alike.values()
+        for group in _filled(together, architecture, mesh, most_elements)
+    ]
     ready = {one: place for place, one in enumerate(_as_ready(parameters))}
     return tuple(sorted(found, key=lambda group: ready[group.members[-1].parameter]))
 

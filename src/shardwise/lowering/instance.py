@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,13 +20,21 @@ from shardwise.lowering.control import NUM_ROUTERS, control_traffic, norm_axes, 
 from shardwise.lowering.flat import FlatArrays
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
-from shardwise.lowering.parameters import TIED, Parameter, PlacedUnit, parameters, unit_paths, used_parameters
+from shardwise.lowering.parameters import (
+    EMBEDDING,
+    TIED,
+    Parameter,
+    PlacedUnit,
+    parameters,
+    unit_paths,
+    used_parameters,
+)
 from shardwise.lowering.stages import held_stages, stage_units
 from shardwise.lowering.template import Template, unit_template
-from shardwise.lowering.traffic import Traffic, unit_traffic
+from shardwise.lowering.traffic import OPPOSITE, Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
@@ -95,7 +103,16 @@ class Instance:
     def groups(self) -> tuple[Group, ...]:
         """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
         most = self.most_elements if rests_whole(self.family) else None
-        return groups_of(self.parameters, self.architecture, self.mesh, most)
+        return groups_of(self.parameters, self.architecture, self.mesh, most, self.shared)
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """The names of trained parameters of which the opposite rank of the pipeline has a copy: what both ends of a tied model
+        use, what a module of multi-token prediction borrows, and all where micro-batches come in from both ends."""
+        opposite = self.at(self.layout.pp - 1 - self.pp_rank)
+        if opposite is self:
+            return frozenset()
+        return frozenset(one.name for one in self.parameters if one.trained) & {one.name for one in opposite.parameters}
 
     @property
     def most_elements(self) -> float:
@@ -153,6 +170,7 @@ class Instance:
         used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
         used |= {self.several(axes) for sync in syncs for axes in sync}
         used |= {self.several(one.axes) for path, unit in every for one in self._moving(path, unit)}
+        used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()
         return frozenset(used - {()})
 
     @cached_property
@@ -330,19 +348,40 @@ class Instance:
 
     def _weights(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
         for stage, units in self.stages.items():
-            for unit in units:
-                for one in self.traffic(unit.kind):
-                    if one.carries_weights and not self._serves_head(one):
-                        times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
-                        again = self.unit(unit.kind).kept and not self.turns and one.phase == "forward"
-                        yield from ((array, times * (2 if again else 1)) for array in self._arrays(one))
+            for one in (*(one for unit in units for one in self.traffic(unit.kind)), *self._lent(units)):
+                if one.carries_weights and not self._is_served(one, units):
+                    times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
+                    again = self.unit(one.unit).kept and not self.turns and one.phase == "forward"
+                    yield from ((array, times * (2 if again else 1)) for array in self._arrays(one))
+        dtype = self.reduced
+        for group in self.groups:
+            if group.shared:
+                yield Issued(Kind.ALL_REDUCE, OPPOSITE, dtype, _bytes(group.shard_size, dtype), "gradients"), 1
 
-    def _serves_head(self, one: Traffic) -> bool:
-        """Whether the embedding's serves: a tied head gathers its weight, where the unit has not gathered it for the embedding,
-        but has neither gradient nor state of its own."""
-        gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
-        gathers = gathers and not (one.unit in PREDICTS and one.phase == "forward")
-        return self.architecture.tied_embeddings and one.tensors == (TIED,) and not gathers
+    def _lent(self, units: Sequence[PlacedUnit]) -> Iterator[Traffic]:
+        """What moves gradients, and new weights, of what the embedding lends to other units of a stage than its own; a tied
+        head's are its own traffic."""
+        kinds = {unit.kind for unit in units}
+        names = {name for kind in kinds for name in BORROWED.get(kind, ()) if name != TIED}
+        names -= {EMBEDDING} if self.architecture.tied_embeddings else set()
+        if names and EMBEDDING not in kinds:
+            for one in self.traffic(EMBEDDING):
+                gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
+                if one.carries_weights and not gathers and names.issuperset(one.tensors):
+                    yield one
+
+    def _is_served(self, one: Traffic, units: Sequence[PlacedUnit]) -> bool:
+        """Whether what another unit issues serves: of weights that the embedding has, in this stage or in another of the rank.
+
+        A tied head gathers its weight, where the unit has not gathered it for the embedding, but has neither gradient nor state
+        of its own.
+        """
+        tied = self.architecture.tied_embeddings and one.tensors == (TIED,)
+        if one.role is Role.WEIGHT and one.scope == "micro_batch":
+            return tied and one.unit in PREDICTS and one.phase == "forward"
+        lent = tied or (one.unit == EMBEDDING and PlacedUnit(EMBEDDING, EMBEDDING) not in units)
+        beside = units if one.scope == "micro_batch" else self.units
+        return lent and PlacedUnit(EMBEDDING, EMBEDDING) in beside
 
     def _arrays(self, one: Traffic) -> Iterator[Issued]:
         """A collective on each of its flat arrays."""

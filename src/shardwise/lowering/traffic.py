@@ -22,6 +22,9 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Local, Polynomial, Values, product
 
+# The pair of ranks along `pp` that are as far from either end: first and last, second and last but one.
+OPPOSITE: Axes = ("pp_opposite",)
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -80,6 +83,8 @@ class Traffic:
 
 def axis_group(axes: Axes) -> str:
     """The parallel axis that traffic over these atomic axes belongs to."""
+    if axes == OPPOSITE:
+        return "pp"
     for name in ("dp", "fsdp", "cp", "pp", "ep"):
         if name in axes:
             return name

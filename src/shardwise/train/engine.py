@@ -127,6 +127,7 @@ class Engine:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
         self.balancer.begin_step()
         losses = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches).run() or self._none()
+        self.reducer.end_step()
         self.balancer.end_step()
         self.gradients_ended()
         norm = self.updater.norm()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.errors import InputError
+from shardwise.lowering.traffic import OPPOSITE
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
 from shardwise.train.device import device_of, visible_gpus
@@ -70,6 +71,10 @@ class World:
 
     def _members(self, axes: Axes) -> list[list[int]]:
         """Ranks of each group over some axes."""
+        if axes == OPPOSITE:
+            pipelines, last = self._members(("pp",)), self.mesh.size("pp") - 1
+            pairs = [sorted({place, last - place}) for place in range(last // 2 + 1)]  # one in the middle is alone
+            return [[ranks[place] for place in pair] for ranks in pipelines for pair in pairs]
         others = tuple(name for name in self.mesh.names if name not in axes)
         found: dict[int, dict[int, int]] = {}
         for rank, coordinate in enumerate(self.mesh.coordinates()):

@@ -230,7 +230,7 @@ class TorchModel:
         for done, place, following in zip((None, *order[:-1]), order, (*order[1:], None), strict=True):
             layer, held = self.layers[place], on_way.held[place]
             backward = layer.unit.backward.get(kind) or layer.unit.backward[BACKWARD]
-            if WEIGHT not in layer.unit.backward:
+            if kind == BACKWARD or WEIGHT not in layer.unit.backward:  # nothing of it waits
                 del on_way.held[place]
             self.movement.before_backward(place, done, following)
             given = gradient_name(layer.unit.output or "")

@@ -48,9 +48,9 @@ class TorchUnit:
     """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
     that come and go, `loss` what else it makes.
 
-    `backward` has the backward pass by kind of pass (`schedule.action`): whole (B), or with `split` in two, of which the first
-    gives the gradient of the input (I) and the second those of the weights (W). `compiled`: calls that follow one another are
-    compiled together.
+    `backward` has the backward pass by kind of pass (`schedule.action`): whole (B), and with `split` also in two, of which the
+    first gives the gradient of the input (I) and the second those of the weights (W). `compiled`: calls that follow one another
+    are compiled together.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TorchUnit:
         forward = self._made(calls, template.passes["forward"], ("forward",))
         self.forward_calls = self._joined(calls, list(with_giving(forward, self.weight_of)), saved)
         self.forward = self._steps(self.forward_calls, saved)
-        self.backward = self._split(calls) if split else self._whole(calls)
+        self.backward = {**self._whole(calls), **(self._split(calls) if split else {})}
         self.cuts = {key: cut for key, cut in calls.cuts.items() if key in self.place}
 
     def _whole(self, calls: Calls) -> dict[str, Backward]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from shardwise.lowering.traffic import OPPOSITE
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup
 
@@ -140,6 +141,14 @@ class GroupGradients:
             if self.arriving.data_ptr() != self.flat.gradient_shard.data_ptr():
                 self.flat.gradient_shard.copy_(self.arriving)
         self.arriving = self.pending = None
+
+    def add_copies(self) -> None:
+        """Where another stage has a copy of the parameters, the sum of both."""
+        flat = self.flat
+        if flat.group.shared:
+            both = flat.gradient_shard.to(flat.formats.reduced, copy=True)
+            self.exchange.all_reduce(both, OPPOSITE).wait()
+            flat.gradient_shard.copy_(both)
 
     def keep_own(self) -> None:
         """After a sum that is not the step's last: of what was summed one process keeps each part, so that it is counted once."""

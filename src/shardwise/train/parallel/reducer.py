@@ -111,3 +111,8 @@ class GradientReducer:
             one.receive_shards()
             if not one.last:
                 one.keep_own()
+
+    def end_step(self) -> None:
+        """Add up the gradients of parameters of which another stage has a copy."""
+        for one in self.groups:
+            one.add_copies()
