@@ -46,7 +46,7 @@ def actions(
         for order in _orders(p, m, durations, most)
     )
     lines = (play(one, durations) for one in lists if max(held.peak for held in held_by_rank(one)) <= most)
-    return min(lines, key=lambda line: (line.makespan, max(line.waits()), sum(held.peak for held in line.held))).actions
+    return min(lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.held))).actions
 
 
 def _orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
