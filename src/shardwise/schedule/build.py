@@ -8,6 +8,7 @@ from shardwise.schedule.durations import Durations
 from shardwise.schedule.held import held_by_rank
 from shardwise.schedule.schedule import ACTION_LISTS, schedule_name
 
+MOST_PASSES = 1_000_000  # of a kind: a list of them takes a gigabyte
 TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
 
 
@@ -50,7 +51,6 @@ def unlimited(
     require(problems(name, p, m, v, round_size))
     schedule = ACTION_LISTS[name]
     rounds = {} if round_size is None else {"round_size": round_size}
-    assert schedule.actions is not None, name
     return schedule.actions(p, m, v, durations, memory_limit, **rounds)
 
 
@@ -75,6 +75,10 @@ def problems(name: str, p: int, m: int, v: int, round_size: int | None = None) -
     found = [f"{what}: found {n}; at least 1 is required" for what, n in counts.items() if n < 1]
     if found:
         return found
+    if p * v * m > MOST_PASSES:
+        return [
+            f"stages: found {p * v:,} for {m:,} micro-batches; at most {MOST_PASSES:,} passes of each kind are listed"
+        ]
     schedule = ACTION_LISTS[name]
     if round_size is not None and not schedule.takes_round_size:
         takers = ", ".join(other for other, one in ACTION_LISTS.items() if one.takes_round_size)
