@@ -4,7 +4,8 @@
     python docs/refresh.py --check    # say which outputs are out of date, exit status 1
 
 A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. A line `...` at the end of
-a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its own.
+a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its own. A picture with
+a comment under it, such as `<!-- shardwise schedule ... -->`, is drawn by that command.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 from shardwise.cli import main
@@ -23,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SESSION = re.compile(r"```\n\$ (shardwise (?:[^\n]*\\\n)*[^\n]+)\n\n(.*?)\n```", re.DOTALL)
 PYTHON = re.compile(r"```python\n(>>> .*?)\n```", re.DOTALL)
+PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.svg)\)\n<!-- (shardwise [^\n]+) -->")
 
 
 def timeless(text: str) -> str:
@@ -64,14 +67,35 @@ def replayed(session: str) -> str:
     return "\n".join(lines)
 
 
+def drawn(command: str) -> str:
+    """The picture that a command draws now."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "drawn.svg"
+        printed(f"{command} --draw {target}")
+        return target.read_text(encoding="utf-8")
+
+
+def redraw(document: Path, *, write: bool) -> bool:
+    """Whether a picture of a document was out of date; `write` draws it again."""
+    stale = False
+    for name, command in PICTURE.findall(document.read_text(encoding="utf-8")):
+        target, new = document.parent / name, drawn(command)
+        if not target.is_file() or target.read_text(encoding="utf-8") != new:
+            stale = True
+            if write:
+                target.write_text(new, encoding="utf-8")
+    return stale
+
+
 def refresh(document: Path, *, write: bool) -> bool:
     """Whether a document was out of date; `write` brings it up to date."""
+    stale = redraw(document, write=write)
     text = document.read_text(encoding="utf-8")
     new = SESSION.sub(renewed, text)
     new = PYTHON.sub(lambda block: f"```python\n{replayed(block.group(1))}\n```", new)
     if new != text and write:
         document.write_text(new, encoding="utf-8")
-    return new != text
+    return stale or new != text
 
 
 if __name__ == "__main__":

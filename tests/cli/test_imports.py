@@ -49,6 +49,7 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
         ["train", "--help"],
         ["reconcile", "--help"],
         ["rehearse", "--help"],
+        ["schedule", "--help"],
     ],
 )
 def test_help_loads_no_numpy(arguments: list[str]) -> None:

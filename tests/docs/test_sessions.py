@@ -50,6 +50,29 @@ def test_a_stale_python_session_is_renewed() -> None:
     assert refresh.replayed(stale) == stale.replace("\n7\n", "\n1\n2\n")
 
 
+PICTURES = [
+    (document.parent / name, command)
+    for document in refresh.DOCUMENTS
+    for name, command in refresh.PICTURE.findall(document.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("picture", "command"), PICTURES, ids=[picture.stem for picture, _ in PICTURES])
+def test_picture(picture: Path, command: str) -> None:
+    assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
+
+
+def test_a_stale_picture_is_drawn_again(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "a.svg"
+    command = "shardwise schedule 1f1b --stages 2 --micro-batches 2"
+    page.write_text(f"![A pipeline](a.svg)\n<!-- {command} -->\n", encoding="utf-8")
+    assert refresh.redraw(page, write=False)
+    assert not picture.exists()
+    assert refresh.redraw(page, write=True)
+    assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
+    assert not refresh.redraw(page, write=True)
+
+
 def test_there_are_sessions() -> None:
     problems = {f"docs/worked-problems/{path.name}" for path in (ROOT / "docs" / "worked-problems").glob("[!R]*.md")}
     assert len(problems) == 7

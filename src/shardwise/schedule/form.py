@@ -32,9 +32,9 @@ def _unpriced(*given: Any) -> Value:
 class Schedule:
     """All that a schedule decides: p stages of v virtual ones, m micro-batches, a stage counted from 0; numbers or arrays.
 
-    Order: `actions(p, m, v, durations, memory_limit)` is the action list, for numbers alone; what it does not depend on
-    it does not read. `round_size` as a keyword is given to those that `takes_round_size`: micro-batches of a virtual
-    stage in a row.
+    Order: `actions(p, m, v, durations, memory_limit)` is the action list, of numbers only; durations and limit are read by a
+    schedule that plans with them. One that `takes_round_size` has the keyword `round_size`: micro-batches of a virtual stage in a
+    row.
 
     Legality: `goes_with(p, v)` says whether it runs on so many stages, `fewest(p, v)` is the least number of
     micro-batches with which its closed forms hold, and they come in a `multiple(p, v)`; its action list asks for as many
@@ -54,7 +54,7 @@ class Schedule:
     """
 
     goes_with: Callable[[Value, Value], Value]
-    actions: Callable[..., ActionList] | None = None
+    actions: Callable[..., ActionList]
     takes_round_size: bool = False
     bubble_s: Callable[[Value, Value, Passes], Value] = _unpriced
     bubble: str = ""

@@ -91,6 +91,6 @@ def _placement(order: Order, num_stages: int) -> Placement:
     if num_stages == p and any(len(ranks) > 1 for ranks in rows):
         return from_both_ends(p)
     ranks = tuple(found[0] for found in rows)
-    known = [v_shape(p)] if num_stages == 2 * p else []
-    known += [loop(p, num_stages // p)] if num_stages % p == 0 else []
+    known = [loop(p, num_stages // p)] if num_stages % p == 0 else []
+    known += [v_shape(p)] if num_stages == 2 * p else []
     return next((one for one in known if one.ranks == ranks), Placement("given", ranks))

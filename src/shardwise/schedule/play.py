@@ -50,6 +50,11 @@ class Timeline:
         )
 
     @property
+    def longest_wait(self) -> float:
+        """The most seconds that a rank waits between its first action and its last."""
+        return max(self.waits())
+
+    @property
     def bubble(self) -> float:
         """Idle over ideal time, S1's definition: a step lasts as long as its busiest rank computes, and so much longer."""
         return self._over_ideal(min(self.idle()))
@@ -60,7 +65,7 @@ class Timeline:
 
         It is that of a step whose optimizer does not wait for all ranks. Source: Qi et al. 2023, section 4.
         """
-        return self._over_ideal(max(self.waits()))
+        return self._over_ideal(self.longest_wait)
 
     def _over_ideal(self, seconds: float) -> float:
         ideal = max(self.busy())

@@ -130,7 +130,7 @@ def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value
 def _natural() -> Schedule:
     """What the natural schedules are together: each where it goes with the stages. None of them splits the backward pass."""
     every = [schedule for schedule in SCHEDULES.values() if schedule.natural]
-    names = [one.name for one in fields(Schedule) if callable(getattr(every[0], one.name))]
+    names = [one.name for one in fields(Schedule) if callable(getattr(every[0], one.name)) and one.name != "actions"]
     return replace(
         every[0],
         **{**{name: _of_each(every, name) for name in names}, "goes_with": lambda p, v: True},  # type: ignore[arg-type]

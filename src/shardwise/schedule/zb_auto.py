@@ -6,7 +6,8 @@ measure, for optimizers that do not wait for all ranks), then by what is held.
 - Qi et al. 2023, section 3: forward passes to warm up as far as memory allows, or fewer, then one forward and one
   backward pass for activations in turn; weights' gradients fill gaps and make room. The number of passes ahead and the
   share of W that a gap must have are tried over a grid (`zb_fill.py`).
-- A beam over active schedules, as wide as its budget allows: exact or near it where there are few passes (`zb_beam.py`).
+- A beam over active schedules, as wide as its budget allows: exact or near it where there are few passes; none where there
+  are many (`zb_beam.py`).
 - ZB-H1 and ZB-H2 as they are, where they fit into the memory: the answer is never worse than theirs.
 """
 
@@ -20,7 +21,7 @@ from shardwise.schedule.action import ActionList, Order, loop
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.form import Schedule, alone
 from shardwise.schedule.held import held_by_rank
-from shardwise.schedule.zb_beam import beam_order
+from shardwise.schedule.zb_beam import beam_order, beam_width
 from shardwise.schedule.zb_fill import filled_orders
 
 
@@ -46,14 +47,15 @@ def actions(
         for order in _orders(p, m, durations, most)
     )
     lines = (play(one, durations) for one in lists if max(held.peak for held in held_by_rank(one)) <= most)
-    return min(lines, key=lambda line: (line.makespan, max(line.waits()), sum(held.peak for held in line.held))).actions
+    return min(lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.held))).actions
 
 
 def _orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
     yield zb_h1.actions(p, m).order
     yield zb_h2.actions(p, m).order
     yield from filled_orders(p, m, durations, most)
-    yield beam_order(p, m, durations, most)
+    if beam_width(p, m) > 1:
+        yield beam_order(p, m, durations, most)
 
 
 SCHEDULE = Schedule(goes_with=alone, actions=actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"))

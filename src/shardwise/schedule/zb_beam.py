@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardwise.schedule.action import FORWARD, INPUT, WEIGHT, Action, Order, Slot
 from shardwise.schedule.durations import Durations
 
-BUDGET = 40_000  # states that are made in all: about a second
+BUDGET = 20_000  # states that are kept in all, with eight ranks about half a second
 WIDEST = 300
 
 Ends = tuple[tuple[float, ...], ...]
@@ -33,10 +33,15 @@ class State(NamedTuple):
     before: State | None = None
 
 
+def beam_width(p: int, m: int) -> int:
+    """States that are kept, so that some two children of each make as many as the budget allows."""
+    return max(1, min(WIDEST, BUDGET // (3 * p * m * 2)))
+
+
 def beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
     """The order with the least makespan that the beam finds; every rank holds at most `most` micro-batches."""
     search = _Beam(p, m, durations, most)
-    width = max(1, min(WIDEST, BUDGET // (3 * p * m * 2)))
+    width = beam_width(p, m)
     states = [State((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
     for _ in range(3 * p * m):
         children = {

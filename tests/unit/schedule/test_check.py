@@ -91,12 +91,19 @@ def test_stages_on_any_rank() -> None:
     [
         (("1f1b", 0, 4), "stages: found 0; at least 1 is required"),
         (
+            ("1f1b", 1000, 1001),
+            "stages: found 1,000 for 1,001 micro-batches; at most 1,000,000 passes of each kind are",
+        ),
+        (
             ("1f1b", 1, 4),
             "stages: 1f1b does not run on 1 stages with 1 virtual stages on each; another number of stages",
         ),
         (("1f1b", 4, 4, 2), "with 2 virtual stages on each; 1 virtual stages on each is required"),
         (("zb_v", 4, 4, 3), "with 3 virtual stages on each; 2 virtual stages on each is required"),
-        (("interleaved", 4, 6, 2), "micro-batches: found 6 in rounds of 4 on 4 stages"),
+        (
+            ("interleaved", 4, 6, 2),
+            "micro-batches: found 6; interleaved requires at least 4 in multiples of 4 on 4 stages",
+        ),
         (("dualpipe", 3, 12), "stages: dualpipe, of an even number of stages, does not run on 3 stages"),
         (("dualpipe", 4, 6), "micro-batches: found 6; dualpipe requires at least 8 in multiples of 2 on 4 stages"),
         (("dualpipe_v", 4, 7), "micro-batches: found 7; dualpipe_v requires at least 8 on 4 stages"),

@@ -80,3 +80,11 @@ def test_a_list_that_hangs_is_refused_as_its_check_does() -> None:
         InputError, match=r"rank 0, slot 0 \(0B0\) needs 0F0, which in slot 1 of the same rank comes later"
     ):
         play(actions)
+
+
+def test_virtual_stages_that_are_not_alike_wait_for_each_other() -> None:
+    """Llama-3-405B: 126 layers, embedding and head on 16 ranks of 7 virtual stages, eight on each: the closed form has 6.7%."""
+    layers = (2.0,) * 15 + (1.0,) * 96 + (2.0,)
+    line = play(build("interleaved", 16, 32, 7), Durations(forward=layers, input=layers, weight=layers))
+    assert set(line.busy()) == {32 * 24.0}
+    assert line.bubble == pytest.approx(0.2265625)

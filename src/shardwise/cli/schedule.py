@@ -1,0 +1,219 @@
+"""`shardwise schedule`: the order in which a pipeline's stages take their micro-batches, checked, played and drawn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import svg_name
+
+if TYPE_CHECKING:
+    from shardwise.schedule.compare import Times
+    from shardwise.schedule.play import Timeline
+
+COMPARE = "compare"
+TIMES = ("f", "b", "w", "p2p", "fb")
+DESCRIPTION = """The order in which the stages of a pipeline run the passes of micro-batches: F forward, B the whole backward
+pass, I and W its parts for activations and for weights. Played with times for each pass: the bubble (idle over ideal time),
+what each rank holds, the messages between ranks. NAME is a schedule, a .csv file in PyTorch's format (a row for each rank,
+cells such as 0F3), or `compare` for all of them."""
+EPILOG = """examples:
+  shardwise schedule 1f1b --stages 4 --micro-batches 8 --draw 1f1b.svg
+  shardwise schedule interleaved --stages 4 --micro-batches 16 --virtual-stages 2 --round-size 8
+  shardwise schedule zb_auto --stages 8 --micro-batches 32 --times f=1,b=1,w=1,p2p=0.1 --memory-limit 1.0 --trace out.json
+  shardwise schedule mine.csv --times f=1,b=2
+  shardwise schedule compare --stages 8 --micro-batches 16,32,64"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "schedule", help="play, check and draw a schedule of pipeline stages", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("name", metavar="NAME", help="a schedule, such as 1f1b or zb_v; a .csv file; or compare")
+    parser.add_argument("--stages", metavar="N", help="ranks of the pipeline; a .csv file has its own")
+    parser.add_argument("--micro-batches", metavar="N[,N...]", help="micro-batches of a step; compare takes several")
+    parser.add_argument(
+        "--virtual-stages", metavar="N",
+        help="virtual stages of each rank (default: the fewest that the schedule takes)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--round-size", metavar="N",
+        help="micro-batches of a virtual stage in a row, for interleaved schedules: as many as stages is depth-first (the "
+        "default), all of them breadth-first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--times", metavar="K=S[,...]",
+        help="seconds of a rank's part of the model: f forward, b backward for activations, w for weights (b + w is the whole "
+        "backward pass; b without w is the whole one, halved where it is split), fb a forward and a backward pass together, "
+        "p2p a message (default: f=1,b=1,w=1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory-limit", metavar="X",
+        help="activations that a rank may hold, in those of 1F1B's first stage (1.0: as many micro-batches as stages); "
+        "zb_auto plans with it, others are refused above it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draw", type=svg_name, metavar="FILE", help="write the timeline and what ranks hold as an SVG"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for Chrome and Perfetto (JSON)")
+    parser.add_argument("--csv", metavar="FILE", help="write the list in the CSV format of PyTorch's pipelining")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON."""
+    if arguments.name == COMPARE:
+        return _compare(arguments)
+    from shardwise.cli.schedule_report import timeline_text
+    from shardwise.cli.terminal import terminal_width
+    from shardwise.schedule.compare import timeline_payload
+
+    line = _timeline(arguments)
+    _write_files(arguments, line)
+    return json.dumps(timeline_payload(line)) if arguments.json else timeline_text(line, terminal_width())
+
+
+def _compare(arguments: argparse.Namespace) -> str:
+    from shardwise.cli.schedule_report import comparison_text
+    from shardwise.errors import InputError
+    from shardwise.schedule.compare import compared
+
+    given = [flag for flag in ("draw", "trace", "csv", "round_size") if getattr(arguments, flag)]
+    if given:
+        flags = ", ".join(f"--{flag.replace('_', '-')}" for flag in given)
+        raise InputError(f"{flags}: of one schedule, and compare has them all; name one, such as 1f1b")
+    stages, micro_batches = _sizes(arguments)
+    rows = list(
+        compared(stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times), _limit(arguments))
+    )  # fmt: skip
+    return json.dumps([row._asdict() for row in rows], indent=2) if arguments.json else comparison_text(rows)
+
+
+def _timeline(arguments: argparse.Namespace) -> Timeline:
+    """What is asked for, played. Raises `InputError`."""
+    from shardwise.errors import InputError
+    from shardwise.schedule.compare import timeline
+
+    if arguments.name.casefold().endswith(".csv"):
+        return _from_file(arguments)
+    stages, (micro_batches, *others) = _sizes(arguments)
+    if others:
+        raise InputError(
+            f"--micro-batches: found {arguments.micro_batches!r}; one number, or `schedule compare`, is required"
+        )
+    return timeline(
+        arguments.name, stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times),
+        _limit(arguments), _count(arguments, "round_size"),
+    )  # fmt: skip
+
+
+def _from_file(arguments: argparse.Namespace) -> Timeline:
+    from pathlib import Path
+
+    from shardwise.errors import InputError
+    from shardwise.schedule.build import check_limit
+    from shardwise.schedule.order_csv import from_csv
+    from shardwise.schedule.play import play
+
+    own = [flag for flag in ("stages", "micro_batches", "virtual_stages", "round_size") if getattr(arguments, flag)]
+    if own:
+        flags = ", ".join(f"--{flag.replace('_', '-')}" for flag in own)
+        raise InputError(f"{flags}: {arguments.name} has its own; leave them out")
+    try:
+        text = Path(arguments.name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{arguments.name}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
+    actions = from_csv(text, Path(arguments.name).stem)
+    check_limit(actions, _limit(arguments))
+    return play(actions, parse_times(arguments.times).durations(actions.num_stages, actions.num_virtual_stages))
+
+
+def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
+    from shardwise.errors import InputError
+    from shardwise.units import parse_count
+
+    missing = [flag for flag in ("stages", "micro_batches") if not getattr(arguments, flag)]
+    if missing:
+        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
+        raise InputError(f"{flags}: missing; a number is required, such as --stages 4 --micro-batches 8")
+    numbers = [parse_count(part, what="--micro-batches") for part in arguments.micro_batches.split(",")]
+    return parse_count(arguments.stages, what="--stages"), numbers
+
+
+def _count(arguments: argparse.Namespace, name: str) -> int | None:
+    from shardwise.units import parse_count
+
+    text = getattr(arguments, name)
+    return None if text is None else parse_count(text, what=f"--{name.replace('_', '-')}")
+
+
+def _limit(arguments: argparse.Namespace) -> float | None:
+    return None if arguments.memory_limit is None else _number("--memory-limit", arguments.memory_limit)
+
+
+def _number(what: str, text: str) -> float:
+    import math
+
+    from shardwise.errors import InputError
+
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise InputError(f"{what}: found {text!r}; a number of at least 0 is required, such as 1.5")
+    return found
+
+
+def parse_times(text: str | None) -> Times:
+    """The seconds of `--times`. Raises `InputError`.
+
+    >>> parse_times("f=1,b=2,p2p=0.1")
+    Times(forward_s=1.0, input_s=1.0, weight_s=1.0, together_s=None, message_s=0.1)
+    """
+    from shardwise.errors import InputError
+    from shardwise.names import unknown
+    from shardwise.schedule.compare import Times
+
+    given: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        key, equals, value = part.strip().partition("=")
+        if key not in TIMES or not equals:
+            raise InputError(f"--times: {unknown(part.strip() if not equals else key, TIMES)}, such as f=1,b=1,w=1")
+        if key in given:
+            raise InputError(f"--times: found {key} more than once; each of them once is required")
+        given[key] = _number(f"--times {key}", value)
+    halves = 2.0 if "b" in given and "w" not in given else 1.0
+    backward = given.get("b", 1.0) / halves
+    return Times(
+        forward_s=given.get("f", 1.0), input_s=backward, weight_s=given.get("w", backward if halves > 1 else 1.0),
+        together_s=given.get("fb"), message_s=given.get("p2p", 0.0),
+    )  # fmt: skip
+
+
+def _write_files(arguments: argparse.Namespace, line: Timeline) -> None:
+    from shardwise.draw.timeline import draw_timeline
+    from shardwise.schedule.order_csv import to_csv
+    from shardwise.schedule.picture import timeline_chart, trace_text
+
+    if arguments.draw:
+        _write("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
+    if arguments.trace:
+        _write("--trace", arguments.trace, trace_text(line) + "\n")
+    if arguments.csv:
+        _write("--csv", arguments.csv, to_csv(line.actions))
+
+
+def _write(flag: str, target: str, text: str) -> None:
+    from pathlib import Path
+
+    from shardwise.errors import InputError
+
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}") from None

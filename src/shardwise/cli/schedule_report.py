@@ -1,0 +1,112 @@
+"""A played schedule as text for people: a timeline of characters, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.cli.table import table
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
+from shardwise.schedule.compare import Scheduled
+from shardwise.schedule.messages import num_messages
+from shardwise.schedule.picture import bubble_text, title_of
+from shardwise.schedule.play import Timeline
+from shardwise.units import format_percent
+
+WIDEST = 116  # columns, where there is no terminal
+IDLE, PAIR = ".", "&"
+FILL = {FORWARD: ">", BACKWARD: "<", INPUT: "<", WEIGHT: "="}
+LEGEND = {
+    FORWARD: "F> forward",
+    BACKWARD: "B< backward",
+    INPUT: "I< backward for activations",
+    WEIGHT: "W= backward for weights",
+}
+
+
+def timeline_text(line: Timeline, width: int | None) -> str:
+    """The schedule, its bubble, the timeline in so many columns (of the terminal; None where there is none), what ranks hold."""
+    kinds = {action.kind for _, _, action in line.actions.actions()}
+    legend = [words for kind, words in LEGEND.items() if kind in kinds]
+    if any(len(slot) > 1 for slots in line.actions.order for slot in slots):
+        legend.append("F1&B0 together")
+    total = sum(num_messages(line.actions).values())
+    return "\n".join(
+        [
+            title_of(line.actions),
+            f"  {bubble_text(line)}",
+            f"  {total:,} messages between ranks",
+            "",
+            *_bars(line, width or WIDEST),
+            f"  {', '.join(legend)}, {IDLE} idle",
+            "",
+            _ranks(line),
+        ]
+    )
+
+
+def _bars(line: Timeline, width: int) -> list[str]:
+    """A line for each rank. A slot is written with its number where there is room, else as its letter."""
+    names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
+    room = width - max(map(len, names)) - 3
+    scale = _scale(line, room)
+    columns = round(line.makespan * scale)
+    found = []
+    for rank, name in enumerate(names):
+        row = [IDLE] * columns
+        for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True):
+            first, last = round(start * scale), round(end * scale)
+            row[first:last] = _written(slot, last - first)
+        found.append(f"{name.ljust(max(map(len, names)))} |{''.join(row)}|")
+    return found
+
+
+def _scale(line: Timeline, room: int) -> float:
+    """Columns of a second with which every slot has room for its label and one column more, or all of them have room.
+
+    The shortest slot has a whole number of columns where there is room, so that slots that take alike look alike.
+    """
+    lasting = [(slot, end - start) for _, slot, start, end in line.slots() if end > start]
+    if not lasting:
+        return 0.0
+    shortest = min(seconds for _, seconds in lasting)
+    wanted = max((len(_label(slot)) + (len(slot) == 1)) / seconds for slot, seconds in lasting)
+    scale = min(wanted, room / line.makespan)
+    return max(int(scale * shortest + 1e-9), 1) / shortest if scale * shortest >= 1 else scale
+
+
+def _label(slot: Slot) -> str:
+    return PAIR.join(f"{action.kind}{action.micro_batch}" for action in slot)
+
+
+def _written(slot: Slot, columns: int) -> str:
+    """A slot in so many columns: kind and micro-batch, filled up; the kind alone where there is no room."""
+    label = _label(slot)
+    label = label if len(label) <= columns else slot[0].kind
+    return (label + FILL[slot[-1].kind] * columns)[:columns]
+
+
+def _ranks(line: Timeline) -> str:
+    idle, waits, makespan = line.idle(), line.waits(), line.makespan
+    rows = [("rank", "idle", "first to last", "holds", "of it for W only")]
+    rows += [
+        (
+            str(rank), format_percent(idle[rank] / makespan if makespan else 0.0), f"{waits[rank]:.6g} s",
+            f"{line.peak_activations[rank]:.4g}", f"{line.peak_waiting[rank]:.4g}",
+        )
+        for rank in range(line.actions.num_ranks)
+    ]  # fmt: skip
+    return table(rows, right=range(5))
+
+
+def comparison_text(rows: Sequence[Scheduled]) -> str:
+    """A table for each number of micro-batches."""
+    head = ("schedule", "virtual stages", "bubble", "holds at most", "messages")
+    parts = []
+    for number in dict.fromkeys(row.micro_batches for row in rows):
+        own = [row for row in rows if row.micro_batches == number]
+        cells = [
+            (row.schedule, f"{row.virtual_stages:g}", format_percent(row.bubble), f"{row.peak_activations:.4g}",
+            f"{row.messages:,}") for row in own
+        ]  # fmt: skip
+        parts.append(f"{own[0].stages} stages, {number} micro-batches\n\n{table([head, *cells], right=range(1, 5))}")
+    return "\n\n".join(parts) + "\n\nholds: activations in micro-batches of a stage; bubble: idle over ideal time"

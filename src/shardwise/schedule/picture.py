@@ -1,0 +1,100 @@
+"""A played action list as a picture and as a trace."""
+
+from __future__ import annotations
+
+from shardwise.draw.timeline import Row, Span, TimelineChart
+from shardwise.draw.trace import Arrow, Event, chrome_trace
+from shardwise.errors import InputError
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
+from shardwise.schedule.messages import needs
+from shardwise.schedule.play import Timeline
+from shardwise.units import counted, format_percent
+
+MOST_DRAWN = 8192  # slots: more are no picture that a browser shows well
+FILLS = {FORWARD: 1, BACKWARD: 0, INPUT: 5, WEIGHT: 2}  # blue, orange, red, green
+LIGHTER = 8  # further on are the lighter relatives, for every other virtual stage of a rank
+WORDS = {
+    FORWARD: "F: forward",
+    BACKWARD: "B: backward",
+    INPUT: "I: backward for activations",
+    WEIGHT: "W: backward for weights",
+}
+
+
+def timeline_chart(line: Timeline) -> TimelineChart:
+    """The picture: a row for each rank, a span for each slot with its micro-batches. Raises `InputError` for too large a list."""
+    num_slots = sum(map(len, line.starts))
+    if num_slots > MOST_DRAWN:
+        raise InputError(
+            f"--draw: found {num_slots:,} slots; at most {MOST_DRAWN:,} are drawn: fewer stages or micro-batches"
+        )
+    kinds = {action.kind for _, _, action in line.actions.actions()}
+    legend = [(FILLS[kind], words) for kind, words in WORDS.items() if kind in kinds]
+    if line.actions.placement.both_ends or line.actions.num_virtual_stages > 1:
+        legend.append((FILLS[FORWARD] + LIGHTER, "lighter: every other stage of a rank"))
+    return TimelineChart(
+        title=title_of(line.actions),
+        subtitle=bubble_text(line),
+        end=line.makespan,
+        rows=tuple(_row(line, rank) for rank in range(line.actions.num_ranks)),
+        legend=tuple(legend),
+        curve_title="activations held, in micro-batches of a stage",
+    )
+
+
+def title_of(actions: ActionList) -> str:
+    """The schedule and its sizes."""
+    v = actions.num_virtual_stages
+    virtual = f", {v:g} virtual stages on each" if v != 1 else ""
+    many = "es" if actions.num_micro_batches > 1 else ""
+    return f"{actions.name}: {counted(actions.num_ranks, 'stage')}{virtual}, {actions.num_micro_batches:,} micro-batch{many}"
+
+
+def bubble_text(line: Timeline) -> str:
+    """The bubble in words."""
+    idle, bubble, local = map(format_percent, (line.idle_fraction, line.bubble, line.local_bubble))
+    within = f"{local} from a rank's first pass to its last"
+    return f"{line.makespan:.6g} s, {idle} of it idle; bubble {bubble} of the ideal time ({within})"
+
+
+def _row(line: Timeline, rank: int) -> Row:
+    own = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
+    spans = tuple(
+        Span(
+            start=start, end=end, fills=tuple(_fill(action, own) for action in slot),
+            labels=tuple(str(action.micro_batch) for action in slot),
+        )
+        for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
+    )  # fmt: skip
+    idle = line.idle()[rank] / line.makespan if line.makespan else 0.0
+    return Row(
+        label=f"rank {rank}", note=f"{format_percent(idle)} idle", spans=spans, curve=tuple(line.memory(rank))
+    )  # fmt: skip
+
+
+def _fill(action: Action, own: list[int]) -> int:
+    return FILLS[action.kind] + LIGHTER * (own.index(action.stage) % 2)
+
+
+def trace_text(line: Timeline) -> str:
+    """The list as a trace for Chrome and Perfetto: a process for each rank, an arrow for each message between ranks."""
+    events = {
+        action: Event(
+            name=str(action), process=rank, stream="compute", start=start, end=end, category=action.kind,
+            args={"stage": action.stage, "micro_batch": action.micro_batch, "together": _others(slot, action)},
+        )
+        for rank, slot, start, end in line.slots()
+        for action in slot
+    }  # fmt: skip
+    arrows = (
+        Arrow(name=str(needed), source=events[needed], target=event)
+        for action, event in events.items()
+        for needed in needs(line.actions, action)
+        if needed in events and events[needed].process != event.process
+    )
+    names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
+    return chrome_trace(names, events.values(), arrows)
+
+
+def _others(slot: Slot, action: Action) -> list[str]:
+    return [str(other) for other in slot if other != action]
