@@ -48,7 +48,7 @@ from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Values
 
 PIPELINE: Axes = ("pp",)
-SPLIT = LAYERS + PREDICTS  # units whose weights' gradients can wait
+SPLIT = LAYERS  # units whose weights' gradients can wait: those of logits are made of too much
 ROUTING_UNITS = ("block", *PREDICTS)
 Passes = Counter[tuple[str, int]]  # how often a rank runs a pass of a kind through a stage
 

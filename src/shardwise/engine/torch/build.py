@@ -17,7 +17,7 @@ from shardwise.engine.torch.unit import TorchUnit
 from shardwise.lowering.instance import SPLIT, Instance
 from shardwise.lowering.parameters import unit_paths
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import PREDICTS
+from shardwise.model.decoder import LAYERS, PREDICTS
 
 
 class Ends(NamedTuple):
@@ -62,7 +62,7 @@ def torch_model(
 
 def _numbers(architecture: Architecture) -> dict[str, int]:
     """The number of each unit with a block, by its path: those of multi-token prediction follow the layers."""
-    blocks = (path for path, kind in unit_paths(architecture) if kind in SPLIT)
+    blocks = (path for path, kind in unit_paths(architecture) if kind in LAYERS + PREDICTS)
     return {path: number for number, path in enumerate(blocks)}
 
 
