@@ -147,7 +147,7 @@ def test_the_first_layers_alone_are_run_again(num_layers: int | None) -> None:
     assert len(run_again(weights, "full", num_layers)) == wanted
     executor = Executor(weights, "full", num_layers=num_layers)
     passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=True)
-    kept = [sum(isinstance(one, Tensor) for one in held) for held in passes.held[1:-1]]
+    kept = [sum(isinstance(one, Tensor) for one in held) for held in list(passes.held.values())[1:-1]]
     assert kept == sorted(kept)
     assert len(set(kept)) == (1 if wanted == SMALL["num_layers"] else 2)
 

@@ -129,7 +129,7 @@ def test_collectives_that_differ_are_told() -> None:
 
 def as_issued(one: Case) -> list[Issued]:
     """The list as it is captured: activations in order, and all else behind them."""
-    moved = list(one.instance.of_activations()) * one.num_micro_batches
+    moved = list(one.instance.of_step(one.num_micro_batches))
     others = one.instance.issued(one.num_micro_batches) - Counter(moved)
     return [issued._replace(what="") for issued in (*moved, *others.elements())]
 
@@ -148,7 +148,7 @@ def test_another_order_is_told() -> None:
 def test_rows_are_counted_over_all_ranks() -> None:
     """One rank may send more rows than another, and all together send what is planned."""
     one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
-    rows = next(issued for issued in one.instance.of_activations() if issued.what == "rows")._replace(what="")
+    rows = next(issued for issued in one.instance.of_step(1) if issued.what == "rows")._replace(what="")
     fewer, more = as_issued(one), as_issued(one)
     for sequence, change in ((fewer, -16), (more, 16)):
         sequence[sequence.index(rows)] = rows._replace(num_bytes=rows.num_bytes + change)

@@ -341,10 +341,17 @@ class Instance:
             yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
 
     def recompute(self, path: str, unit: str) -> str:
-        """The recompute policy of the unit at a path: a layer's, for the first so many of them."""
+        """The recompute policy of the unit at a path: a layer's, for the first so many of the rank's."""
         most = self.layout.recompute_layers
-        recomputes = unit in LAYERS and (most is None or int(path.removeprefix("layers.")) < most)
+        recomputes = unit in LAYERS and (most is None or self._numbers[path] < most)
         return self.layout.recompute if recomputes else "none"
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each layer among those of the rank that holds it."""
+        every = (self.at(rank).units for rank in range(self.layout.pp))
+        layers = ([path for path, unit in units if unit in LAYERS] for units in every)
+        return {path: number for of_rank in layers for number, path in enumerate(of_rank)}
 
     def _weights(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
         for stage, units in self.stages.items():

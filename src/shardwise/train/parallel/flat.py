@@ -124,8 +124,10 @@ class FlatGroup:
             yield axes, slice(found[0][1], found[-1][2])
 
     def copies(self, axes: Collection[str], among: Axes) -> int:
-        """How many processes along `among` have the same part of gradients whose parameters are split over some axes."""
-        return self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
+        """How many processes along `among`, and of the opposite stage, have the same part of gradients whose parameters are split
+        over some axes."""
+        copies = self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
+        return copies * (2 if self.group.shared else 1)
 
     def _window(self, member: Member) -> tuple[Box, Shape]:
         """The part of a parameter that this process uses, and the shape of the whole."""

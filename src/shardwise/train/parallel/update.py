@@ -58,7 +58,7 @@ class Updater:
         """The norm of all gradients together, each element counted once: of what several processes have each counts its share."""
         among = tuple(axis for axis in self.norm_axes if axis != "pp")  # stages have parameters of their own
         total = sum(
-            sum_of_squares(group.gradient_shard[rows]) / (group.copies(axes, among) * (2 if group.group.shared else 1))
+            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, among)
             for group in self.groups
             for axes, rows in group.alike()
         )
