@@ -16,7 +16,7 @@ from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.recipe import Recipe
 from shardwise.verify.training.case import MEAN_DOCUMENT, Case
 from shardwise.verify.training.recipe import BUCKET_BYTES, CLIP_NORM, LEARNING_RATE, recipe_of
-from shardwise.verify.training.shrink import NUM_MICRO_BATCHES, SEQ_LEN, shrunk
+from shardwise.verify.training.shrink import SEQ_LEN, num_micro_batches, shrunk
 from shardwise.verify.training.verify import case_of
 
 SHARED: dict[str, Any] = {"num_layers": 2, "d_model": 12, "head_dim": 4}
@@ -110,11 +110,11 @@ def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
 
 @pytest.mark.parametrize(("num_seqs", "expected"), [(16, 8), (12, 8), (13, 7), (14, 7)])
 def test_a_batch_that_is_uneven_over_the_plans_replicas_stays_uneven(num_seqs: int, expected: int) -> None:
-    """Two replicas of two sequences each; the micro-batches are `NUM_MICRO_BATCHES`."""
+    """Two replicas of two sequences each; the micro-batches are `num_micro_batches`."""
     plan = planned("dp=2 micro_batch_seqs=2", num_seqs, optimizer="lion")
     (small,) = shrunk(plan.model, plan.layout)
     case = case_of(plan, Recipe(steps=1), small)
-    assert (case.num_seqs, case.num_micro_batches) == (expected, NUM_MICRO_BATCHES)
+    assert (case.num_seqs, case.num_micro_batches) == (expected, num_micro_batches(case.layout))
     assert (case.seq_len, case.num_targets, case.optimizer) == (SEQ_LEN, SEQ_LEN * expected, "lion")
 
 

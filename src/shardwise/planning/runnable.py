@@ -13,7 +13,7 @@ from shardwise.layout.legality import Rule, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
 
-RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "ep")
+RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
 LOSS = "in_place"  # the kind that the trained model has
 # What a layout must have of everything else.

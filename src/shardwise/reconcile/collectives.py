@@ -38,13 +38,16 @@ class Collectives:
 
 
 def collectives(
-    plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued], *, even: bool = False
+    plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued], *, even: bool = False, pp_rank: int = 0
 ) -> Collectives:
-    """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`."""
+    """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`.
+
+    `pp_rank`: the place along `pp` of the rank that was seen.
+    """
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-    return compared(instance_of(plan, recipe).issued(num_micro_batches), seen, even=even)
+    return compared(instance_of(plan, recipe).at(pp_rank).issued(num_micro_batches), seen, even=even)
 
 
 def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False) -> Collectives:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardwise.cost.memory_terms import MEMORY
+from shardwise.cost.pricing import Pricing
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.measurement.inspection import Measured, Rehearsed
 from shardwise.planning.plan import Plan
@@ -51,13 +53,17 @@ def is_judged(term: MemoryTerm) -> bool:
 
 def rehearsal(plan: Plan, recipe: Recipe, seen: Rehearsed) -> Rehearsal:
     """Hold a rank's step against the plan."""
-    layout = plan.layout
+    layout, pp_rank = plan.layout, seen.coordinate.get("pp", 0)
+    pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
+    planned = MEMORY.values(pricing.memories(pricing.stages())[pp_rank])
     num_seqs = seen.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
     measured = Measured(device="meta", machine="", before={}, rank=seen.rank, memory=seen.inspection.memory)
     return Rehearsal(
-        ranks=layout.num_devices, seen=seen, memory=step_memory(plan.estimate.memory, measured),
+        ranks=layout.num_devices, seen=seen, memory=step_memory(planned, measured),
         planned_micro_batches=int(num_micro_batches(plan.job, degrees_of(layout))),
-        collectives=collectives(plan, recipe, num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True),
+        collectives=collectives(
+            plan, recipe, num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True, pp_rank=pp_rank
+        ),
     )  # fmt: skip
 
 

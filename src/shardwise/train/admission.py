@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +19,7 @@ from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named
+from shardwise.schedule.build import problems
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe, recipe_payload
 
@@ -43,6 +44,17 @@ def require_compilable(layout: Layout, recipe: Recipe) -> None:
             f"--compile: found with recompute={layout.recompute}; none or full is required: leave out --compile, or plan again "
             f"with {pins_text({'recompute': 'full'})}"
         )
+
+
+def require_schedule(layout: Layout, batches: Iterable[int]) -> None:
+    """Raise `InputError` where the schedule of a pipeline does not run with the micro-batches of some global batch, in
+    sequences."""
+    for num_seqs in batches:
+        count = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
+        for problem in problems(layout.schedule, layout.pp, count, layout.num_virtual_stages):
+            raise InputError(
+                f"a batch of {num_seqs} sequences: {problem}; change recipe.batch_ramp, or plan another layout"
+            )
 
 
 def require_world(plan: Plan, world_size: int) -> None:
@@ -82,6 +94,7 @@ def admit(plan: Plan, settings: Settings) -> Data:
     *_, data = collect(
         lambda: require_runnable(plan.model, plan.layout, precision),
         lambda: require_compilable(plan.layout, settings.recipe),
+        lambda: require_schedule(plan.layout, [num_seqs for _, num_seqs in settings.recipe.batch_ramp]),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),
     )

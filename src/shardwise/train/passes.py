@@ -157,7 +157,7 @@ class StepPasses:
 
     def _send(self, message: Message) -> None:
         values = self.inbox.pop(_key(message.action)).here().contiguous()
-        self.sent = [one for one in self.sent if not one[0].is_done()]
+        self.sent = [one for one in self.sent if not (one[0].is_done() or one[1].is_meta)]  # without data nothing waits
         self.sent.append((self.parts.exchange.send(values, message.target, PIPELINE), values))
 
 

@@ -59,7 +59,8 @@ def rehearse(plan: Plan, recipe: Recipe, rank: int) -> Rehearsed:
     Raises `InputError` for a rank that the plan does not have.
     """
     started, instance = time.perf_counter(), instance_of(plan, recipe)
-    count = min(int(num_micro_batches(plan.job, degrees_of(plan.layout))), MOST_MICRO_BATCHES)
+    most = MOST_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
+    count = min(int(num_micro_batches(plan.job, degrees_of(plan.layout))), most)
     with rank_alone(instance.mesh, rank) as world:
         engine = Engine(instance, recipe, world)
         with watched(engine) as watch:

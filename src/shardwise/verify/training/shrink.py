@@ -14,12 +14,12 @@ from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.model.architecture import Architecture
+from shardwise.schedule.schedule import natural_schedule
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks
-NUM_MICRO_BATCHES = 2
-ATOMS = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
-AXES = ("dp", "fsdp", "cp", "ep")
+ATOMS = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep", "pp")
+AXES = ("dp", "fsdp", "cp", "ep", "pp")
 
 
 class Small(NamedTuple):
@@ -45,7 +45,8 @@ def shrunk(architecture: Architecture, layout: Layout) -> tuple[Small, ...]:
     """
     if layout.num_devices <= MOST_DEVICES:
         degrees = atomic_degrees(architecture, degrees_of(layout))
-        return (_small(architecture, layout, layout, int(degrees["tp_kv"])),)
+        own = replace(layout, layers_per_stage=_uneven(layout, layout.pp))
+        return (_small(architecture, layout, own, int(degrees["tp_kv"])),)
     return tuple(_covering(_features(_atoms(architecture, layout)), list(_candidates(architecture, layout))))
 
 
@@ -78,7 +79,7 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[Small]:
     for degrees in itertools.product(*(_degrees(getattr(layout, axis)) for axis in AXES)):
         for tp_kv, tp_rep in tp:
             named = dict(zip(AXES, degrees, strict=True))
-            if named["dp"] * named["fsdp"] * named["cp"] * tp_kv * tp_rep > MOST_DEVICES:
+            if named["dp"] * named["fsdp"] * named["cp"] * named["pp"] * tp_kv * tp_rep > MOST_DEVICES:
                 continue
             small = _small(architecture, layout, _choices(layout, named, tp_kv * tp_rep), tp_kv)
             legal = not violations(small.architecture, _job(small.layout), small.layout.num_devices, small.layout)
@@ -93,18 +94,33 @@ def _degrees(degree: int) -> tuple[int, ...]:
 
 def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:
     """The layout's own choices, as far as smaller degrees have them."""
-    zero = degrees["fsdp"] * degrees["cp"] > 1
+    zero, staged = degrees["fsdp"] * degrees["cp"] > 1, degrees["pp"] > 1
     placement = layout.placement and replace(layout.placement, levels=(0,))
     return replace(
         layout, **degrees, tp=tp, etp=None if layout.expert_tp == layout.tp else 1,
         zero_stage=layout.zero_stage if zero else 0, sequence_parallel=layout.sequence_parallel and tp > 1,
         cp_variant=layout.cp_variant if degrees["cp"] > 1 else variant_names()[0], placement=placement,
+        schedule=layout.schedule if staged else natural_schedule(1, 1), layers_per_stage=_uneven(layout, degrees["pp"]),
+        num_virtual_stages=layout.num_virtual_stages if staged else 1,
     )  # fmt: skip
+
+
+def _uneven(layout: Layout, pp: int) -> tuple[int, ...] | None:
+    """Layers of each of so many stages, the first with one more, where the layout gives numbers that differ."""
+    given = layout.layers_per_stage
+    if pp == 1 or given is None or len(set(given)) == 1:
+        return None
+    return tuple(layout.num_virtual_stages + (stage == 0) for stage in range(pp))
+
+
+def num_micro_batches(layout: Layout) -> int:
+    """Enough that gradients are added up, and that a pipeline's schedule gets out of its warm-up."""
+    return 2 * layout.pp
 
 
 def _job(layout: Layout) -> Job:
     """A batch of some micro-batches."""
-    seqs = layout.num_replicas * layout.micro_batch_seqs * NUM_MICRO_BATCHES
+    seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches(layout)
     return Job(global_batch_tokens=seqs * SEQ_LEN, seq_len=SEQ_LEN)
 
 
@@ -113,7 +129,9 @@ def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
     planned mesh leaves it one, and two where it leaves it more."""
     seqs, layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
     sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, layout)}
-    num_layers = min(architecture.num_layers, 2 + layers)
+    stages = layout.pp * layout.num_virtual_stages
+    fewest = 2 + layers if stages == 1 else sum(layout.layers_per_stage or (stages,))
+    num_layers = min(architecture.num_layers, max(fewest, 2 + layers))
     sizes |= {
         "num_layers": num_layers, "num_dense_layers": int(layers), "global_every": min(architecture.global_every, 2),
         "num_predict_layers": min(architecture.num_predict_layers, 2), "max_positions": architecture.max_positions and SEQ_LEN,

@@ -16,7 +16,7 @@ from shardwise.train.processes import together
 from shardwise.train.recipe import Recipe
 from shardwise.verify.training.case import Case
 from shardwise.verify.training.judge import LIMITS, Errors, differing, errors
-from shardwise.verify.training.shrink import NUM_MICRO_BATCHES, SEQ_LEN, Small, shrunk
+from shardwise.verify.training.shrink import SEQ_LEN, Small, num_micro_batches, shrunk
 from shardwise.verify.training.steps import Found, run_case
 
 SIZES = (
@@ -87,12 +87,12 @@ def verify(plan: Plan, recipe: Recipe, progress: Progress = silent) -> Verificat
 def case_of(plan: Plan, recipe: Recipe, small: Small) -> Case:
     """Some micro-batches for each replica, the last one short where the plan's batch is uneven over them."""
     layout, num_seqs = plan.layout, plan.job.global_batch_tokens // plan.job.seq_len
-    uneven = bool(num_seqs % (layout.num_replicas * layout.micro_batch_seqs))
+    uneven = layout.pp == 1 and bool(num_seqs % (layout.num_replicas * layout.micro_batch_seqs))
     case = Case(
         architecture=small.architecture, layout=small.layout, recipe=recipe, seq_len=SEQ_LEN, num_seqs=1,
         optimizer=plan.job.optimizer,
     )  # fmt: skip
-    return replace(case, num_seqs=NUM_MICRO_BATCHES * case.micro_batch_seqs - uneven)
+    return replace(case, num_seqs=num_micro_batches(small.layout) * case.micro_batch_seqs - uneven)
 
 
 def _found(cases: Sequence[Case]) -> Iterator[tuple[int, Found]]:
