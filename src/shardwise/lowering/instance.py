@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family, atomic_degrees, family_of
@@ -173,8 +172,8 @@ class Instance:
         return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
 
     def of_activations(self) -> Iterator[Issued]:
-        """The collectives on activations of a micro-batch, in the order in which they are issued; but those of a ring are issued
-        block by block, with both tensors of a block at once."""
+        """The collectives on activations of a micro-batch, in the order in which they are issued; but those that run
+        beside computations are issued block by block, in a ring."""
         sizes: Values | None = None
         for one in self._activations():
             if self.seq_len is None:
@@ -183,7 +182,7 @@ class Instance:
             sizes = sizes or Values({**self.values, "B": seqs, "T": self.seq_len})
             dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
             num_bytes, axes = _bytes(one.elements.evaluate(sizes), dtype), self.several(one.axes)
-            if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
+            if one.beside:  # each block but the rank's own
                 ranks = self.mesh.size(axes)
                 yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
             else:
