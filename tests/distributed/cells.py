@@ -52,6 +52,13 @@ TRIPLES = (
     ("tp 2 sp", "ep 2", "zero-3"), ("cp 2 ring", "ep 2", "zero-2"), ("tp 2", "cp 2 ring", "zero-1"),
 )  # fmt: skip
 QUADRUPLES = (("tp 2 sp", "cp 2 zigzag", "ep 2", "zero-3"), ("tp 2 sp", "ep 2", "dp", "zero-1"))
+PIECES = {f"tp {n} pieces": {**TP[f"tp {n} sp"], "async_tp": True} for n in (2, 4)}
+IN_PIECES = (
+    *((name,) for name in PIECES), *itertools.product(["tp 2 pieces"], DATA), ("tp 4 pieces", "dp"), ("tp 4 pieces", "zero-3"),
+    ("tp 2 pieces", "cp 2 all_gather"), ("tp 2 pieces", "cp 2 zigzag"), ("tp 2 pieces", "cp 4 ulysses"),
+    ("tp 4 pieces", "cp 2 ring"), ("tp 2 pieces", "ep 2"), ("tp 2 pieces", "ep 2 whole, tp 2"), ("tp 4 pieces", "ep 2"),
+    ("tp 2 pieces", "cp 2 zigzag", "zero-3"), ("tp 2 pieces", "cp 2 ring", "ep 2"),
+)  # fmt: skip
 RECOMPUTES = ("none", "selective", "full")
 
 
@@ -91,6 +98,7 @@ def _combinations() -> Iterator[tuple[str, ...]]:
         )
     yield from TRIPLES
     yield from QUADRUPLES
+    yield from IN_PIECES
 
 
 def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
@@ -98,7 +106,7 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
     architecture = STRUCTURES[model]
     choices: dict[str, Any] = {}
     for part in parts:
-        own = {**AXES, **DATA}[part]
+        own = {**AXES, **PIECES, **DATA}[part]
         if any(choices.get(name, value) != value for name, value in own.items()):
             return None  # what one part has another has otherwise
         choices |= own

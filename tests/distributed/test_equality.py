@@ -77,6 +77,13 @@ CASES = {
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
     "tp 2": Case(layout=Layout(tp=2, micro_batch_seqs=2)),
     "tp 4 sp, fewer key-value heads": Case(layout=Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
+    "tp 4 in pieces": Case(layout=Layout(tp=4, sequence_parallel=True, async_tp=True, recompute="full")),
+    "adapted tp 2 in pieces, zero-3": Case(
+        "adapted", Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, async_tp=True, micro_batch_seqs=2)
+    ),
+    "tied tp 2 in pieces, compiled": Case(
+        "tied", Layout(tp=2, sequence_parallel=True, async_tp=True, micro_batch_seqs=2), recipe={"compile": True}
+    ),
     "tp 2 sp dp 2": Case(layout=Layout(tp=2, dp=2, sequence_parallel=True, micro_batch_seqs=2)),
     "tp 2 fsdp 2 zero-2": Case(layout=Layout(tp=2, fsdp=2, zero_stage=2)),
     "tp 2 sp fsdp 2 zero-3, full recompute": Case(

@@ -34,14 +34,12 @@ def big_plan(**layout: object) -> Plan:
 
 
 def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
-    plan = big_plan(
-        tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="1f1b"
-    )
+    plan = big_plan(tp=2, pp=2, cp=2, sequence_parallel=True, zero_stage=1, offload="optimizer", schedule="1f1b")
     with pytest.raises(InputError) as caught:
         require_runnable(plan.model, plan.layout, BF16)
     (problem,) = caught.value.problems
-    assert "pp=2, async_tp=true, offload=optimizer are planned, not yet runnable" in problem
-    assert problem.endswith("--pin pp=1 --pin async_tp=false --pin offload=none")
+    assert "pp=2, offload=optimizer are planned, not yet runnable" in problem
+    assert problem.endswith("--pin pp=1 --pin offload=none")
     with pytest.raises(InputError, match="plan: pp=8 is planned, not yet runnable"):
         require_runnable(plan.model, big_plan(pp=8, schedule="1f1b").layout, BF16)
     require_runnable(MODEL, big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)

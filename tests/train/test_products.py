@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from train.formulas import random
 
-from shardwise.engine.torch.products import Product, einsum_of, product_of
+from shardwise.engine.torch.products import Einsum, Product, product_of
 
 SIZES = {"B": 2, "T": 5, "D": 6, "F": 7, "K": 2, "G": 3, "H": 4, "E": 8}
 FITTING = {
@@ -53,7 +53,7 @@ def test_a_product_is_that_of_einsum(case: str) -> None:
             first, second = (x.transpose(0, -1).contiguous().transpose(0, -1) for x in (first, second))
         wanted = torch.einsum(f"{left},{right}->{result}", first, second)
         torch.testing.assert_close(product(first, second), wanted)
-        torch.testing.assert_close(einsum_of((tuple(left), tuple(right)), tuple(result))(first, second), wanted)
+        torch.testing.assert_close(Einsum((tuple(left), tuple(right)), tuple(result))(first, second), wanted)
         for add in (False, True):
             target = torch.ones_like(wanted) if add else torch.full_like(wanted, torch.nan)
             product.into(target, first, second, add=add)

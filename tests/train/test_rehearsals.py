@@ -65,6 +65,16 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
     "tp, and several sequences that are laid out anew": (
         DENSE, Layout(tp=4, fsdp=64, zero_stage=1, sequence_parallel=True, micro_batch_seqs=4)
     ),
+    "tp in pieces": (
+        DENSE, Layout(tp=4, fsdp=64, zero_stage=3, sequence_parallel=True, async_tp=True, recompute="selective")
+    ),
+    "tp in pieces, and several sequences": (
+        DENSE, Layout(tp=8, fsdp=32, zero_stage=1, sequence_parallel=True, async_tp=True, micro_batch_seqs=4)
+    ),
+    "tp in pieces, that are put together where they are made again": (
+        {**DENSE, "vocab_size": 64},
+        Layout(tp=8, fsdp=32, zero_stage=1, sequence_parallel=True, async_tp=True, micro_batch_seqs=16, recompute="full"),
+    ),
     "multi-token prediction": (PREDICTING, Layout(ep=8, fsdp=128, zero_stage=3)),
 }  # fmt: skip
 STATE = ("parameters", "gradients", "master", "optimizer", "activations")

@@ -85,6 +85,7 @@ LAYOUTS = {
     "fsdp=64 tp=8 zero_stage=2 micro_batch_seqs=4": [
         "fsdp=2 tp=4 zero_stage=2 micro_batch_seqs=2", "fsdp=4 zero_stage=2 micro_batch_seqs=2 sequence_parallel=false",
     ],
+    "fsdp=64 tp=8 async_tp=true": ["fsdp=2 tp=4 async_tp=true", "fsdp=4 sequence_parallel=false"],
     "dp=2 fsdp=6": ["dp=2 fsdp=4"],
     "dp=3 tp=8": ["dp=3 tp=2", "tp=4"],
     "cp=16 cp_variant=ring tp=2": ["tp=2 cp=4 cp_variant=ring"],

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from shardwise.derive.pieces import together
 from shardwise.derive.shardings import (
     exchanged,
     gradient_rest,
@@ -89,6 +90,7 @@ def derive_unit(name: str, program: Program, family: Family, *, recompute: str) 
     stay = staying(family, program)
     summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
     forward = shard_program(program, resting(family, program), use=using(family, program), final=summed, stay=stay)
+    forward = replace(forward, steps=together(forward.steps, family))
     transposed = backward(program, given=program.outputs, wanted=program.wanted)
     return _shard_backward(name, forward, transposed, family, recompute)
 
@@ -113,10 +115,10 @@ def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, fa
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, family)
     border = _end_of(recompute.operations, sharded.steps)
+    again, steps = together(sharded.steps[:border], family), together(sharded.steps[border:], family)
     return Unit(
-        name=name, family=family, forward=forward, backward=sharded, recompute_steps=sharded.steps[:border],
-        backward_steps=sharded.steps[border:], update=update, saved=saved, kept=kept,
-        gradients=gradients,
+        name=name, family=family, forward=forward, backward=replace(sharded, steps=(*again, *steps)), recompute_steps=again,
+        backward_steps=steps, update=update, saved=saved, kept=kept, gradients=gradients,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors}, nodes=transposed.nodes,
     )  # fmt: skip
 

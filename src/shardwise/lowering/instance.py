@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.derive.overlapped import RING
 from shardwise.derive.shardings import weight_use
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
@@ -258,8 +257,8 @@ class Instance:
         return posted(exchanges(forward_passes(self._usual.placement, num_micro_batches))[self.pp_rank])
 
     def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
-        """What moves activations in a step, in the order in which it is issued; but those of a ring are issued block by block,
-        with both tensors of a block at once."""
+        """What moves activations in a step, in the order in which it is issued; but those that run beside computations are issued
+        block by block, in a ring."""
         for step in self.steps(num_micro_batches):
             yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
             for action in step.slot:
@@ -307,7 +306,7 @@ class Instance:
         """A collective on activations as it is issued."""
         dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
         num_bytes, axes = _bytes(one.elements.evaluate(self._sizes), dtype), self.several(one.axes)
-        if self.family.ring and one.axes == RING and one.beside:  # each block but the rank's own
+        if one.beside:  # each block but the rank's own
             ranks = self.mesh.size(axes)
             yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
         else:

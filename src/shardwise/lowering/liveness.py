@@ -7,13 +7,14 @@ when it is done. Source: engine/torch/unit.py, which frees likewise (tests/train
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import groupby
 from typing import NamedTuple
 
 from shardwise.derive.derivation import Unit
 from shardwise.derive.walk import Compute
 from shardwise.lowering.instruction import Held, Launch, Slice, Start, Wait
+from shardwise.lowering.pieces import InPieces, with_rings
 from shardwise.lowering.template import Template, touched
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.decoder import PREDICTS
@@ -28,12 +29,11 @@ LAID = (Kind.ALL_GATHER, Kind.ALL_TO_ALL)  # parts that have come are laid out a
 
 
 class Part(NamedTuple):
-    """A tensor as a moment has it, so many times. It is there only where the group of devices along `over` is more than one, and
+    """A tensor as a moment has it. It is there only where the group of devices along `over` is more than one, and
     so are the `rows` (a spec of the dims before the one along which parts lie)."""
 
     name: str
     spec: Spec
-    times: float = 1.0
     over: Axes = ()
     rows: Spec | None = None
 
@@ -57,7 +57,7 @@ class Moment(NamedTuple):
         return tuple(dict.fromkeys(part.name for part in self.parts))
 
 
-Event = tuple[Compute, ...] | Start | Wait | Slice
+Event = tuple[Compute, ...] | Start | Wait | Slice | InPieces
 
 
 def moments(template: Template) -> Iterator[Moment]:
@@ -86,6 +86,7 @@ class _Moves:
     def __init__(self, events: tuple[Event, ...]) -> None:
         started = [one.traffic for one in events if isinstance(one, Start)]
         self.source = {_ends(one)[1]: (one.axes, _ends(one)[0]) for one in started}
+        self.source |= {one.ends[1]: (one.traffic.axes, one.ends[0]) for one in events if isinstance(one, InPieces)}
         self.sliced = {Held(*_of(one, after=True)): _of(one) for one in events if isinstance(one, Slice)}
         self.pieces = {}
         for one in started:
@@ -112,7 +113,11 @@ class _Moves:
 
     @staticmethod
     def copies(event: Event) -> Iterator[Part]:
-        """What collectives lay out anew; parts along the first dim lie as they are, and rows of experts are sorted."""
+        """What collectives lay out anew; parts along the first dim lie as they are, and rows of experts are sorted. Of what runs
+        in pieces there are one that goes and one that comes."""
+        if isinstance(event, InPieces):
+            yield from [Part(*event.block, over=event.traffic.axes)] * 2
+            return
         if not isinstance(event, (Start, Wait)) or event.traffic.beside:
             return
         traffic, (before, after) = event.traffic, _ends(event.traffic)
@@ -131,14 +136,14 @@ def _events(template: Template) -> Iterator[Event]:
     """The pass's computations by nodes of automatic differentiation, and what moves activations."""
     unit = template.unit
     recomputed = {id(step) for step in unit.recompute_steps}
-    flat: list[Compute | Start | Wait | Slice] = []
-    for one in template.passes["backward"]:
+    flat: list[Compute | Start | Wait | Slice | InPieces] = []
+    for one in with_rings(template.passes["backward"]):
         if isinstance(one, Launch):
             flat += one.kernel.steps
-        elif isinstance(one, Slice) or (isinstance(one, (Start, Wait)) and _moves_activations(one.traffic)):
+        elif isinstance(one, Slice | InPieces) or (isinstance(one, (Start, Wait)) and _moves_activations(one.traffic)):
             flat.append(one)
 
-    def node(step: Compute | Start | Wait | Slice) -> object:
+    def node(step: Compute | Start | Wait | Slice | InPieces) -> object:
         """Whose transpose it is; what adds the parts of a gradient up is the transpose of nothing, and a node of its own."""
         if not isinstance(step, Compute) or id(step) in recomputed:
             return id(step)
@@ -166,7 +171,9 @@ def _of(one: Slice, *, after: bool = False) -> Held:
 
 def _touches(unit: Unit, event: Event) -> Iterator[Held]:
     """What an event reads or makes, but for weights and what belongs to the batch."""
-    if isinstance(event, tuple):
+    if isinstance(event, InPieces):
+        found = [*event.reads, *event.writes]
+    elif isinstance(event, tuple):
         found = [Held(*one) for step in event for one in (*_read(step), *_written(step))]
     else:
         found = [*(touched(event) if isinstance(event, Slice) else _ends(event.traffic))]
@@ -182,7 +189,9 @@ def _written(step: Compute) -> Iterator[tuple[str, Spec]]:
 
 
 def _made(event: Event) -> Iterator[Held]:
-    if isinstance(event, tuple):
+    if isinstance(event, InPieces):
+        yield from event.writes
+    elif isinstance(event, tuple):
         yield from (Held(*one) for step in event for one in _written(step))
     elif isinstance(event, Slice):
         yield _of(event, after=True)
@@ -192,12 +201,16 @@ def _made(event: Event) -> Iterator[Held]:
 
 def _gradients(unit: Unit, event: Event) -> Iterator[Spec]:
     """Shardings of the weights' gradients that an event makes, as it makes them."""
-    written = (one for step in event for one in _written(step)) if isinstance(event, tuple) else ()
+    if isinstance(event, InPieces):
+        written: Iterable[tuple[str, Spec]] = event.writes
+    else:
+        written = [one for step in event for one in _written(step)] if isinstance(event, tuple) else []
     return (spec for name, spec in written if unit.tensors[name].role is Role.WEIGHT_GRADIENT)
 
 
 def _is_gradient_of_scores(event: Event) -> bool:
-    return isinstance(event, tuple) and any(isinstance(step.operation, ScanGradient) for step in event)
+    steps = event if isinstance(event, tuple) and not isinstance(event, InPieces) else ()
+    return any(isinstance(step.operation, ScanGradient) for step in steps)
 
 
 def _waiting(unit: Unit) -> Iterator[Part]:

@@ -19,7 +19,6 @@ LOSS = "in_place"  # the kind that the trained model has
 # What a layout must have of everything else.
 PINS: Mapping[str, Any] = {
     **{axis: 1 for axis in AXES if axis not in RUNNABLE_AXES},
-    "async_tp": False,
     "offload": "none",
 }
 # What the engine asks of degrees beside legality.

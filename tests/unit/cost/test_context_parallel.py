@@ -95,7 +95,8 @@ def test_ulysses_sends_an_eighth_of_what_it_keeps() -> None:
 def test_asynchronous_tensor_parallelism_shows_what_the_products_do_not_hide() -> None:
     plain, pieces = (priced(tp=8, zero_stage=0, sequence_parallel=True, async_tp=flag) for flag in (False, True))
     assert pieces.time["tp"] < 0.5 * plain.time["tp"]
-    assert pieces.time["forward"] == plain.time["forward"]
+    # positions are read once for queries and keys, whose products stand together
+    assert pieces.time["forward"] == pytest.approx(plain.time["forward"], rel=1e-4)
     slow = dataclasses.replace(
         CLUSTER, topology=dataclasses.replace(
             CLUSTER.topology, tiers=tuple(dataclasses.replace(t, bytes_per_s=1e9) for t in CLUSTER.topology.tiers)  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardwise.derive.derivation import Unit
 from shardwise.derive.shardings import weight_use
@@ -34,13 +35,19 @@ ANGLES, SIGHT, SIGHTS, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
 ROWS = "@rows"  # whose rows a rank has, where they are not those of its own tokens
 ROUTED = "@routed"  # what a call may write beside them: the rows and the probabilities that each expert got, [2, E]
 
+Target = tuple[
+    Tensor | None, bool
+]  # where a sum is written, if there is such a place, and whether it is added to what is there
+NOWHERE: Target = (None, False)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """`writes` = kernel(*`reads`), by name.
 
     `over` has kernels that do the same and write over one of the operands, by its place; `into(target, *operands, add=...)`
-    writes the result to a target, or adds it to what is there. `is_view`: what it writes shares memory with what it reads.
+    writes the result to a target, or adds it to what is there; `into_each(targets, *operands)` does so for several results, and
+    gives them all. `is_view`: what it writes shares memory with what it reads.
     `alone`: it is no kernel, and is compiled with none. `phase` is forward, recompute or backward.
     """
 
@@ -50,6 +57,7 @@ class Call:
     phase: str = "forward"
     over: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     into: Callable[..., Any] | None = None
+    into_each: Callable[..., Any] | None = None
     is_view: bool = False
     alone: bool = False
 

@@ -11,7 +11,7 @@ from shardwise.engine.torch.fusing_norms import norm_calls
 from shardwise.engine.torch.makers import call_of
 from shardwise.engine.torch.moving import moving_calls
 from shardwise.engine.torch.phases import Fused, Phase
-from shardwise.engine.torch.ringing import Ring, ring_call
+from shardwise.engine.torch.ringing import Around, ring_call
 from shardwise.engine.torch.routed_moving import moves_rows, row_calls
 from shardwise.lowering.instruction import Slice
 from shardwise.model.operations import Accumulate
@@ -32,7 +32,7 @@ def in_calls(calls: Calls, phase: Phase) -> Iterator[Call]:
         name for group in groups for name in group.call.writes
     }  # what no call makes
     for step in phase.parts:
-        if isinstance(step, Ring):
+        if isinstance(step, Around):
             yield ring_call(calls, step, phase.name)
             continue
         if not isinstance(step, Compute):

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from shardwise.engine.torch.calls import GRADIENTS, Call
+from shardwise.engine.torch.calls import GRADIENTS, NOWHERE, Call, Target
 
 
 class Gradients(Protocol):
     """Where the gradients of a unit's weights go."""
 
-    def target(self, weight: str) -> tuple[Tensor | None, bool]:
+    def target(self, weight: str) -> Target:
         """A contiguous tensor in the weight's shape for the gradient, if there is one, and whether to add to what is there."""
 
     def give(self, weight: str, gradient: Tensor | None) -> None:
@@ -26,6 +26,9 @@ def with_giving(calls: Iterable[Call], weight_of: Mapping[str, str]) -> Iterator
         made = [name for name in call.writes if name in weight_of]
         if made and call.into is not None:
             yield _into(call, weight_of[made[0]])
+            continue
+        if made and call.into_each is not None:
+            yield _into_each(call, weight_of)
             continue
         yield call
         yield from (_given(name, weight_of[name], call.phase) for name in made)
@@ -61,3 +64,21 @@ def _into(call: Call, weight: str) -> Call:
             gradients.give(weight, None)
 
     return Call(give, (GRADIENTS, *call.reads), (), call.phase)
+
+
+def _into_each(call: Call, weight_of: Mapping[str, str]) -> Call:
+    """A call that writes several results, the gradients among them to their targets."""
+    into, weights = call.into_each, [weight_of.get(name) for name in call.writes]
+    assert into is not None
+
+    def give(gradients: Gradients, *operands: Any) -> Any:
+        targets = [gradients.target(weight) if weight else NOWHERE for weight in weights]
+        found = into(targets, *operands)
+        for weight, (target, _), gradient in zip(weights, targets, found, strict=True):
+            if weight:
+                gradients.give(weight, gradient if target is None else None)
+        others = [one for weight, one in zip(weights, found, strict=True) if not weight]
+        return others[0] if len(others) == 1 else others
+
+    others = tuple(name for name in call.writes if name not in weight_of)
+    return Call(give, (GRADIENTS, *call.reads), others, call.phase, alone=True)

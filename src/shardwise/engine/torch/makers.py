@@ -17,7 +17,7 @@ from shardwise.engine.torch import experts, split_norms
 from shardwise.engine.torch.attention import Attention, sink_gradient
 from shardwise.engine.torch.calls import ANGLES, SIGHT, Call, Calls
 from shardwise.engine.torch.functions import FUNCTIONS, Function, rotate, rotate_back
-from shardwise.engine.torch.products import einsum_of, product_of
+from shardwise.engine.torch.products import Einsum, product_of
 from shardwise.engine.torch.routed import expert_contract, of_rows, route, route_gradient
 from shardwise.model.operations import (
     Accumulate,
@@ -50,7 +50,7 @@ def _contract(calls: Calls, step: Compute, operation: Contract) -> Call:
     result = step.placed.outputs[0].dims
     product = product_of(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None
     if product is None:
-        return Call(einsum_of(dims, result), reads, (name,))
+        return Call(Einsum(dims, result), reads, (name,))
     return Call(product, reads, (name,), into=product.into)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardwise.derive.walk import Compute
 from shardwise.engine.torch.calls import Call
 from shardwise.engine.torch.moving import Moving
-from shardwise.engine.torch.ringing import Ring
+from shardwise.engine.torch.ringing import Around
 from shardwise.model.operations import Map, Operation
 
 
@@ -24,7 +24,7 @@ class Phase(NamedTuple):
     """What is done in a phase, in order."""
 
     name: str
-    parts: Sequence[Compute | Moving | Ring]
+    parts: Sequence[Compute | Moving | Around]
 
     @property
     def steps(self) -> list[Compute]:

@@ -98,7 +98,27 @@ def _shape(rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> tuple[int, in
     return count, width
 
 
-def einsum_of(operands: Sequence[Dims], result: Dims) -> Callable[..., Tensor]:
-    """A product whose dims stand in no matrix's order."""
-    subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
-    return lambda *tensors: torch.einsum(subscripts, *tensors)
+class Einsum:
+    """A product whose dims stand in no matrix's order, with the calls of `Product`."""
+
+    def __init__(self, operands: Sequence[Dims], result: Dims) -> None:
+        self.operands, self.result = operands, result
+        self.subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return torch.einsum(self.subscripts, *tensors)
+
+    def into(self, target: Tensor, *tensors: Tensor, add: bool) -> None:
+        """Write the product to `target`, or add it to what is there."""
+        made = self(*tensors)
+        target.add_(made) if add else target.copy_(made)
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        pairs = zip(self.operands, tensors, strict=True)
+        sizes = {dim: size for dims, one in pairs for dim, size in zip(dims, one.shape, strict=True)}
+        return tuple(sizes[dim] for dim in self.result)
+
+
+def product_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) -> Product | Einsum:
+    """The product of two operands, as a matrix product where that can be."""
+    return product_of(left, right, result, sizes) or Einsum((left, right), result)

@@ -29,9 +29,10 @@ class Going:
         self.pending: Pending = exchange.shift(self.arriving, sent, axes)
 
     def wait(self) -> list[Tensor]:
-        """What has come."""
+        """What has come; what has gone is let go of."""
         self.pending.wait()
-        return self.arriving
+        found, self.arriving, self.sent = self.arriving, [], []
+        return found
 
 
 @dataclass(frozen=True)

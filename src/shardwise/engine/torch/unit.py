@@ -16,8 +16,9 @@ from shardwise.engine.torch.giving import given_later, with_giving, with_giving_
 from shardwise.engine.torch.moving import MOVING, Moving
 from shardwise.engine.torch.phases import Phase
 from shardwise.engine.torch.rank import Rank
-from shardwise.engine.torch.ringing import Ring, rings
+from shardwise.engine.torch.ringing import Around, Ring, rings
 from shardwise.lowering.instruction import Instruction, Launch, Slice, Start, Wait
+from shardwise.lowering.pieces import InPieces
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import gradient_name
@@ -161,9 +162,9 @@ class TorchUnit:
         return tuple(sorted(self.at(name) for name in names))
 
 
-def _phases(instructions: Iterable[Instruction | Ring], names: Sequence[str]) -> list[Phase]:
+def _phases(instructions: Iterable[Instruction | Around], names: Sequence[str]) -> list[Phase]:
     """The instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
-    parts: dict[str, list[Compute | Moving | Ring]] = {name: [] for name in names}
+    parts: dict[str, list[Compute | Moving | Around]] = {name: [] for name in names}
     phase = names[0]
     for one in instructions:
         match one:
@@ -172,7 +173,7 @@ def _phases(instructions: Iterable[Instruction | Ring], names: Sequence[str]) ->
                 parts[phase] += one.kernel.steps
             case Ring():
                 parts[phase].append(one)
-            case Start():
+            case Start() | InPieces():
                 phase = max(phase, one.traffic.phase, key=lambda name: names.index(name) if name in names else -1)
                 parts[phase].append(one)
             case Wait() | Slice():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwise.derive.overlapped import RING
 from shardwise.sharding.collective import ROWS, Issued, Kind
 from shardwise.sharding.spec import Axes
 from shardwise.train.issued import comparable
@@ -108,8 +109,8 @@ def differing(case: Case, issued: Sequence[Sequence[Issued]]) -> tuple[str, ...]
 
 def _out_of_order(listed: Iterable[Issued], sequence: Sequence[Issued]) -> Iterator[str]:
     """The first collective on activations that does not come where the list has it. Those of weights come between them, and those
-    of a ring, of two tensors at once, are counted only."""
-    listed = [one for one in listed if one.kind is not Kind.PERMUTE]
+    of a ring of attention, of two tensors at once, are counted only."""
+    listed = [one for one in listed if one.kind is not Kind.PERMUTE or one.axes != RING]
     rows = {(one.kind, one.axes) for one in listed if one.what == ROWS}
     coming = iter(sequence)
     for one in listed:

@@ -99,6 +99,7 @@ def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:
     return replace(
         layout, **degrees, tp=tp, etp=None if layout.expert_tp == layout.tp else 1,
         zero_stage=layout.zero_stage if zero else 0, sequence_parallel=layout.sequence_parallel and tp > 1,
+        async_tp=layout.async_tp and tp > 1,
         cp_variant=layout.cp_variant if degrees["cp"] > 1 else variant_names()[0], placement=placement,
         schedule=layout.schedule if staged else natural_schedule(1, 1), layers_per_stage=_uneven(layout, degrees["pp"]),
         num_virtual_stages=layout.num_virtual_stages if staged else 1,

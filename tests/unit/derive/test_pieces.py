@@ -1,0 +1,130 @@
+"""Products in pieces beside collectives of tensor parallelism: which these are, and in what order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.pieces import Pieces, in_pieces, together
+from shardwise.derive.walk import Communicate, Compute
+from shardwise.layout.family import TP, Family
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import structure_units
+from shardwise.precision import precision_named
+from shardwise.sharding.collective import Kind
+
+SMALL = Architecture(
+    name="small", num_layers=2, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
+)
+MODELS = {
+    "dense": SMALL,
+    "adapters": replace(SMALL, lora_rank=4, lora_targets=("qkv", "mlp")),
+    "latent": replace(SMALL, kv_lora_rank=8, rope_head_dim=2, v_head_dim=4, q_lora_rank=6, num_kv_heads=4),
+    "experts": replace(SMALL, num_experts=4, experts_per_token=2, shared_expert_width=8),
+    "parallel": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu", parallel=True),
+}
+PLAIN = Family(1, sequence_parallel=True, recompute="none")
+ASYNC = replace(PLAIN, async_tp=True)
+
+
+def unit_of(family: Family, model: str = "dense") -> Unit:
+    return derived_unit(MODELS[model].structure, family, "block")
+
+
+def beside(rings: list[Pieces]) -> list[tuple[str, ...]]:
+    return [tuple(product.operation.outputs[0] for product in ring.products) for ring in rings]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_step_stays_once(model: str, recompute: str) -> None:
+    structure = MODELS[model].structure
+    for name in structure_units(structure):
+        plain, pieces = (
+            derived_unit(structure, replace(family, recompute=recompute), name) for family in (PLAIN, ASYNC)
+        )
+        for phase, steps in plain.phases().items():
+            assert Counter(map(str, steps)) == Counter(map(str, pieces.phases()[phase]))
+
+
+def test_products_forward() -> None:
+    unit = unit_of(ASYNC)
+    found = list(in_pieces(unit.forward.steps, ASYNC))
+    assert beside(found) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
+    assert not list(in_pieces(unit_of(PLAIN).forward.steps, PLAIN))
+
+
+def test_products_backward() -> None:
+    """Sums stand before the gradients of weights that take the same, with which an engine lets go of the weights."""
+    unit = unit_of(ASYNC)
+    found = list(in_pieces(unit.backward_steps, ASYNC))
+    assert beside(found) == [
+        ("d.act#0", "d.w_down#0"), ("d.mlp_norm.out#0", "d.mlp_norm.out#1"), ("d.w_gate#0", "d.w_up#0"),
+        ("d.attended#0", "d.wo#0"), ("d.attention_norm.out#0", "d.attention_norm.out#1", "d.attention_norm.out#2"),
+        ("d.wv#0", "d.wk#0", "d.wq#0"),
+    ]  # fmt: skip
+    assert [ring.sum is not None for ring in found] == [False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(model: str) -> None:
+    for recompute in ("none", "full"):
+        unit = unit_of(replace(ASYNC, recompute=recompute), model)
+        products = [step for step in unit.backward_steps if isinstance(step, Compute)]
+        used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
+        made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
+        rings = list(in_pieces(unit.backward_steps, unit.family))
+        within = [{one.operation.outputs[0] for one in ring.products} for ring in rings]
+        for weight, gradient in unit.gradients.items():
+            own = any(
+                {gradient, products[used[weight]].operation.outputs[0]} <= ring for ring in within if weight in used
+            )
+            assert own or made[gradient] >= used.get(weight, 0), weight
+
+
+def test_what_has_no_product_stays_as_it_is() -> None:
+    embedding = derived_unit(SMALL.structure, ASYNC, "embedding")
+    moved = [one for one in embedding.forward.steps if isinstance(one, Communicate) and one.collective.axes == TP]
+    assert [one.collective.kind for one in moved] == [Kind.REDUCE_SCATTER]
+    assert not list(in_pieces(embedding.forward.steps, ASYNC))
+
+
+def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
+    """A product whose result is read before another's operand is made stays out of its ring."""
+    steps = list(unit_of(PLAIN).forward.steps)
+    gather = next(p for p, one in enumerate(steps) if isinstance(one, Communicate))
+    product = next(p for p, one in enumerate(steps) if isinstance(one, Compute) and one.operation.outputs == ("up",))
+    late = steps.pop(product)
+    taken = steps[gather]
+    assert isinstance(late, Compute)
+    assert isinstance(taken, Communicate)
+    operation = replace(late.operation, inputs=("attention_norm.out", "attended"))
+    scan = next(one for one in steps if isinstance(one, Compute) and "attended" in one.operation.outputs)
+    late = Compute(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
+    steps.insert(steps.index(scan) + 1, late)
+    found = [one for one in in_pieces(together(steps, ASYNC), ASYNC) if one.moved is taken]
+    assert beside(found) == [("q_flat", "k_flat", "v")]
+
+
+def test_the_list_has_blocks_in_place_of_collectives() -> None:
+    """Of an AllGather, or a ReduceScatter, each block but the rank's own."""
+    for tp in (2, 4):
+        of = {
+            pieces: Instance(
+                architecture=SMALL, layout=Layout(tp=tp, sequence_parallel=True, async_tp=pieces),
+                precision=precision_named("fp32"), seq_len=16,
+            )
+            for pieces in (False, True)
+        }  # fmt: skip
+        listed = {pieces: list(one.of_activations()) for pieces, one in of.items()}
+        whole = [one for one in listed[False] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
+        blocks = [one for one in listed[True] if one.kind is Kind.PERMUTE]
+        left = [one for one in listed[True] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
+        assert [one.kind for one in left] == [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]  # of the embedding, there and back
+        assert len(blocks) == (tp - 1) * (len(whole) - len(left))
+        assert {one.num_bytes for one in blocks} == {16 // tp * 24 * 4}
