@@ -84,7 +84,7 @@ def test_what_is_not_as_planned_ends_with_3(
     ("flags", "layout", "said"),
     [
         (("--rank", "8"), {"dp": 8}, "rank: found 8; the plan's ranks are 0 to 7"),
-        ((), {"dp": 4, "pp": 2, "schedule": "1f1b"}, "pp=2 is planned, not yet runnable"),
+        ((), {"fsdp": 8, "zero_stage": 1, "offload": "optimizer"}, "offload=optimizer is planned, not yet runnable"),
         (("--set", "recipe.balanse=none"), {"dp": 8}, "recipe has no 'balanse'"),
         (("--set", "job.seq_len=3"), {"dp": 8}, "recipe.NAME=VALUE is required"),
     ],

@@ -16,7 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.planning.runnable import RUNNABLE_RULES, degrees_of
 
-MOST_DEVICES = 8
+MOST_DEVICES = {5: 16}  # by how many axes a cell has; 8 for fewer
 # Four key-value heads, so that Ulysses has one for each of four ranks.
 LATENT = replace(
     DENSE, name="latent", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3
@@ -31,7 +31,9 @@ STRUCTURES = {
         DENSE, ROUTED, LATENT, WINDOWS, DOCUMENTS, TIED, ADAPTED, WINDOWED, ROUTED_DOCUMENTS, replace(PREDICTING, num_experts=4),
     )
 }  # fmt: skip
+DEEP = ", 5 layers"  # enough for four stages, or two of two virtual ones
 MODELS.update(STRUCTURES)
+MODELS.update({f"{name}{DEEP}": replace(one, name=f"{name}{DEEP}", num_layers=5) for name, one in STRUCTURES.items()})
 
 TP = {f"tp {n}{' sp' * sp}": {"tp": n, "sequence_parallel": sp} for n in (2, 4) for sp in (False, True)}
 CP = {f"cp {n} {variant}": {"cp": n, "cp_variant": variant} for n in (2, 4) for variant in VARIANTS}
@@ -41,17 +43,33 @@ EP = {
     "ep 2 whole, tp 2": {"ep": 2, "etp": 1, "tp": 2, "sequence_parallel": True},
     "ep 4 whole, tp 2": {"ep": 4, "etp": 1, "tp": 2, "sequence_parallel": True},
 }
-AXES: Mapping[str, Mapping[str, Any]] = {**TP, **CP, **EP}
+PP = {
+    "pp 2 afab": {"pp": 2, "schedule": "afab"},
+    "pp 2 1f1b": {"pp": 2, "schedule": "1f1b"},
+    "pp 2 interleaved": {"pp": 2, "schedule": "interleaved", "num_virtual_stages": 2},
+    "pp 2 looped bfs": {"pp": 2, "schedule": "looped_bfs", "num_virtual_stages": 2},
+    "pp 2 zb-h1": {"pp": 2, "schedule": "zb_h1"},
+    "pp 2 dualpipe": {"pp": 2, "schedule": "dualpipe"},
+    "pp 4 1f1b, uneven": {"pp": 4, "schedule": "1f1b", "layers_per_stage": (2, 1, 1, 1)},
+    "pp 4 zb-h2": {"pp": 4, "schedule": "zb_h2"},
+}  # fmt: skip
+AXES: Mapping[str, Mapping[str, Any]] = {**TP, **CP, **EP, **PP}
 DATA: Mapping[str, Mapping[str, Any]] = {
     "dp": {"dp": 2},
     **{f"zero-{stage}": {"fsdp": 2, "zero_stage": stage} for stage in (1, 2, 3)},
     **{f"hybrid zero-{stage}": {"dp": 2, "fsdp": 2, "zero_stage": stage} for stage in (1, 2, 3)},
 }
+# The fsdp that ep is a part of.
+BORROWED = {f"experts' zero-{stage}": {"zero_stage": stage} for stage in (1, 2, 3)}
 TRIPLES = (
     ("tp 2 sp", "cp 2 zigzag", "dp"), ("tp 2", "cp 2 all_gather", "zero-3"), ("tp 2 sp", "cp 2 ulysses", "ep 2"),
     ("tp 2 sp", "ep 2", "zero-3"), ("cp 2 ring", "ep 2", "zero-2"), ("tp 2", "cp 2 ring", "zero-1"),
 )  # fmt: skip
-QUADRUPLES = (("tp 2 sp", "cp 2 zigzag", "ep 2", "zero-3"), ("tp 2 sp", "ep 2", "dp", "zero-1"))
+QUADRUPLES = (
+    ("tp 2 sp", "cp 2 zigzag", "ep 2", "experts' zero-3"), ("tp 2 sp", "dp", "ep 2", "experts' zero-2"),
+    ("pp 2 zb-h1", "tp 2 sp", "ep 2", "experts' zero-2"), ("pp 2 1f1b", "cp 2 zigzag", "ep 2", "experts' zero-3"),
+)  # fmt: skip
+QUINTUPLES = (("pp 2 interleaved", "tp 2 sp", "cp 2 zigzag", "ep 2", "experts' zero-1"),)
 PIECES = {f"tp {n} pieces": {**TP[f"tp {n} sp"], "async_tp": True} for n in (2, 4)}
 IN_PIECES = (
     *((name,) for name in PIECES), *itertools.product(["tp 2 pieces"], DATA), ("tp 4 pieces", "dp"), ("tp 4 pieces", "zero-3"),
@@ -82,6 +100,7 @@ def cells() -> list[Cell]:
         recompute = RECOMPUTES[len(found) % len(RECOMPUTES)]
         cases = [case for name in STRUCTURES if (case := _case(name, parts, recompute))]
         if not cases:
+            assert len(parts) < 3, f"{parts}: no structure has such a layout"
             continue
         case = min(cases, key=lambda one: sum(met[part, one.model] for part in parts))
         met.update((part, case.model) for part in parts)
@@ -92,21 +111,24 @@ def cells() -> list[Cell]:
 def _combinations() -> Iterator[tuple[str, ...]]:
     yield from ((axis,) for axis in AXES)
     yield from itertools.product(AXES, DATA)
-    for one, other in itertools.combinations((TP, CP, EP), 2):
+    for one, other in itertools.combinations((TP, CP, EP, PP), 2):
         yield from (
             pair for pair in itertools.product(one, other) if "tp" not in {**EP.get(pair[1], {})} or pair[0] not in TP
         )
     yield from TRIPLES
     yield from QUADRUPLES
+    yield from QUINTUPLES
     yield from IN_PIECES
 
 
 def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
     """The case of a structure; None where it has no such layout, or the layout has too many devices."""
-    architecture = STRUCTURES[model]
+    staged = any(part in PP for part in parts)
+    model += DEEP * staged
+    architecture = MODELS[model]
     choices: dict[str, Any] = {}
     for part in parts:
-        own = {**AXES, **PIECES, **DATA}[part]
+        own = {**AXES, **PIECES, **DATA, **BORROWED}[part]
         if any(choices.get(name, value) != value for name, value in own.items()):
             return None  # what one part has another has otherwise
         choices |= own
@@ -116,10 +138,12 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
         choices.setdefault("zero_stage", int(choices["fsdp"] > 1))
     layout = Layout(**choices, recompute=recompute)
     case = Case(
-        model, layout, num_seqs=2 * layout.num_replicas, recipe={"respect_documents": model in PACKED},
+        model, layout, num_seqs=2 * layout.pp * layout.num_replicas, recipe={"respect_documents": model.removesuffix(DEEP) in PACKED},
     )  # fmt: skip
     job = Job(global_batch_tokens=case.num_seqs * POSITIONS, seq_len=POSITIONS)
     degrees = degrees_of(layout)
     runs = all(rule.legal(architecture, job, layout.num_devices, degrees) for rule in RUNNABLE_RULES)
-    legal = layout.num_devices <= MOST_DEVICES and not violations(architecture, job, layout.num_devices, layout)
+    legal = layout.num_devices <= MOST_DEVICES.get(len(parts), 8) and not violations(
+        architecture, job, layout.num_devices, layout
+    )
     return case if legal and runs else None

@@ -127,6 +127,22 @@ CASES = {
     "other values of the optimizer 2 zero-1": Case(
         layout=Layout(fsdp=2, zero_stage=1), recipe={"optimizer": {"beta1": 0.8, "epsilon": 1e-4, "weight_decay": 0.3}}
     ),
+    "pp 2 1f1b": Case("deep", Layout(pp=2, schedule="1f1b")),
+    "pp 3 zb_h2, tied": Case("deep tied", Layout(pp=3, schedule="zb_h2", recompute="selective")),
+    "pp 2 interleaved zero-3": Case(
+        "deep", Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=3, schedule="interleaved"), num_seqs=8
+    ),
+    "pp 2 zb_h1 tp 2 sp": Case("dense", Layout(pp=2, tp=2, sequence_parallel=True, schedule="zb_h1"), num_seqs=4),
+    "pp 2 dualpipe zero-2": Case("deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe")),
+    "predicting pp 2 zb_h1 zero-1, by bias": Case(
+        "predicting",
+        Layout(pp=2, fsdp=2, zero_stage=1, schedule="zb_h1"),
+        recipe={"balance": "bias", "balance_rate": 0.05},
+    ),
+    "adapted pp 2 afab, first layers recomputed": Case(
+        "adapted", Layout(pp=2, schedule="afab", recompute="full", recompute_layers=1), num_seqs=4
+    ),
+    "compiled pp 2 zb_h1": Case(layout=Layout(pp=2, schedule="zb_h1"), num_seqs=4, recipe={"compile": True}),
     "lion 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="lion"),
     "lion 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="lion"),
     "lion 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="lion"),

@@ -173,12 +173,14 @@ def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) ->
     assert found["job"]["loss"] == "in_place"
     shapes = [other["layout"] for other in planned(capsys, "--runnable")["alternatives"]]
     assert any(one["tp"] > 1 for one in shapes)
-    assert {one["pp"] for one in shapes} == {1}
 
 
 def test_a_pin_that_does_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAN, "--runnable", "--pin", "pp=2"]) == 2
-    assert "--runnable: pp=2 is planned, not yet runnable; pp=1 is required" in capsys.readouterr().err
+    assert main([*PLAN, "--runnable", "--pin", "offload=optimizer"]) == 2
+    assert (
+        "--runnable: offload=optimizer is planned, not yet runnable; offload=none is required"
+        in capsys.readouterr().err
+    )
 
 
 def test_runnable_searches_what_the_engine_splits(capsys: pytest.CaptureFixture[str]) -> None:

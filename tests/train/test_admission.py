@@ -21,7 +21,7 @@ from shardwise.precision import precision_named
 from shardwise.search.plan import plan as searched
 from shardwise.search.space import Choices
 from shardwise.train import device_memory
-from shardwise.train.admission import require_world
+from shardwise.train.admission import require_schedule, require_world
 from shardwise.train.fit import require_memory, smallest_change
 
 BF16 = precision_named("bf16")
@@ -34,16 +34,28 @@ def big_plan(**layout: object) -> Plan:
 
 
 def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
-    plan = big_plan(tp=2, pp=2, cp=2, sequence_parallel=True, zero_stage=1, offload="optimizer", schedule="1f1b")
+    plan = big_plan(
+        tp=2, pp=2, cp=2, sequence_parallel=True, async_tp=True, zero_stage=1, offload="optimizer", schedule="zb_h1"
+    )
     with pytest.raises(InputError) as caught:
         require_runnable(plan.model, plan.layout, BF16)
-    (problem,) = caught.value.problems
-    assert "pp=2, offload=optimizer are planned, not yet runnable" in problem
-    assert problem.endswith("--pin pp=1 --pin offload=none")
-    with pytest.raises(InputError, match="plan: pp=8 is planned, not yet runnable"):
-        require_runnable(plan.model, big_plan(pp=8, schedule="1f1b").layout, BF16)
+    offload, split = caught.value.problems
+    assert (
+        offload
+        == "plan: offload=optimizer is planned, not yet runnable; plan again with --runnable, or --pin offload=none"
+    )
+    assert "async_tp with schedule=zb_h1" in split
+    assert split.endswith("--pin async_tp=false, or with --pin schedule=1f1b")
+    require_runnable(plan.model, big_plan(pp=8, schedule="1f1b").layout, BF16)
     require_runnable(MODEL, big_plan(dp=2, fsdp=4, zero_stage=3).layout, BF16)
     require_runnable(MODEL, big_plan(fsdp=2, tp=2, cp=2, sequence_parallel=True, zero_stage=3).layout, BF16)
+
+
+def test_a_batch_that_a_schedule_does_not_run_is_refused_before_the_first_step() -> None:
+    layout = big_plan(pp=4, dp=2, schedule="zb_h1").layout
+    require_schedule(layout, [8, 64])
+    with pytest.raises(InputError, match="a batch of 4 sequences: micro-batches: found 2; .* at least 4"):
+        require_schedule(layout, [64, 4])
 
 
 def test_an_uneven_vocabulary_does_not_run_yet() -> None:

@@ -215,7 +215,7 @@ def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_does_not_run_is_not_verified() -> None:
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192)
-    layout = Layout.parse("pp=2 fsdp=4")
+    layout = Layout.parse("fsdp=8 offload=optimizer")
     planned = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
-    with pytest.raises(InputError, match="pp=2 is planned, not yet runnable"):
+    with pytest.raises(InputError, match="offload=optimizer is planned, not yet runnable"):
         verifying.verify(planned, RECIPE)

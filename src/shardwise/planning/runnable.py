@@ -12,6 +12,7 @@ from shardwise.layout.layout import AXES, Layout
 from shardwise.layout.legality import Rule, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
+from shardwise.schedule.schedule import schedule_of
 
 RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
@@ -29,6 +30,14 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: (
             f"a vocabulary of {a.vocab_size:,} that tp = {d['tp']} does not divide is planned, not yet runnable; plan again with "
             f"--set model.vocab_size={-(-a.vocab_size // d['tp']) * d['tp']}, or with a tp that divides it"
+        ),
+    ),
+    Rule(
+        "async_tp_by_schedule",
+        lambda a, j, n, d: (d["async_tp"] == 0) | (not schedule_of(d["schedule"]).splits_backward),
+        lambda a, j, n, d: (
+            f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again with "
+            "--pin async_tp=false, or with --pin schedule=1f1b"
         ),
     ),
     Rule(
