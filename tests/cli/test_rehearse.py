@@ -84,7 +84,11 @@ def test_what_is_not_as_planned_ends_with_3(
     ("flags", "layout", "said"),
     [
         (("--rank", "8"), {"dp": 8}, "rank: found 8; the plan's ranks are 0 to 7"),
-        ((), {"fsdp": 8, "zero_stage": 1, "offload": "optimizer"}, "offload=optimizer is planned, not yet runnable"),
+        (
+            (),
+            {"dp": 2, "pp": 2, "tp": 2, "sequence_parallel": True, "async_tp": True, "schedule": "zb_h1"},
+            "async_tp with schedule=zb_h1",
+        ),
         (("--set", "recipe.balanse=none"), {"dp": 8}, "recipe has no 'balanse'"),
         (("--set", "job.seq_len=3"), {"dp": 8}, "recipe.NAME=VALUE is required"),
     ],

@@ -52,9 +52,11 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
 
 
 def test_a_batch_that_a_schedule_does_not_run_is_refused_before_the_first_step() -> None:
-    layout = big_plan(pp=4, dp=2, schedule="zb_h1").layout
-    require_schedule(layout, [8, 64])
-    with pytest.raises(InputError, match="a batch of 4 sequences: micro-batches: found 2; .* at least 4"):
+    layout = big_plan(pp=4, dp=2, schedule="dualpipe").layout
+    require_schedule(layout, [16, 64])
+    with pytest.raises(
+        InputError, match="a batch of 4 sequences: micro-batches: found 2; dualpipe requires at least 8"
+    ):
         require_schedule(layout, [64, 4])
 
 

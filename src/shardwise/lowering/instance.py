@@ -164,7 +164,7 @@ class Instance:
     @cached_property
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step of any rank has a collective over."""
-        every = unit_paths(self.architecture)
+        every = tuple(unit_paths(self.architecture))
         syncs = {one.sync for one in parameters(self.architecture, self.family, every)}
         used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
         used |= {self.several(axes) for sync in syncs for axes in sync}

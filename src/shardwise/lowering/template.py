@@ -54,8 +54,8 @@ class Template:
     def _backward(self) -> tuple[tuple[Instruction, bool], ...]:
         """The instructions of the backward pass without frees, each with whether the gradient of the unit's input needs it.
 
-        A kernel that gives a weight's beside it is needed, such as a norm's. Source: Qi et al. 2023, "Zero Bubble Pipeline
-        Parallelism", section 2.
+        A kernel that gives a weight's beside it counts as needed, such as a norm's, and so does what reads a weight: these are
+        gathered for the first part alone. Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
         """
         backward, found = self.unit.backward, []
         wanted = {
@@ -69,10 +69,14 @@ class Template:
             if isinstance(one, Free):
                 continue
             ends = list(_ends(one))
-            needed = any(not wanted.isdisjoint(self._of_several(writes)) for _, writes in ends) or _brings_weights(one)
+            needed = any(not wanted.isdisjoint(self._of_several(writes)) for _, writes in ends)
+            needed = needed or _brings_weights(one) or any(self._reads_weights(reads) for reads, _ in ends)
             wanted |= {held for reads, _ in ends for held in self._of_several(reads) if needed}
             found.append((one, needed))
         return tuple(reversed(found))
+
+    def _reads_weights(self, held: Iterable[Held]) -> bool:
+        return any(self.unit.tensors[one.name].role is Role.WEIGHT for one in held)
 
     def _of_several(self, held: Iterable[Held]) -> Iterator[Held]:
         """Tensors by the axes of several devices that split them."""
