@@ -138,7 +138,8 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
         choices.setdefault("zero_stage", int(choices["fsdp"] > 1))
     layout = Layout(**choices, recompute=recompute)
     case = Case(
-        model, layout, num_seqs=2 * layout.pp * layout.num_replicas, recipe={"respect_documents": model.removesuffix(DEEP) in PACKED},
+        model, layout, num_seqs=2 * layout.pp * layout.num_replicas,
+        recipe={"respect_documents": model.removesuffix(DEEP) in PACKED},
     )  # fmt: skip
     job = Job(global_batch_tokens=case.num_seqs * POSITIONS, seq_len=POSITIONS)
     degrees = degrees_of(layout)

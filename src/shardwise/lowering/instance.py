@@ -28,7 +28,7 @@ from shardwise.lowering.parameters import (
     unit_paths,
     used_parameters,
 )
-from shardwise.lowering.stages import held_stages, stage_units
+from shardwise.lowering.stages import held_stages, rank_steps, stage_units
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import OPPOSITE, Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
@@ -237,7 +237,7 @@ class Instance:
         actions = self.actions(num_micro_batches)
         passes = Counter((one.kind, one.stage) for rank, _, one in actions.actions() if rank == self.pp_rank)
         activations = ((one, times) for of_pass, times in passes.items() for one in self.of_pass(*of_pass))
-        messages = ((one, 1) for one in self._messages(actions))
+        messages = ((one, 1) for one in self._messages(num_micro_batches))
         for one, times in (*self._weights(passes), *self._control(passes), *activations, *messages):
             if one.axes:
                 found[one] += times
@@ -250,7 +250,7 @@ class Instance:
 
     def steps(self, num_micro_batches: int) -> tuple[Step, ...]:
         """The passes that the rank runs in a step, in order, with the messages around them."""
-        return posted(exchanges(self.actions(num_micro_batches))[self.pp_rank])
+        return rank_steps(self.layout, num_micro_batches, self.pp_rank)
 
     def forward_steps(self, num_micro_batches: int) -> tuple[Step, ...]:
         """Likewise of forward passes alone."""
@@ -334,8 +334,8 @@ class Instance:
             kind, PIPELINE, dtype, _bytes(self.hidden.local_elements().evaluate(self._sizes), dtype), "activations"
         )
 
-    def _messages(self, actions: ActionList) -> Iterator[Issued]:
-        for step in exchanges(actions)[self.pp_rank] if self.layout.pp > 1 else ():
+    def _messages(self, num_micro_batches: int) -> Iterator[Issued]:
+        for step in self.steps(num_micro_batches):
             yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
             yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
 

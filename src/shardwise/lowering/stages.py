@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages
 from shardwise.lowering.parameters import PlacedUnit, unit_paths
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.action import Placement
+from shardwise.schedule.build import build
+from shardwise.schedule.messages import Step, exchanges, posted
 
 
 def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[PlacedUnit, ...], ...]:
@@ -32,3 +35,10 @@ def held_stages(placement: Placement, rank: int) -> tuple[int, ...]:
     """The virtual stages that a rank holds, in the model's order."""
     opposite = placement.num_ranks - 1 - rank if placement.both_ends else rank
     return tuple(stage for stage, holder in enumerate(placement.ranks) if holder in (rank, opposite))
+
+
+@lru_cache(maxsize=256)
+def rank_steps(layout: Layout, num_micro_batches: int, rank: int) -> tuple[Step, ...]:
+    """What a rank along `pp` runs in an optimizer step, in order, with the messages around each pass."""
+    actions = build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
+    return posted(exchanges(actions)[rank])

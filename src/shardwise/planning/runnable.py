@@ -36,8 +36,8 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
         "async_tp_by_schedule",
         lambda a, j, n, d: (d["async_tp"] == 0) | (not schedule_of(d["schedule"]).splits_backward),
         lambda a, j, n, d: (
-            f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again with "
-            "--pin async_tp=false, or with --pin schedule=1f1b"
+            f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again "
+            "with --pin async_tp=false, or with --pin schedule=1f1b"
         ),
     ),
     Rule(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
@@ -18,11 +18,16 @@ class Message(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rank does around a slot: messages to take in before it, in this order, and to send behind it."""
+    """What a rank does around a slot: messages to take in before it, in this order, and to send behind it.
+
+    `arrived` are messages that this rank has sent and that have come to their targets by then: these have sent in turn what the
+    slot needs. What they carry can be freed; a transport may never say so by itself.
+    """
 
     receives: tuple[Message, ...]
     slot: Slot
     sends: tuple[Message, ...]
+    arrived: tuple[Message, ...] = ()
 
 
 def sent(actions: ActionList, action: Action) -> Message | None:
@@ -68,9 +73,27 @@ def exchanges(actions: ActionList) -> tuple[tuple[Step, ...], ...]:
                 channels.setdefault((message.source, message.target), []).append(message)
     number = {message.action: i for channel in channels.values() for i, message in enumerate(channel)}
     producer = {message.action: message for channel in channels.values() for message in channel}
-    return tuple(
-        tuple(_steps(actions, rank, outbox[rank], channels, number, producer)) for rank in range(actions.num_ranks)
-    )
+    found = [_steps(actions, rank, outbox[rank], channels, number, producer) for rank in range(actions.num_ranks)]
+    taken = {one: place for steps in found for place, step in enumerate(steps) for one in step.receives}
+    made = {one: place for steps in found for place, step in enumerate(steps) for one in step.sends}
+    return tuple(tuple(_acknowledged(actions, steps, producer, taken, made)) for steps in found)
+
+
+def _acknowledged(
+    actions: ActionList, steps: Sequence[Step], producer: dict[Action, Message], taken: dict[Message, int],
+    made: dict[Message, int],
+) -> Iterator[Step]:  # fmt: skip
+    """The steps with what has arrived: of messages to a rank those that it has taken before it sent what a slot needs."""
+    on_way: dict[int, deque[Message]] = {}  # by target, in the order in which it takes them
+    for step in steps:
+        arrived = []
+        for message in (producer[key] for action in step.slot for key in needs(actions, action) if key in producer):
+            sent = on_way.get(message.source, deque())
+            while sent and taken[sent[0]] <= made[message]:
+                arrived.append(sent.popleft())
+        for one in step.sends:
+            on_way.setdefault(one.target, deque()).append(one)
+        yield step._replace(arrived=tuple(arrived))
 
 
 def posted(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -70,7 +70,7 @@ class StepPasses:
         self.on_way: dict[Place, Pass] = {}
         self.penalties: dict[Place, dict[int, Tensor]] = {}
         self.inbox: dict[Action, Arriving] = {}
-        self.sent: list[tuple[Pending, Tensor]] = []
+        self.sent: dict[Message, tuple[Pending, Tensor]] = {}
         self.losses: list[Tensor] = []
 
     def _actions(self) -> Iterable[Action]:
@@ -88,8 +88,10 @@ class StepPasses:
                 self._forward(action) if action.kind == FORWARD else self._backward(action)
             for message in step.sends:
                 self._send(message)
-        for pending, _ in self.sent:
-            pending.wait()
+            for message in step.arrived:
+                self._has_arrived(message)
+        for message in list(self.sent):
+            self._has_arrived(message)
         return self.losses
 
     def _forward(self, action: Action) -> None:
@@ -157,8 +159,12 @@ class StepPasses:
 
     def _send(self, message: Message) -> None:
         values = self.inbox.pop(_key(message.action)).here().contiguous()
-        self.sent = [one for one in self.sent if not (one[0].is_done() or one[1].is_meta)]  # without data nothing waits
-        self.sent.append((self.parts.exchange.send(values, message.target, PIPELINE), values))
+        self.sent[message] = self.parts.exchange.send(values, message.target, PIPELINE), values
+
+    def _has_arrived(self, message: Message) -> None:
+        """What a message carries is needed no longer."""
+        pending, _ = self.sent.pop(message)
+        pending.wait()
 
 
 def _key(action: Action) -> Action:

@@ -40,10 +40,6 @@ class Pending:
             for work in self.works:
                 work.wait()
 
-    def is_done(self) -> bool:
-        """Whether it is, without waiting."""
-        return all(work.is_completed() for work in self.works)
-
 
 class Exchange:
     """Collectives over axes of the mesh, in the background."""
