@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,12 +15,10 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.lowering.control import NUM_ROUTERS, control_traffic, norm_axes, routing_axes
-from shardwise.lowering.flat import FlatArrays
+from shardwise.lowering.control import NUM_ROUTERS, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import (
-    EMBEDDING,
     TIED,
     Parameter,
     PlacedUnit,
@@ -29,11 +27,12 @@ from shardwise.lowering.parameters import (
     used_parameters,
 )
 from shardwise.lowering.stages import held_stages, rank_steps, stage_units
+from shardwise.lowering.step_traffic import in_order, issued_step
 from shardwise.lowering.template import Template, unit_template
-from shardwise.lowering.traffic import OPPOSITE, Traffic, unit_traffic
+from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic, unit_traffic
 from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS
+from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
@@ -41,15 +40,13 @@ from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, 
 from shardwise.schedule.build import build
 from shardwise.schedule.messages import Step, exchanges, posted
 from shardwise.schedule.rounds import forward_passes
-from shardwise.sharding.collective import ROWS, Issued, Kind
+from shardwise.sharding.collective import Issued
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Values
 
-PIPELINE: Axes = ("pp",)
 SPLIT = LAYERS  # units whose weights' gradients can wait: those of logits are made of too much
 ROUTING_UNITS = ("block", *PREDICTS)
-Passes = Counter[tuple[str, int]]  # how often a rank runs a pass of a kind through a stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +124,9 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        return Values({**self.architecture.dims, NUM_ROUTERS: self._num_routers(self.units), **degrees})
+        return Values({**self.architecture.dims, NUM_ROUTERS: self.num_routers(self.units), **degrees})
 
-    def _num_routers(self, units: Iterable[PlacedUnit]) -> int:
+    def num_routers(self, units: Iterable[PlacedUnit]) -> int:
         """How many of some units have a router."""
         return sum(unit.kind in ROUTING_UNITS for unit in units) if self.architecture.num_experts else 0
 
@@ -168,7 +165,7 @@ class Instance:
         syncs = {one.sync for one in parameters(self.architecture, self.family, every)}
         used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
         used |= {self.several(axes) for sync in syncs for axes in sync}
-        used |= {self.several(one.axes) for path, unit in every for one in self._moving(path, unit)}
+        used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
         used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()
         return frozenset(used - {()})
 
@@ -233,15 +230,12 @@ class Instance:
 
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective and message of a step with its count; over axes of one device there is none."""
-        found: Counter[Issued] = Counter()
-        actions = self.actions(num_micro_batches)
-        passes = Counter((one.kind, one.stage) for rank, _, one in actions.actions() if rank == self.pp_rank)
-        activations = ((one, times) for of_pass, times in passes.items() for one in self.of_pass(*of_pass))
-        messages = ((one, 1) for one in self._messages(num_micro_batches))
-        for one, times in (*self._weights(passes), *self._control(passes), *activations, *messages):
-            if one.axes:
-                found[one] += times
-        return found
+        return issued_step(self, num_micro_batches)
+
+    def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
+        """What moves activations in a step, in the order in which it is issued; but those that run beside computations are issued
+        block by block, in a ring."""
+        return in_order(self, num_micro_batches)
 
     def template(self, path: str, unit: str) -> Template:
         """The instructions of the unit at a path."""
@@ -255,21 +249,6 @@ class Instance:
     def forward_steps(self, num_micro_batches: int) -> tuple[Step, ...]:
         """Likewise of forward passes alone."""
         return posted(exchanges(forward_passes(self._usual.placement, num_micro_batches))[self.pp_rank])
-
-    def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
-        """What moves activations in a step, in the order in which it is issued; but those that run beside computations are issued
-        block by block, in a ring."""
-        for step in self.steps(num_micro_batches):
-            yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
-            for action in step.slot:
-                yield from self.of_pass(action.kind, action.stage)
-            yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
-
-    def of_pass(self, kind: str, stage: int) -> Iterator[Issued]:
-        """What moves activations in a pass of a micro-batch through a stage (`schedule.action`), in order."""
-        for path, unit in self.in_order(kind, stage):
-            for one in self._moving(path, unit, kind):
-                yield from self._issued_for(one)
 
     def giving(self, kind: str, stage: int) -> tuple[str, ...]:
         """The paths of the units that give gradients of weights in a pass."""
@@ -292,7 +271,7 @@ class Instance:
             INPUT: template.of_inputs, WEIGHT: template.of_weights,
         }[kind]  # fmt: skip
 
-    def _moving(self, path: str, unit: str, *kinds: str) -> Iterator[Traffic]:
+    def moving(self, path: str, unit: str, *kinds: str) -> Iterator[Traffic]:
         """What moves activations over several devices in passes of a unit, in order."""
         for kind in kinds or (FORWARD, BACKWARD):
             for started in self.instructions(path, unit, kind):
@@ -302,19 +281,9 @@ class Instance:
     def _moves_activations(self, one: Traffic) -> bool:
         return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
 
-    def _issued_for(self, one: Traffic) -> Iterator[Issued]:
-        """A collective on activations as it is issued."""
-        dtype = self.control_dtype if one.role is Role.STATISTIC else self.precision.activations
-        num_bytes, axes = _bytes(one.elements.evaluate(self._sizes), dtype), self.several(one.axes)
-        if one.beside:  # each block but the rank's own
-            ranks = self.mesh.size(axes)
-            yield from [Issued(Kind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (ranks - 1)
-        else:
-            yield Issued(one.kind, axes, dtype, num_bytes, ROWS if one.role is Role.ROUTED else "activations")
-
     @cached_property
-    def _sizes(self) -> Values:
-        """With those of a micro-batch."""
+    def sizes(self) -> Values:
+        """`values` with the sizes of a micro-batch."""
         if self.seq_len is None:
             raise ValueError("an instance whose activations move needs a length of sequences")
         seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
@@ -326,18 +295,6 @@ class Instance:
         forward = self.unit("block").forward
         (name,) = (one for one in forward.program.outputs if forward.program.tensors[one].role is Role.RESIDUAL)
         return forward.specs[name]
-
-    def message(self, stage: int, kind: Kind) -> Issued:
-        """What goes behind a pass of a stage to the next one, seen from one end (`Kind.SEND`, `Kind.RECEIVE`)."""
-        dtype = self.precision.activations
-        return Issued(
-            kind, PIPELINE, dtype, _bytes(self.hidden.local_elements().evaluate(self._sizes), dtype), "activations"
-        )
-
-    def _messages(self, num_micro_batches: int) -> Iterator[Issued]:
-        for step in self.steps(num_micro_batches):
-            yield from (self.message(one.action.stage, Kind.RECEIVE) for one in step.receives)
-            yield from (self.message(one.action.stage, Kind.SEND) for one in step.sends)
 
     def recompute(self, path: str, unit: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of the rank's."""
@@ -352,75 +309,11 @@ class Instance:
         layers = ([path for path, unit in units if unit in LAYERS] for units in every)
         return {path: number for of_rank in layers for number, path in enumerate(of_rank)}
 
-    def _weights(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
-        for stage, units in self.stages.items():
-            for one in (*(one for unit in units for one in self.traffic(unit.kind)), *self._lent(units)):
-                if one.carries_weights and not self._is_served(one, units):
-                    times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
-                    again = self.unit(one.unit).kept and not self.turns and one.phase == "forward"
-                    yield from ((array, times * (2 if again else 1)) for array in self._arrays(one))
-        dtype = self.reduced
-        for group in self.groups:
-            if group.shared:
-                yield Issued(Kind.ALL_REDUCE, OPPOSITE, dtype, _bytes(group.shard_size, dtype), "gradients"), 1
-
-    def _lent(self, units: Sequence[PlacedUnit]) -> Iterator[Traffic]:
-        """What moves gradients, and new weights, of what the embedding lends to other units of a stage than its own; a tied
-        head's are its own traffic."""
-        kinds = {unit.kind for unit in units}
-        names = {name for kind in kinds for name in BORROWED.get(kind, ()) if name != TIED}
-        names -= {EMBEDDING} if self.architecture.tied_embeddings else set()
-        if names and EMBEDDING not in kinds:
-            for one in self.traffic(EMBEDDING):
-                gathers = one.role is Role.WEIGHT and one.scope == "micro_batch"
-                if one.carries_weights and not gathers and names.issuperset(one.tensors):
-                    yield one
-
-    def _is_served(self, one: Traffic, units: Sequence[PlacedUnit]) -> bool:
-        """Whether what another unit issues serves: of weights that the embedding has, in this stage or in another of the rank.
-
-        A tied head gathers its weight, where the unit has not gathered it for the embedding, but has neither gradient nor state
-        of its own.
-        """
-        tied = self.architecture.tied_embeddings and one.tensors == (TIED,)
-        if one.role is Role.WEIGHT and one.scope == "micro_batch":
-            return tied and one.unit in PREDICTS and one.phase == "forward"
-        lent = tied or (one.unit == EMBEDDING and PlacedUnit(EMBEDDING, EMBEDDING) not in units)
-        beside = units if one.scope == "micro_batch" else self.units
-        return lent and PlacedUnit(EMBEDDING, EMBEDDING) in beside
-
-    def _arrays(self, one: Traffic) -> Iterator[Issued]:
-        """A collective on each of its flat arrays."""
-        assert isinstance(one.payload, FlatArrays)
-        what, dtype = ("weights", self.precision.weights) if one.role is Role.WEIGHT else ("gradients", self.reduced)
-        for elements in one.payload.arrays(self.values, self.most_elements):
-            yield Issued(one.kind, self.several(one.axes), dtype, _bytes(elements, dtype), what)
-
     def several(self, axes: Axes) -> Axes:
         """Of some axes those with more than one device."""
         return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
-
-    def _control(self, passes: Passes) -> Iterator[tuple[Issued, int]]:
-        losses = [one for _, unit in unit_paths(self.architecture) for one in self.traffic(unit) if one.is_control]
-        yield from ((self._controlled(one, ("pp", *one.axes), self.values), 1) for one in losses)
-        for one in control_traffic(self.architecture.structure, self.family, self.policy):
-            if one.scope == "step":
-                yield self._controlled(one, one.axes, self.values), 1
-                continue
-            for stage, units in self.stages.items():
-                routers = Values({**self.values, NUM_ROUTERS: self._num_routers(units)})
-                if routers[NUM_ROUTERS]:
-                    yield self._controlled(one, one.axes, routers), passes[FORWARD, stage]
-
-    def _controlled(self, one: Traffic, axes: Axes, values: Values) -> Issued:
-        num_bytes = _bytes(one.elements.evaluate(values), self.control_dtype)
-        return Issued(one.kind, self.several(axes), self.control_dtype, num_bytes, one.tensors[0])
 
     @property
     def control_dtype(self) -> str:
         """The format of the loss, the norm and the routers' statistics: fp32, or fp64 where the model is in it."""
         return "fp64" if self.precision.activations == "fp64" else "fp32"
-
-
-def _bytes(elements: float, dtype: str) -> int:
-    return round(elements * bytes_per_element(dtype))

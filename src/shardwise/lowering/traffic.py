@@ -24,6 +24,7 @@ from shardwise.symbolic import Local, Polynomial, Values, product
 
 # The pair of ranks along `pp` that are as far from either end: first and last, second and last but one.
 OPPOSITE: Axes = ("pp_opposite",)
+PIPELINE: Axes = ("pp",)  # over which messages between stages go
 
 
 @dataclass(frozen=True, slots=True)

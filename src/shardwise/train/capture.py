@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
 )  # the documented way to see every operation; it has no other name
 
-from shardwise.lowering.instance import PIPELINE
+from shardwise.lowering.traffic import PIPELINE
 from shardwise.sharding.collective import Issued, Kind
 from shardwise.train.formats import DTYPES
 from shardwise.train.world import World

@@ -14,7 +14,8 @@ from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.initialise import initial_value
 from shardwise.engine.torch.rank import Rank
 from shardwise.layout.context import variant_of
-from shardwise.lowering.instance import PIPELINE, Instance
+from shardwise.lowering.instance import Instance
+from shardwise.lowering.traffic import PIPELINE
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.model import Pass, TorchModel
-from shardwise.lowering.instance import PIPELINE, Instance
+from shardwise.lowering.instance import Instance
+from shardwise.lowering.traffic import PIPELINE
 from shardwise.schedule.action import BACKWARD, FORWARD, WEIGHT, Action
 from shardwise.schedule.messages import Message
 from shardwise.train.clock import Clock
