@@ -65,6 +65,12 @@ class World:
                         self._groups[key] = made
         return self._groups[key]
 
+    def close(self) -> None:
+        """Leave the process groups, all processes together: each has threads and connections of its own."""
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
     def axes_of(self, group: dist.ProcessGroup) -> Axes:
         """The axes that a process group is over. Raises `KeyError` for one that was not made here."""
         return {made: axes for (axes, _), made in self._groups.items()}[group]

@@ -49,6 +49,7 @@ def run_case(case: Case) -> Found:
     with Capture(engine.world) as capture:
         _step(engine, case, case.recipe.steps)
     found.issued = _of_all_ranks(engine, capture.sequence)
+    engine.world.close()
     return found
 
 
