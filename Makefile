@@ -42,7 +42,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Every axis alone and with every other, each layout held against one process: twenty minutes.
+# Every axis alone and with every other, each layout held against one process: half an hour.
 matrix: setup
 	$(BIN)/python tests/distributed/matrix.py
 

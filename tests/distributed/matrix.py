@@ -1,6 +1,6 @@
 """Every cell of the matrix, held against a plain loop in one process, and its collectives against the instruction list.
 
-    python tests/distributed/matrix.py            # every cell, `make matrix`: about 20 minutes on two cores
+    python tests/distributed/matrix.py            # every cell, `make matrix`: about half an hour on two cores
     python tests/distributed/matrix.py cp ring    # those with these words in their names
 
 In float64: loss and norm to 1e-12, each gradient and weight to 1e-10. Ends with 1 where a cell fails.
