@@ -53,6 +53,14 @@ TRIPLES = (
 )  # fmt: skip
 QUADRUPLES = (("tp 2 sp", "cp 2 zigzag", "ep 2", "zero-3"), ("tp 2 sp", "ep 2", "dp", "zero-1"))
 PIECES = {f"tp {n} pieces": {**TP[f"tp {n} sp"], "async_tp": True} for n in (2, 4)}
+ALIKE = {  # without sequence parallelism all ranks of tp have the same tokens
+    f"ep {n} whole, tp 2, no sp": {**EP[f"ep {n} whole, tp 2"], "sequence_parallel": False} for n in (2, 4)
+}
+WITH_TOKENS_ALIKE = (
+    *((name,) for name in ALIKE), *itertools.product(["ep 2 whole, tp 2, no sp"], ["dp", "zero-1", "zero-3"]),
+    ("ep 4 whole, tp 2, no sp", "zero-2"), ("ep 4 whole, tp 2, no sp", "cp 2 zigzag"),
+    ("ep 2 whole, tp 2, no sp", "cp 2 ulysses"),
+)  # fmt: skip
 IN_PIECES = (
     *((name,) for name in PIECES), *itertools.product(["tp 2 pieces"], DATA), ("tp 4 pieces", "dp"), ("tp 4 pieces", "zero-3"),
     ("tp 2 pieces", "cp 2 all_gather"), ("tp 2 pieces", "cp 2 zigzag"), ("tp 2 pieces", "cp 4 ulysses"),
@@ -99,6 +107,7 @@ def _combinations() -> Iterator[tuple[str, ...]]:
     yield from TRIPLES
     yield from QUADRUPLES
     yield from IN_PIECES
+    yield from WITH_TOKENS_ALIKE
 
 
 def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
@@ -106,7 +115,7 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
     architecture = STRUCTURES[model]
     choices: dict[str, Any] = {}
     for part in parts:
-        own = {**AXES, **PIECES, **DATA}[part]
+        own = {**AXES, **PIECES, **ALIKE, **DATA}[part]
         if any(choices.get(name, value) != value for name, value in own.items()):
             return None  # what one part has another has otherwise
         choices |= own

@@ -31,14 +31,6 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
             f"--set model.vocab_size={-(-a.vocab_size // d['tp']) * d['tp']}, or with a tp that divides it"
         ),
     ),
-    Rule(
-        "whole_experts",
-        lambda a, j, n, d: (d["etp"] == d["tp"]) | (d["sequence_parallel"] == 1),
-        lambda a, j, n, d: (
-            "whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
-            "--pin sequence_parallel=true"
-        ),
-    ),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.engine.torch import devices
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.rows import Rows
+from shardwise.engine.torch.rows import Rows, Share
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,11 @@ def dispatch(y: Tensor, routing: Routing) -> Tensor:
     return y.flatten(0, -2).index_select(0, routing.order // routing.num_chosen)
 
 
-def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
-    """The gradients of a token's rows added up, in one order on any device."""
+def dispatch_dx(drows: Tensor, routing: Routing | Share) -> Tensor:
+    """The gradients of a token's rows added up, in one order on any device; of those that this rank has."""
+    if isinstance(routing, Share):
+        assert isinstance(routing.whole, Routing), "what is shared is a router's choice"
+        return dispatch_dx(routing.put(drows), routing.whole)
     back = torch.unflatten(drows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
     return back.sum(dim=1).view(*routing.shape, drows.shape[-1])
 
