@@ -71,6 +71,14 @@ QUADRUPLES = (
 )  # fmt: skip
 QUINTUPLES = (("pp 2 interleaved", "tp 2 sp", "cp 2 zigzag", "ep 2", "experts' zero-1"),)
 PIECES = {f"tp {n} pieces": {**TP[f"tp {n} sp"], "async_tp": True} for n in (2, 4)}
+ALIKE = {  # without sequence parallelism all ranks of tp have the same tokens
+    f"ep {n} whole, tp 2, no sp": {**EP[f"ep {n} whole, tp 2"], "sequence_parallel": False} for n in (2, 4)
+}
+WITH_TOKENS_ALIKE = (
+    *((name,) for name in ALIKE), *itertools.product(["ep 2 whole, tp 2, no sp"], ["dp", "zero-1", "zero-3"]),
+    ("ep 4 whole, tp 2, no sp", "zero-2"), ("ep 4 whole, tp 2, no sp", "cp 2 zigzag"),
+    ("ep 2 whole, tp 2, no sp", "cp 2 ulysses"),
+)  # fmt: skip
 IN_PIECES = (
     *((name,) for name in PIECES), *itertools.product(["tp 2 pieces"], DATA), ("tp 4 pieces", "dp"), ("tp 4 pieces", "zero-3"),
     ("tp 2 pieces", "cp 2 all_gather"), ("tp 2 pieces", "cp 2 zigzag"), ("tp 2 pieces", "cp 4 ulysses"),
@@ -119,6 +127,7 @@ def _combinations() -> Iterator[tuple[str, ...]]:
     yield from QUADRUPLES
     yield from QUINTUPLES
     yield from IN_PIECES
+    yield from WITH_TOKENS_ALIKE
 
 
 def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
@@ -128,7 +137,7 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
     architecture = MODELS[model]
     choices: dict[str, Any] = {}
     for part in parts:
-        own = {**AXES, **PIECES, **DATA, **BORROWED}[part]
+        own = {**AXES, **PIECES, **ALIKE, **DATA, **BORROWED}[part]
         if any(choices.get(name, value) != value for name, value in own.items()):
             return None  # what one part has another has otherwise
         choices |= own

@@ -77,6 +77,10 @@ CASES = {
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
     "tp 2": Case(layout=Layout(tp=2, micro_batch_seqs=2)),
     "tp 4 sp, fewer key-value heads": Case(layout=Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
+    "grouped, balanced by a loss": Case("grouped", Layout(fsdp=2, ep=2, dp=2, zero_stage=2)),
+    "grouped, balanced by a bias": Case(
+        "grouped", Layout(tp=2, fsdp=2, ep=4, etp=1, zero_stage=1), recipe={"balance": "bias", "balance_rate": 0.05}
+    ),
     "tp 4 in pieces": Case(layout=Layout(tp=4, sequence_parallel=True, async_tp=True, recompute="full")),
     "adapted tp 2 in pieces, zero-3": Case(
         "adapted", Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, async_tp=True, micro_batch_seqs=2)

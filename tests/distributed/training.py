@@ -16,6 +16,7 @@ from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.model.numerics import Gating, Numerics
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Issued
 from shardwise.train.capture import Capture
@@ -42,6 +43,10 @@ ROUTED = replace(LEADING, name="routed", num_experts=4)
 WINDOWED = replace(
     ROUTED, name="windowed", sliding_window=3, global_every=2, sinks=True, num_dense_layers=0, dense_d_ff=0
 )
+GROUPED = replace(
+    ROUTED, name="grouped",
+    numerics=Numerics(gating=Gating(scores="sigmoid", scale=2.5, groups=2, chosen_groups=1, votes=2)),
+)  # fmt: skip
 PREDICTING = replace(
     LEADING, name="predicting", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3,
     num_predict_layers=2,
@@ -55,7 +60,8 @@ MODELS = {
     one.name: one
     for one in (
         DEEP, DEEP_ROUTED, DEEP_TIED,
-        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, WINDOWED, PREDICTING, TIED_PREDICTING, ADAPTED_PREDICTING,
+        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, GROUPED, WINDOWED, PREDICTING,
+        TIED_PREDICTING, ADAPTED_PREDICTING,
     )
 }  # fmt: skip
 STEPS, POSITIONS, SEED = 3, 8, 5

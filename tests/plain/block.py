@@ -123,6 +123,7 @@ class Block(NormedUnit):
             self.architecture.experts_per_token,
             self.get_buffer("balance_bias"),
             normalised=self.numerics.normalised_gates,
+            gating=self.numerics.gating,
         )
         biases = (self.if_any(f"experts_{part}.bias") for part in ("gate", "up", "down"))
         weights = self.if_any("experts_gate"), self.own("experts_up"), self.own("experts_down")

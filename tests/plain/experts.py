@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plain.functions import activate
 from plain.gradients import Dispatch, Reorder, applied, at_least_fp32
+from shardwise.model.numerics import DEFAULT, Gating
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,29 @@ class Routing:
     probabilities: Tensor
 
 
-def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool) -> Routing:
+def route(
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating
+) -> Routing:
     """The experts that each of N tokens takes, from logits [N, E].
 
     `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
     """
-    scores = logits.softmax(dim=-1, dtype=at_least_fp32(logits.dtype))
-    choices = (scores.detach() + balance_bias).topk(num_chosen, dim=-1).indices
+    scores = logits.to(at_least_fp32(logits.dtype))
+    scores = scores.softmax(dim=-1) if gating.scores == "softmax" else torch.sigmoid(scores)
+    votes = scores.detach() + balance_bias
+    size = logits.shape[-1] // gating.groups
+    of_groups = torch.stack(
+        [group.topk(gating.votes).values.sum(dim=-1) for group in votes.split(size, dim=-1)], dim=-1
+    )
+    best = of_groups.topk(gating.chosen_groups).indices
+    is_allowed = (torch.arange(logits.shape[-1]) // size == best[..., None]).any(dim=-2)
+    choices = torch.where(is_allowed, votes, -torch.inf).topk(num_chosen, dim=-1).indices
     gates = scores.gather(-1, choices)
     if normalised:
         gates = gates / gates.sum(dim=-1, keepdim=True)
     counts = torch.bincount(choices.flatten(), minlength=logits.shape[-1])
-    return Routing(gates, choices, counts, scores.sum(dim=0))
+    shares = scores / scores.sum(dim=-1, keepdim=True)
+    return Routing(gates * gating.scale, choices, counts, shares.sum(dim=0))
 
 
 def auxiliary_loss(routings: Iterable[Routing], whole: Callable[[Tensor], Tensor] = lambda sums: sums) -> Tensor | None:

@@ -66,11 +66,10 @@ def test_an_uneven_vocabulary_does_not_run_yet() -> None:
     require_runnable(sw.load_model("gpt-2"), Layout(dp=2), BF16)
 
 
-def test_whole_experts_run_with_sequence_parallelism() -> None:
+def test_whole_experts_run() -> None:
     layout = Layout(fsdp=2, tp=2, ep=4, etp=1, zero_stage=1)
-    with pytest.raises(InputError, match=r"whole experts .* --pin sequence_parallel=true"):
-        require_runnable(sw.load_model("mixtral-8x7b"), layout, BF16)
-    require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=True), BF16)
+    for sequence_parallel in (False, True):
+        require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=sequence_parallel), BF16)
 
 
 @pytest.mark.parametrize("name", ["fp8_delayed", "mxfp8", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"])

@@ -11,6 +11,7 @@ from torch import Tensor
 from shardwise.engine.torch import devices, experts
 from shardwise.engine.torch.experts import Routing, route
 from shardwise.engine.torch.functions import FUNCTIONS
+from shardwise.engine.torch.rows import Share
 from shardwise.train.recipe import Recipe
 from shardwise.train.routing import Balancer, auxiliary_loss, balance
 
@@ -50,6 +51,34 @@ def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
     assert routing.counts.tolist() == routing.sizes == [(chosen == expert).sum().item() for expert in range(E)]
     torch.testing.assert_close(routing.scores, shares)
     assert (routing.shape, routing.num_chosen) == ((B, T), K)
+
+
+class Alike:
+    """An exchange of ranks whose padded parts are known."""
+
+    def __init__(self, parts: list[Tensor]) -> None:
+        self.parts = parts
+
+    def all_gather(self, whole: Tensor, part: Tensor, axes: tuple[str, ...]) -> None:
+        longest = len(part)
+        padded = [torch.cat([one, one.new_zeros(longest - len(one), one.shape[1])]) for one in self.parts]
+        assert any(torch.equal(part, one) for one in padded)
+        whole.copy_(torch.cat(padded))
+
+
+@pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
+def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: Tensor) -> None:
+    routing, rows, places = routed(logits), random(N * K, D), range(3)
+    shares: list[Any] = [Share(None, ("tp",), routing, place, 3) for place in places]  # type: ignore[arg-type]
+    parts = [share.cut(rows) for share in shares]
+    assert torch.equal(torch.cat(parts), rows)
+    assert [share.sizes for share in shares] == [routing.sizes[2 * place : 2 * place + 2] for place in places]
+    assert torch.equal(sum(share.put(part) for share, part in zip(shares, parts, strict=True)), rows)
+    gradient = sum(experts.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
+    torch.testing.assert_close(gradient, experts.dispatch_dx(rows, routing))
+    own = Share(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
+    _, arriving = own.start_back(parts[1])
+    assert torch.equal(own.arrived_back(arriving), rows)
 
 
 def test_rows_are_in_the_order_of_their_experts() -> None:

@@ -21,7 +21,7 @@ from shardwise.layout.family import Family
 from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
-from shardwise.model.numerics import Numerics, Rotary
+from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.optimizer import optimizer_named
 from shardwise.sharding import Mesh
 from shardwise.train.routing import auxiliary_loss
@@ -163,6 +163,14 @@ FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
     "scaled and capped scores": ({}, Numerics(attention_scale=0.2, attention_cap=0.7), False),
     "other angles in windows": (LAYERS, Numerics(local_rotary=Rotary(base=50.0)), True),
     "gates as they are": (EXPERTS, Numerics(normalised_gates=False), False),
+    "sigmoid gates": (EXPERTS, Numerics(gating=Gating(scores="sigmoid", scale=2.5)), False),
+    "experts of some groups": (
+        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(scores="sigmoid", groups=3, chosen_groups=2, votes=2)), False
+    ),
+    "experts of the group with the best": (
+        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(groups=3, chosen_groups=1, scale=16.0), normalised_gates=False),
+        False,
+    ),
     "angles of long sequences": ({}, Numerics(rotary=BENT), True),
     "divided angles": ({}, Numerics(rotary=Rotary(base=10.0, factor=4.0)), False),
     "sinks and windows": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(), False),

@@ -58,6 +58,9 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
     "ulysses": (DENSE, Layout(cp=4, cp_variant="ulysses", fsdp=64, zero_stage=3)),
     "ep": (MOE, Layout(ep=8, fsdp=256, zero_stage=3)),
     "ep and zero 1": (MOE, Layout(ep=4, fsdp=128, zero_stage=1, micro_batch_seqs=2)),
+    "whole experts, of tokens that all ranks of tp have": (
+        {**MOE, "vocab_size": 32768}, Layout(ep=8, etp=1, tp=2, fsdp=64, zero_stage=3, micro_batch_seqs=2)
+    ),
     "ep, tp and cp": (LATENT, Layout(ep=8, tp=2, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)),
     "tied, with a table of positions that is not": (TIED, Layout(fsdp=128, zero_stage=3)),
     "tied, without ZeRO": (TIED, Layout(dp=128)),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.model.family import FamilyRule
-from shardwise.model.numerics_reader import NumericsRule
+from shardwise.model.numerics_reader import DEEPSEEK_V3, LIMITED, SIGMOID_ROUTER, NumericsRule
 from shardwise.model.readers import (
     HEADS,
     SIZES,
@@ -31,7 +31,6 @@ from shardwise.model.readers import (
     window,
 )
 
-_SIGMOID_ROUTER = "a router with sigmoid scores"
 ATTENTION = biases(qkv="attention_bias", attention_out="attention_bias")
 LLAMA = biases(qkv="attention_bias", attention_out="attention_bias", mlp="mlp_bias")
 QKV_OUT_MLP = ("qkv", "attention_out", "mlp")
@@ -289,19 +288,19 @@ FAMILIES: dict[str, FamilyRule] = {
             **leading_dense("first_k_dense_replace"),
         },
         only={"moe_layer_freq": (1,)},
-        numerics=NumericsRule(epsilon=1e-5, lacks=(_SIGMOID_ROUTER,)),
+        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER),
     ),
     "deepseek_v2": replace(
         DEEPSEEK,
-        numerics=NumericsRule(gates="norm_topk_prob"),
+        numerics=NumericsRule(router=LIMITED),
     ),
     "deepseek_v3": replace(
         DEEPSEEK,
-        numerics=NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+        numerics=NumericsRule(router=DEEPSEEK_V3),
     ),
     "kimi_k2": replace(
         DEEPSEEK,
-        numerics=NumericsRule(lacks=(_SIGMOID_ROUTER,)),
+        numerics=NumericsRule(router=DEEPSEEK_V3),
     ),
     "gpt_oss": FamilyRule(
         fixed={"mlp": "clamped_swiglu", "sinks": True},

@@ -26,6 +26,43 @@ class Rotary:
     high: float = 4.0
 
 
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gating:
+    """How a router scores experts, and which of them a token may take; gates are multiplied by `scale`.
+
+    Of `groups` of consecutive experts only those of the `chosen_groups` best: by the sum of each group's `votes` largest
+    scores. Groups are the experts of a node, so that a token goes to few of these (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2, and
+    DeepSeek-V3, 2.1.2 and 3.2.2).
+    """
+
+    scores: str = SOFTMAX
+    scale: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+    votes: int = 1
+
+    def problem(self, num_experts: int, num_chosen: int) -> str | None:
+        """What is wrong with it for a model with so many experts, of which a token takes so many."""
+        if self.scores not in (SOFTMAX, SIGMOID):
+            return f"scores are {self.scores!r}; {SOFTMAX} or {SIGMOID} is required"
+        counts = {"groups": self.groups, "chosen_groups": self.chosen_groups, "votes": self.votes}
+        for name, count in counts.items():
+            if not isinstance(count, int) or isinstance(count, bool):
+                return f"{name} = {count!r}; a whole number is required"
+        if self.groups < 1 or num_experts % self.groups:
+            return f"groups = {self.groups} of {num_experts} experts; a divisor of these is required"
+        size = max(num_experts // self.groups, 1)
+        if not 1 <= self.chosen_groups <= self.groups or self.chosen_groups * size < num_chosen:
+            return (
+                f"chosen_groups = {self.chosen_groups} of groups = {self.groups}, of {size} experts each; at least 1, at most "
+                f"all and as many as have {num_chosen} experts are required"
+            )
+        return None if 1 <= self.votes <= size else f"votes = {self.votes}; 1 to {size} are required"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
     """Constants of a decoder's arithmetic; the defaults are those of the NumPy kernels.
@@ -33,8 +70,8 @@ class Numerics:
     `norm_offset` is added to every norm's weight and `embedding_scale` multiplies what leaves the embedding (Gemma);
     `local_rotary` serves the layers with a sliding window (Gemma 3; None: `rotary` does). Scores are multiplied by
     `attention_scale` (None: 1/√H). A cap c bends a value x to c·tanh(x/c) (Gemma 2): scores and logits.
-    Gates are the chosen experts' softmax; with `normalised_gates` they are divided by their sum. `unread` names what the
-    model's config sets and this arithmetic lacks: with any of it, values differ from the config's own.
+    Gates are the chosen experts' scores (`gating`); with `normalised_gates` they are divided by their sum. `unread` names what
+    the model's config sets and this arithmetic lacks: with any of it, values differ from the config's own.
     """
 
     norm_epsilon: float = NORM_EPSILON
@@ -46,6 +83,7 @@ class Numerics:
     attention_cap: float | None = None
     logit_cap: float | None = None
     normalised_gates: bool = True
+    gating: Gating = field(default_factory=Gating)
     unread: tuple[str, ...] = ()
 
 

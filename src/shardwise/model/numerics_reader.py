@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.model.numerics import Numerics, Rotary
+from shardwise.model.numerics import SIGMOID, SOFTMAX, Gating, Numerics, Rotary
 from shardwise.model.readers import shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -35,13 +35,34 @@ NEUTRAL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRule:
+    """A router with groups of experts: what it has where the config is silent, and how `topk_method` names that it limits its
+    choice to groups, and that it does not."""
+
+    scores: str
+    votes: int
+    limited: str
+    free: str = ""
+    groups: tuple[int, int] = (1, 1)  # n_group and topk_group
+    scale: float = 1.0
+    normalised: bool = True
+
+
+# Source: DeepseekV2TopkRouter, DeepseekV3TopkRouter and Glm4MoeTopkRouter of transformers, and their configurations' defaults.
+LIMITED = RouterRule(scores=SOFTMAX, votes=1, limited="group_limited_greedy", free="greedy", normalised=False)
+SIGMOID_ROUTER = RouterRule(scores=SIGMOID, votes=2, limited="noaux_tc")
+DEEPSEEK_V3 = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsRule:
     """How a family spells its constants.
 
     `epsilon` and `theta` (the base of rotary angles; None: it has none) are its defaults, `local_theta` that of layers with a
     window, where they have angles of their own. `gemma`: norms add one to their weight and the embedding is scaled by √D.
     `scaled_scores`: the config may cap scores and logits and scale scores. `multipliers`: it multiplies the embedding and, in
-    place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `lacks`: what every model
+    place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `router`: it has groups of
+    experts (None: the softmax chooses among all). `lacks`: what every model
     of the family has and our arithmetic does not.
     """
 
@@ -52,6 +73,7 @@ class NumericsRule:
     scaled_scores: bool = False
     multipliers: bool = False
     gates: str = ""
+    router: RouterRule | None = None
     lacks: tuple[str, ...] = ()
 
 
@@ -71,9 +93,30 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
         embedding_scale=_embedding_scale(config, rule, d_model), attention_scale=_attention_scale(config, rule, head_dim),
         attention_cap=config.get("attn_logit_softcapping") if rule.scaled_scores else None,
         logit_cap=config.get("final_logit_softcapping") if rule.scaled_scores else None,
-        normalised_gates=bool(config.get(rule.gates, False)) if rule.gates else True,
+        normalised_gates=_normalised(config, rule), gating=_gating(config, rule.router),
         unread=(*unread, *_unread(config, rule, mlp)),
     )  # fmt: skip
+
+
+def _normalised(config: Mapping[str, Any], rule: NumericsRule) -> bool:
+    if rule.router:
+        found = config.get("norm_topk_prob")
+        return rule.router.normalised if found is None else bool(found)
+    return bool(config.get(rule.gates, False)) if rule.gates else True
+
+
+def _gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
+    """A router's, off the keys of DeepSeek's configs."""
+    if rule is None:
+        return Gating()
+    scale = config.get("routed_scaling_factor")
+    found = Gating(
+        scores=config.get("scoring_func") or rule.scores, scale=rule.scale if scale is None else float(scale)
+    )
+    if config.get("topk_method", rule.free or rule.limited) != rule.limited:
+        return found
+    groups, chosen = (config.get(key) or own for key, own in zip(("n_group", "topk_group"), rule.groups, strict=True))
+    return found if groups == 1 else replace(found, groups=groups, chosen_groups=chosen, votes=rule.votes)
 
 
 def _embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
@@ -96,6 +139,9 @@ def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator
     yield from rule.lacks
     read = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
     read = (*read, "embedding_multiplier") if rule.multipliers else read
+    if rule.router:
+        known = config.get("topk_method") in (None, rule.router.limited, rule.router.free)
+        read = (*read, "routed_scaling_factor", *(["topk_method"] if known else []))
     for key, neutral in NEUTRAL.items():
         found = config.get(key, neutral)
         if key not in read and found not in (neutral, None):

@@ -22,8 +22,20 @@ PINS: Mapping[str, Any] = {
     **{axis: 1 for axis in AXES if axis not in RUNNABLE_AXES},
     "offload": "none",
 }
+
+
+def _router_problem(architecture: Architecture) -> str | None:
+    chosen = architecture.numerics.gating, architecture.num_experts, architecture.experts_per_token
+    return chosen[0].problem(*chosen[1:]) if architecture.num_experts else None
+
+
 # What the engine asks of degrees beside legality.
 RUNNABLE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "groups_of_experts",
+        lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),
+        lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
+    ),
     Rule(
         "vocabulary_by_tp",
         lambda a, j, n, d: a.vocab_size % d["tp"] == 0,
@@ -38,14 +50,6 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: (
             f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again "
             "with --pin async_tp=false, or with --pin schedule=1f1b"
-        ),
-    ),
-    Rule(
-        "whole_experts",
-        lambda a, j, n, d: (d["etp"] == d["tp"]) | (d["sequence_parallel"] == 1),
-        lambda a, j, n, d: (
-            "whole experts (etp=1) without sequence parallelism are planned, not yet runnable; plan again with "
-            "--pin sequence_parallel=true"
         ),
     ),
 )  # fmt: skip

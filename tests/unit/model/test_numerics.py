@@ -13,7 +13,7 @@ import shardwise as sw
 from shardwise.model.families import FAMILIES
 from shardwise.model.huggingface import parse_config, with_numerics
 from shardwise.model.load import _catalogue, load_model, model_names
-from shardwise.model.numerics import DEFAULT, Numerics, Rotary
+from shardwise.model.numerics import DEFAULT, Gating, Numerics, Rotary
 from shardwise.model.numerics_reader import EPSILONS
 
 LLAMA_3_1: dict[str, Any] = {
@@ -110,4 +110,38 @@ def test_values_of_some_released_models() -> None:
     gemma = sw.load_model("gemma-2-27b").numerics
     assert (gemma.attention_cap, gemma.logit_cap, gemma.attention_scale) == (50.0, 30.0, 144**-0.5)
     assert (gemma.norm_offset, gemma.embedding_scale) == (1.0, 4608**0.5)
-    assert sw.load_model("deepseek-v3").numerics.unread[0] == "rotary angles of type 'yarn'"
+    assert sw.load_model("deepseek-v3").numerics.unread == ("rotary angles of type 'yarn'",)
+
+
+def test_routers_with_groups_of_experts() -> None:
+    """As the models' own config files have them."""
+    found = {
+        name: sw.load_model(name).numerics for name in ("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2")
+    }
+    assert {name: (one.gating, one.normalised_gates) for name, one in found.items()} == {
+        "deepseek-v2-lite": (Gating(), False),
+        "deepseek-v2": (Gating(scale=16.0, groups=8, chosen_groups=3), False),
+        "deepseek-v3": (Gating(scores="sigmoid", scale=2.5, groups=8, chosen_groups=4, votes=2), True),
+        "kimi-k2": (Gating(scores="sigmoid", scale=2.827), True),
+    }
+    assert sw.load_model("glm-4.5").numerics.gating == Gating(scores="sigmoid", scale=2.5)
+
+
+@pytest.mark.parametrize(
+    ("gating", "problem"),
+    [
+        (Gating(scores="tanh"), "scores are 'tanh'; softmax or sigmoid is required"),
+        (Gating(groups=3), "groups = 3 of 8 experts; a divisor of these is required"),
+        (Gating(groups="2"), "groups = '2'; a whole number is required"),  # type: ignore[arg-type]
+        (
+            Gating(groups=4, chosen_groups=1),
+            "chosen_groups = 1 of groups = 4, of 2 experts each; at least 1, at most all and",
+        ),
+        (Gating(groups=4, chosen_groups=5), "chosen_groups = 5 of groups = 4"),
+        (Gating(groups=4, chosen_groups=2, votes=3), "votes = 3; 1 to 2 are required"),
+        (Gating(groups=4, chosen_groups=2, votes=2), None),
+    ],
+)
+def test_groups_that_a_model_does_not_have(gating: Gating, problem: str | None) -> None:
+    found = gating.problem(num_experts=8, num_chosen=3)
+    assert found == problem if problem is None else found is not None and problem in found

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from shardwise.engine.torch import devices
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.rows import Rows
+from shardwise.engine.torch.rows import Rows, Share
+from shardwise.model.numerics import DEFAULT, SOFTMAX, Gating
 
 
 @dataclass(frozen=True)
 class Routing(Rows):
     """What one layer's router did with tokens of a `shape` [B, T].
 
-    `scores` [N, E] are its softmax, `gates` and `choices` [N, k]; `counts` [E] the rows that each expert got. Rows are in the
-    `order` of (token, choice) pairs; `places` is the inverse of it.
+    `scores` [N, E] are its softmax, or each logit's sigmoid, `gates` and `choices` [N, k]; `counts` [E] the rows that each
+    expert got. Rows are in the `order` of (token, choice) pairs; `places` is the inverse of it.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +35,12 @@ class Routing(Rows):
     order: Tensor
     places: Tensor
     normalised: bool
+    gating: Gating = DEFAULT.gating
+
+    @property
+    def shares(self) -> Tensor:
+        """Scores of a token that add up to one: what a loss evens out (DeepSeek-AI 2024, DeepSeek-V3, equations 17 to 20)."""
+        return self.scores if self.gating.scores == SOFTMAX else self.scores / self.scores.sum(dim=-1, keepdim=True)
 
     @property
     def num_chosen(self) -> int:
@@ -44,36 +51,64 @@ class Routing(Rows):
         return len(self.order)
 
 
-def route(logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool) -> Routing:
+def route(
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating
+) -> Routing:
     """The experts that each token takes, from logits [B, T, E].
 
     `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
     """
     rows = logits.flatten(0, -2)
-    scores = rows.softmax(dim=-1, dtype=at_least_fp32(logits.dtype))
-    choices = (scores + balance_bias).topk(num_chosen, dim=-1).indices
+    fine = at_least_fp32(logits.dtype)
+    scores = rows.softmax(dim=-1, dtype=fine) if gating.scores == SOFTMAX else rows.to(fine).sigmoid()
+    choices = _among_groups(scores + balance_bias, gating).topk(num_chosen, dim=-1).indices
     gates = scores.gather(-1, choices)
     if normalised:
-        gates = gates / gates.sum(dim=-1, keepdim=True)
+        gates = gates / _total(gates)
+    gates = gates if gating.scale == 1.0 else gates * gating.scale
     order = choices.flatten().argsort(stable=True)
     counts = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
     counts.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
-    return Routing(tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort(), normalised)
+    return Routing(tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort(), normalised, gating)
+
+
+def _among_groups(votes: Tensor, gating: Gating) -> Tensor:
+    """What experts are chosen by [N, E], without those of groups that are not among the best."""
+    if gating.chosen_groups == gating.groups:
+        return votes
+    grouped = torch.unflatten(votes, -1, (gating.groups, -1))
+    best = grouped.topk(gating.votes, dim=-1).values.sum(dim=-1).topk(gating.chosen_groups, dim=-1).indices
+    allowed = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=votes.device).scatter_(-1, best, True)
+    kept: Tensor = grouped.masked_fill(~allowed[..., None], -torch.inf)
+    return kept.flatten(-2)
+
+
+def _total(scores: Tensor) -> Tensor:
+    """Of each token's, with what keeps sigmoids that are all 0 from dividing by it (as DeepSeek-V3's own code has it)."""
+    return scores.sum(dim=-1, keepdim=True) + 1e-20
 
 
 def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The gradient of the logits [B, T, E] from that of the gates [N, k]; `penalty` [E] is that of each token's scores by a loss
     that evens the experts' shares out."""
-    scores, gates, choices = routing.scores, routing.gates, routing.choices
-    dchosen = dgates
+    scores, choices, gating = routing.scores, routing.choices, routing.gating
+    dchosen = dgates * gating.scale
     if routing.normalised:
-        total = scores.gather(-1, choices).sum(dim=-1, keepdim=True)
-        dchosen = (dgates - (dgates * gates).sum(dim=-1, keepdim=True)) / total
+        mean = (dgates * routing.gates).sum(dim=-1, keepdim=True)
+        dchosen = (dchosen - mean) / _total(scores.gather(-1, choices))
     dscores = torch.zeros_like(scores).scatter_(-1, choices, dchosen)
     if penalty is not None:
-        dscores += penalty
-    dlogits = scores * (dscores - (dscores * scores).sum(dim=-1, keepdim=True))
+        dscores += penalty if gating.scores == SOFTMAX else _of_shares(penalty, routing)
+    if gating.scores == SOFTMAX:
+        dlogits = scores * (dscores - (dscores * scores).sum(dim=-1, keepdim=True))
+    else:
+        dlogits = scores * (1.0 - scores) * dscores
     return dlogits.to(dtype).view(*routing.shape, dlogits.shape[-1])
+
+
+def _of_shares(penalty: Tensor, routing: Routing) -> Tensor:
+    """The gradient of scores by that of their shares of a token's sum."""
+    return (penalty - (penalty * routing.shares).sum(dim=-1, keepdim=True)) / routing.scores.sum(dim=-1, keepdim=True)
 
 
 def dispatch(y: Tensor, routing: Routing) -> Tensor:
@@ -81,8 +116,11 @@ def dispatch(y: Tensor, routing: Routing) -> Tensor:
     return y.flatten(0, -2).index_select(0, routing.order // routing.num_chosen)
 
 
-def dispatch_dx(drows: Tensor, routing: Routing) -> Tensor:
-    """The gradients of a token's rows added up, in one order on any device."""
+def dispatch_dx(drows: Tensor, routing: Routing | Share) -> Tensor:
+    """The gradients of a token's rows added up, in one order on any device; of those that this rank has."""
+    if isinstance(routing, Share):
+        assert isinstance(routing.whole, Routing), "what is shared is a router's choice"
+        return dispatch_dx(routing.put(drows), routing.whole)
     back = torch.unflatten(drows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
     return back.sum(dim=1).view(*routing.shape, drows.shape[-1])
 

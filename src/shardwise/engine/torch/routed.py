@@ -42,11 +42,12 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
 
 
 def route(calls: Calls, step: Compute, operation: Route) -> Call:
-    num_chosen, normalised = calls.sizes[operation.num_chosen], calls.numerics.normalised_gates
+    num_chosen, numerics = calls.sizes[operation.num_chosen], calls.numerics
 
     def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
-        routing = experts.route(logits, num_chosen, balance_bias, normalised=normalised)
-        return routing, torch.stack((routing.counts.to(routing.scores.dtype), routing.scores.sum(dim=0)))
+        normalised, gating = numerics.normalised_gates, numerics.gating
+        routing = experts.route(logits, num_chosen, balance_bias, normalised=normalised, gating=gating)
+        return routing, torch.stack((routing.counts.to(routing.scores.dtype), routing.shares.sum(dim=0)))
 
     return Call(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTED))
 

@@ -1,16 +1,13 @@
-"""Rows of routed tokens that move between ranks as calls."""
+"""Rows of routed tokens that move between ranks, or of which a rank keeps a part, as calls."""
 
 from __future__ import annotations
-
-from typing import TypeGuard
 
 from torch import Tensor
 
 from shardwise.engine.torch.calls import Call, Calls
 from shardwise.engine.torch.moving import MOVING, Moving, OnWay, ends_of, is_issued
-from shardwise.engine.torch.rows import Lane, Rows, lane, start_counts
-from shardwise.errors import InputError
-from shardwise.lowering.instruction import Slice, Start, Wait
+from shardwise.engine.torch.rows import Lane, Rows, Share, lane, start_counts
+from shardwise.lowering.instruction import Slice, Start
 from shardwise.lowering.traffic import Traffic
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Spec
@@ -19,24 +16,48 @@ BACK = {Kind.REDUCE_SCATTER}  # kinds that bring rows back whatever they do to t
 OF_LANES = (Kind.ALL_TO_ALL, Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
 
 
-def moves_rows(one: Moving, calls: Calls) -> TypeGuard[Start | Wait]:
-    """Whether an instruction moves rows, and has to know whose they are. Raises `InputError` for rows that are cut in place."""
+def moves_rows(one: Moving, calls: Calls) -> bool:
+    """Whether an instruction moves rows, or cuts them in place, and has to know whose they are."""
     if isinstance(one, Slice):
-        before, after = (calls.rank.sharding(spec) for spec in (one.step.collective.before, one.step.collective.after))
-        if calls.is_routed(one.step.tensor.name) and before != after:
-            raise InputError(
-                "whole experts without sequence parallelism do not run; sequence_parallel=true is required"
-            )
-        return False
+        before, after = _around(calls, one)
+        return before != after and (calls.is_routed(one.step.tensor.name) or one.step.tensor.name == calls.gates)
     traffic = one.traffic
     return is_issued(calls, traffic) and traffic.kind in OF_LANES and calls.is_routed(traffic.tensors[0])
 
 
-def row_calls(calls: Calls, one: Start | Wait, phase: str) -> Call:
-    """The call of a start or a wait."""
+def _around(calls: Calls, one: Slice) -> tuple[Spec, Spec]:
+    before, after = one.step.collective.before, one.step.collective.after
+    return calls.rank.sharding(before), calls.rank.sharding(after)
+
+
+def row_calls(calls: Calls, one: Moving, phase: str) -> Call:
+    """The call of a start, a wait or a slice."""
+    if isinstance(one, Slice):
+        return _share(calls, one, phase)
     if one.traffic.tells is not None:
         return _counts(calls, one.traffic.tells, phase, starts=isinstance(one, Start))
     return _start(calls, one.traffic, phase) if isinstance(one, Start) else _wait(calls, one.traffic, phase)
+
+
+def _share(calls: Calls, one: Slice, phase: str) -> Call:
+    """Each rank of a group, which all have the same tokens, keeps the rows of its own experts; the router's choice is cut to what
+    says which these are."""
+    (before, after), name, exchange = _around(calls, one), one.step.tensor.name, calls.rank.exchange
+    axes = after.axes_of("E")[len(before.axes_of("E")) :]
+    place, parts = calls.rank.position(axes), calls.rank.mesh.size(axes)
+    key, cut = calls.key(name, before), calls.key(name, after)
+    assert exchange is not None, "a rank of several has an exchange"
+
+    def share(routing: Rows) -> Share:
+        return Share(exchange, axes, routing, place, parts)
+
+    def rows(x: Tensor, routing: Rows) -> tuple[Share, Tensor]:
+        found = share(routing)
+        return found, found.cut(x)
+
+    if name == calls.gates:
+        return Call(share, (key,), (cut,), phase, alone=True)
+    return Call(rows, (key, calls.rows(before)), (calls.rows(after), cut), phase, is_view=True, alone=True)
 
 
 def _counts(calls: Calls, traffic: Traffic, phase: str, *, starts: bool) -> Call:
@@ -69,7 +90,7 @@ def _start(calls: Calls, traffic: Traffic, phase: str) -> Call:
     back = _goes_back(before, after, traffic.kind)
     key, rows = calls.key(name, before), calls.rows(before if back else after)
 
-    def start(x: Tensor, way: Lane) -> OnWay:
+    def start(x: Tensor, way: Lane) -> OnWay:  # or a `Share`, of which rows only come back
         return OnWay(*(way.start_back(x) if back else way.start(x)))
 
     return Call(start, (key, rows), (f"{MOVING} {calls.key(name, after)}",), phase, alone=True)

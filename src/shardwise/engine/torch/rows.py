@@ -131,6 +131,56 @@ class Lane(Rows):
         return arriving[: self.own]
 
 
+@dataclass(frozen=True)
+class Share(Rows):
+    """Of the rows of tokens that all ranks of a group have those of a part of the experts, one for each rank; this one is at
+    `place` of so many `parts`."""
+
+    exchange: Exchange
+    axes: Axes
+    whole: Rows
+    place: int
+    parts: int
+
+    @cached_property
+    def counts(self) -> Tensor:  # type: ignore[override]
+        """Of each of this rank's experts [E]."""
+        return self.whole.counts.view(self.parts, -1)[self.place]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Rows of each part."""
+        width = len(self.whole.counts) // self.parts
+        return [sum(self.whole.sizes[place * width :][:width]) for place in range(self.parts)]
+
+    @property
+    def num_rows(self) -> int:
+        return self.lengths[self.place]
+
+    def cut(self, x: Tensor) -> Tensor:
+        """This rank's of all rows."""
+        return x.narrow(0, sum(self.lengths[: self.place]), self.num_rows)
+
+    def put(self, x: Tensor) -> Tensor:
+        """All rows, with 0 for those of other ranks."""
+        whole = x.new_zeros(self.whole.num_rows, x.shape[1])
+        self.cut(whole).copy_(x)
+        return whole
+
+    def start_back(self, x: Tensor) -> tuple[Pending, Tensor]:
+        """Send rows to all of the group, padded to the longest part."""
+        longest = max(self.lengths)
+        padded = x.new_zeros(longest, x.shape[1])
+        padded[: len(x)] = x
+        whole = x.new_empty(self.parts * longest, x.shape[1])
+        return self.exchange.all_gather(whole, padded, self.axes), whole
+
+    def arrived_back(self, arriving: Tensor) -> Tensor:
+        """All rows."""
+        longest = max(self.lengths)
+        return torch.cat([arriving[place * longest :][:length] for place, length in enumerate(self.lengths)])
+
+
 def start_counts(
     rows: Rows, exchange: Exchange, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
 ) -> tuple[Pending, Tensor]:

@@ -197,6 +197,6 @@ def run(steps: Iterable[Step], held: Held) -> None:
         elif put:
             for place, one in zip(put, made, strict=True):  # type: ignore[arg-type]
                 held[place] = one
-        made = None
+        made = one = None  # or what is freed would stay
         for place in frees:
             held[place] = None

@@ -14,6 +14,7 @@ from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.model.architecture import Architecture
+from shardwise.model.numerics import Gating
 from shardwise.schedule.schedule import natural_schedule
 
 MOST_DEVICES = 8  # processes of a host
@@ -138,8 +139,12 @@ def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
         "num_predict_layers": min(architecture.num_predict_layers, 2), "max_positions": architecture.max_positions and SEQ_LEN,
         "sliding_window": architecture.sliding_window and 3, "nominal_num_params": None,
     }  # fmt: skip
+    numerics = replace(architecture.numerics, gating=_gating(architecture, sizes))
     recomputed = None if layout.recompute_layers in (None, architecture.num_layers) else 1
-    return Small(replace(architecture, **sizes), replace(layout, micro_batch_seqs=seqs, recompute_layers=recomputed))
+    return Small(
+        replace(architecture, **sizes, numerics=numerics),
+        replace(layout, micro_batch_seqs=seqs, recompute_layers=recomputed),
+    )
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:
@@ -166,8 +171,19 @@ def _widths(architecture: Architecture, layout: Layout) -> dict[str, Any]:
     if architecture.num_experts:
         num_experts = layout.ep * (2 if architecture.num_experts > layout.ep else 1)
         chosen = min(architecture.experts_per_token, 2)
+        fewest = 2 * chosen if architecture.numerics.gating.groups > 1 else chosen + 1
         sizes |= {
-            "num_experts": max(num_experts, chosen + 1) if layout.ep == 1 else num_experts,
+            "num_experts": max(num_experts, fewest) if layout.ep == 1 else num_experts,
             "experts_per_token": chosen,
         }
     return sizes
+
+
+def _gating(architecture: Architecture, sizes: Mapping[str, Any]) -> Gating:
+    """A router that limits its choice to groups does so among two of them."""
+    gating = architecture.numerics.gating
+    if gating.groups == 1 or sizes["num_experts"] % 2:
+        return replace(gating, groups=1, chosen_groups=1)
+    size = sizes["num_experts"] // 2
+    chosen = 1 if gating.chosen_groups < gating.groups and size >= sizes["experts_per_token"] else 2
+    return replace(gating, groups=2, chosen_groups=chosen, votes=min(gating.votes, size))
