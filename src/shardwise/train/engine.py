@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from shardwise.engine.torch.rank import Rank
 from shardwise.layout.context import variant_of
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.traffic import PIPELINE
+from shardwise.schedule.action import Action
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
@@ -71,6 +73,7 @@ class Engine:
         )  # fmt: skip
         self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
+        self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
 
     def _rank(self) -> Rank:
@@ -141,15 +144,9 @@ class Engine:
 
     def _parts(self) -> Parts:
         return Parts(
-            self.instance,
-            self.model,
-            self.reducer,
-            self.gatherer,
-            self.balancer,
-            self.exchange,
-            self.clock,
-            self.forward_ended,
-        )
+            self.instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock,
+            self.forward_ended, self.around_pass,
+        )  # fmt: skip
 
     def _none(self) -> list[Tensor]:
         """The losses of a process without a head: nothing of each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ class Arriving(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass."""
+    """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass; `around` is entered
+    around the computation of each pass, without what it waits for from other stages."""
 
     instance: Instance
     model: TorchModel
@@ -49,6 +51,7 @@ class Parts:
     exchange: Exchange
     clock: Clock
     forward_ended: Callable[[], None]
+    around: Callable[[Action], AbstractContextManager[None]]
 
 
 class StepPasses:
@@ -101,7 +104,7 @@ class StepPasses:
         batch = self._batch(action.micro_batch)
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
-        with parts.clock("forward"):
+        with parts.clock("forward"), parts.around(action):
             on_way = parts.model.forward(batch, self.num_targets, trains=self.trains, stage=action.stage, x=x)
             if self.trains:
                 self.penalties[place] = parts.balancer.penalties(on_way.routed, self.num_micro_batches)
@@ -120,19 +123,19 @@ class StepPasses:
         """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""
         parts, place = self.parts, action[1:]
         on_way = self.on_way[place]
+        dx = self._taken(Action(BACKWARD, action.stage + 1, action.micro_batch)) if action.kind != WEIGHT else None
         parts.reducer.begin_pass(parts.instance.giving(action.kind, action.stage))
-        with parts.clock("backward"):
+        with parts.clock("backward"), parts.around(action):
             if action.kind == WEIGHT:
                 parts.model.weights(on_way)
             else:
-                self._backward_of_inputs(action, on_way)
+                self._backward_of_inputs(action, on_way, dx)
             parts.reducer.end_pass()
             parts.gatherer.end()
         if not on_way.held:
             del self.on_way[place]
 
-    def _backward_of_inputs(self, action: Action, on_way: Pass) -> None:
-        dx = self._taken(Action(BACKWARD, action.stage + 1, action.micro_batch))
+    def _backward_of_inputs(self, action: Action, on_way: Pass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])
         dx = self.parts.model.backward(on_way, penalties, kind=action.kind, dx=dx)
         if dx is not None:

@@ -1,0 +1,141 @@
+"""A pipeline's measured step beside the one that is played from its own passes, on two processes with a core each.
+
+    python benchmarks/pipelines.py [--steps 5] [--micro-batches 8] [SCHEDULE ...]
+
+Each schedule trains a model of even stages for some steps. Of each pass the seconds of its computation are taken, without what it
+waits for from the other stage; by kind and stage their medians are the durations from which the same action list is played
+(`schedule.play`). The time from the first pass to the last is compared: the median of the steps over the played makespan, so that
+both come from one run. Prints also whether the passes ran in the list's order, and the bubble of either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from shardwise.cli.table import table
+from shardwise.engine.torch.batch import MicroBatch
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.precision import precision_named
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action
+from shardwise.schedule.build import build
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import play
+from shardwise.train.engine import Engine
+from shardwise.train.processes import together
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+MODEL = Architecture(
+    name="even stages", num_layers=8, d_model=512, d_ff=1408, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=256
+)
+SEQ_LEN, STAGES, WARM_UP = 512, 2, 2
+SCHEDULES = {"1f1b": 1, "interleaved": 2, "zb_h1": 1}
+
+
+class Asked(NamedTuple):
+    """A schedule with v virtual stages of a rank."""
+
+    schedule: str
+    v: int
+    num_micro_batches: int
+    steps: int
+
+
+class Timed(NamedTuple):
+    """A pass on a rank: when its computation began and ended."""
+
+    action: Action
+    begin: float
+    end: float
+
+
+def run(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[list[list[list[Timed]]]]:
+    """The passes of each step, by rank."""
+    torch.set_num_threads(1)
+    layout = Layout(pp=STAGES, schedule=asked.schedule, num_virtual_stages=asked.v)
+    instance = Instance(architecture=MODEL, layout=layout, precision=precision_named("fp32"), seq_len=SEQ_LEN)
+    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
+    engine.initialise(0)
+    ids = torch.randint(MODEL.vocab_size, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
+    batches = [MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * asked.num_micro_batches
+    found: list[list[Timed]] = []
+    for _ in range(WARM_UP + asked.steps):
+        passes: list[Timed] = []
+        engine.around_pass = lambda action, passes=passes: timed(action, passes)  # type: ignore[misc]
+        dist.barrier()
+        engine.step(batches, asked.num_micro_batches * SEQ_LEN, asked.num_micro_batches, 0)
+        found.append(passes)
+    ranks: list[Any] = [None] * size
+    dist.all_gather_object(ranks, found[WARM_UP:])
+    yield [[ranks[one][step] for one in range(size)] for step in range(asked.steps)]
+
+
+@contextmanager
+def timed(action: Action, passes: list[Timed]) -> Iterator[None]:
+    """Note when a pass runs; the clock is that of the machine, the same for all of its processes."""
+    begin = time.monotonic()
+    yield
+    passes.append(Timed(action, begin, time.monotonic()))
+
+
+def durations(steps: list[list[list[Timed]]], num_stages: int) -> Durations:
+    """Medians by kind and stage."""
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for step in steps:
+        for one in (one for rank in step for one in rank):
+            seconds.setdefault((one.action.kind, one.action.stage), []).append(one.end - one.begin)
+    of = {key: statistics.median(values) for key, values in seconds.items()}
+
+    def kind(name: str) -> tuple[float, ...]:
+        return tuple(of.get((name, stage), 0.0) for stage in range(num_stages))
+
+    whole = kind(BACKWARD)
+    return Durations(
+        forward=kind(FORWARD), input=kind(INPUT), weight=kind(WEIGHT), backward=whole if any(whole) else None
+    )
+
+
+def compared(asked: Asked) -> tuple[str, ...]:
+    """A row of the table."""
+    (steps,) = together(run, asked, "cpu", STAGES, 1)
+    actions = build(asked.schedule, STAGES, asked.num_micro_batches, asked.v)
+    times = durations(steps, actions.num_stages)
+    played = play(actions, times)
+    measured = statistics.median(
+        max(rank[-1].end for rank in step) - min(rank[0].begin for rank in step) for step in steps
+    )
+    orders = [[one for slot in slots for one in slot] for slots in actions.order]
+    in_order = all(
+        [one.action for one in rank] == order for step in steps for rank, order in zip(step, orders, strict=True)
+    )
+    busy = sum(one.end - one.begin for step in steps for rank in step for one in rank) / len(steps) / STAGES
+    return (
+        asked.schedule, str(asked.num_micro_batches), f"{measured:.3f}", f"{played.makespan:.3f}",
+        f"{measured / played.makespan:.3f}", f"{measured / busy - 1:.1%}", f"{played.bubble:.1%}", str(in_order).lower(),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print a row for each schedule."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("schedules", nargs="*", default=list(SCHEDULES), choices=[[], *SCHEDULES], metavar="SCHEDULE")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    arguments = parser.parse_args()
+    asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in arguments.schedules]
+    header = ("schedule", "micro-batches", "measured s", "played s", "ratio", "bubble", "played", "in order")
+    print(table([header, *map(compared, asked)], right=range(1, 7)))
+
+
+if __name__ == "__main__":
+    main()
