@@ -81,6 +81,15 @@ CASES = {
     "grouped, balanced by a bias": Case(
         "grouped", Layout(tp=2, fsdp=2, ep=4, etp=1, zero_stage=1), recipe={"balance": "bias", "balance_rate": 0.05}
     ),
+    "experts with a capacity, 2 zero-2": Case(
+        "routed", Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2), recipe={"capacity_factor": 0.75}
+    ),
+    "experts with a capacity, ep 2 by bias": Case(
+        "grouped", Layout(fsdp=2, ep=2, dp=2), recipe={"capacity_factor": 1.0, "balance": "bias", "balance_rate": 0.05}
+    ),
+    "experts with a capacity, whole, alike, full recompute": Case(
+        "routed", Layout(tp=2, fsdp=2, ep=4, etp=1, recompute="full", zero_stage=3), recipe={"capacity_factor": 0.5}
+    ),
     "tp 4 in pieces": Case(layout=Layout(tp=4, sequence_parallel=True, async_tp=True, recompute="full")),
     "adapted tp 2 in pieces, zero-3": Case(
         "adapted", Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, async_tp=True, micro_batch_seqs=2)

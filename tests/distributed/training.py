@@ -148,6 +148,9 @@ def plain(case: Case) -> Found:
     recipe, architecture = case.recipe_of(), case.architecture
     model = build(architecture, dtype=torch.float64)
     initialise(model, SEED)
+    if recipe.capacity_factor is not None:
+        for one in model.modules():
+            one.capacity = recipe.capacity_factor, case.layout.num_replicas
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     plain_names = ("norm_weight", "norm_bias", "_bias", "sinks")
     kinds = [

@@ -36,7 +36,12 @@ class NormedUnit(UnitModule):
 
 
 class Block(NormedUnit):
-    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts."""
+    """A layer: hidden states [B, T, D] to hidden states, and what its router did where it has experts.
+
+    `capacity`: the factor by which experts take more than an even share, of each of so many parts of the sequences.
+    """
+
+    capacity: tuple[float, int] | None = None
 
     def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
         dense = layer < architecture.num_dense_layers
@@ -124,6 +129,7 @@ class Block(NormedUnit):
             self.get_buffer("balance_bias"),
             normalised=self.numerics.normalised_gates,
             gating=self.numerics.gating,
+            capacity=self.capacity,
         )
         biases = (self.if_any(f"experts_{part}.bias") for part in ("gate", "up", "down"))
         weights = self.if_any("experts_gate"), self.own("experts_up"), self.own("experts_down")

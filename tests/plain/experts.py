@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,8 +29,9 @@ class Routing:
 
 
 def route(
-    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating
-) -> Routing:
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating,
+    capacity: tuple[float, int] | None = None,
+) -> Routing:  # fmt: skip
     """The experts that each of N tokens takes, from logits [N, E].
 
     `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
@@ -48,8 +50,20 @@ def route(
     if normalised:
         gates = gates / gates.sum(dim=-1, keepdim=True)
     counts = torch.bincount(choices.flatten(), minlength=logits.shape[-1])
+    gates = gates if capacity is None else gates * within(choices, logits.shape[-1], *capacity)
     shares = scores / scores.sum(dim=-1, keepdim=True)
     return Routing(gates * gating.scale, choices, counts, shares.sum(dim=0))
+
+
+def within(choices: Tensor, num_experts: int, factor: float, parts: int) -> Tensor:
+    """1 for choices that experts take, 0 for others: of each of so many equal parts of the tokens an expert takes at most the
+    first of `factor` times an even share."""
+    taken = torch.zeros_like(choices)
+    for part, kept in zip(choices.chunk(parts), taken.chunk(parts), strict=True):
+        for expert in range(num_experts):
+            rows = (part.flatten() == expert).nonzero()[: math.ceil(part.numel() / num_experts * factor)]
+            kept.view(-1)[rows] = 1
+    return taken
 
 
 def auxiliary_loss(routings: Iterable[Routing], whole: Callable[[Tensor], Tensor] = lambda sums: sums) -> Tensor | None:

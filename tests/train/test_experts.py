@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -51,6 +52,43 @@ def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
     assert routing.counts.tolist() == routing.sizes == [(chosen == expert).sum().item() for expert in range(E)]
     torch.testing.assert_close(routing.scores, shares)
     assert (routing.shape, routing.num_chosen) == ((B, T), K)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
+def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> None:
+    logits, capacity = random(B, T, E), math.ceil(N * K / E * factor)
+    every = routed(logits)
+    routing = route(logits, K, torch.zeros(E), normalised=True, capacity_factor=factor)
+    assert routing.sizes == [min(size, capacity) for size in every.sizes]
+    kept = torch.cat([part[:capacity] for part in every.order.split(every.sizes)])
+    assert torch.equal(routing.order, kept)
+    assert routing.num_rows == len(kept) <= N * K
+    torch.testing.assert_close(routing.gates, every.gates)  # of what is left no gate is larger
+    assert torch.equal(routing.wanted, every.counts)
+
+
+def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
+    logits, y, dy = random(B, T, E), random(B, T, D, seed=1), random(B, T, D, seed=2)
+    routing = route(logits, K, torch.zeros(E), normalised=True, capacity_factor=0.5)
+    dense = torch.zeros(N * K, 1, dtype=torch.float64).index_fill_(0, routing.order, 1.0).view(N, K, 1)
+    rows = experts.dispatch(y, routing)
+    wanted = (routing.gates[..., None] * dense * y.view(N, 1, D)).sum(dim=1)
+    torch.testing.assert_close(experts.combine(routing, rows).view(N, D), wanted)
+    torch.testing.assert_close(experts.dispatch_dx(rows, routing).view(N, D), dense.sum(dim=1) * y.view(N, D))
+    dgates = experts.combine_dgates(dy, rows, routing)
+    torch.testing.assert_close(dgates, (dy.view(N, 1, D) * y.view(N, 1, D) * dense).sum(dim=-1))
+    assert experts.combine_dx(dy, routing).shape == rows.shape
+
+
+def test_the_share_of_dropped_rows_is_counted() -> None:
+    balancer = Balancer({}, None, (), Recipe(steps=1, balance="none", capacity_factor=1.0))  # type: ignore[arg-type]
+    balancer.begin_step()
+    assert balancer.dropped_share is None
+    for counts in ([6.0, 1.0, 1.0], [4.0, 4.0, 1.0]):  # of 8 rows an expert takes 3 at most, of 9 likewise
+        balancer.penalties({0: torch.tensor([counts, [0.0, 0.0, 0.0]])}, 2)
+    assert balancer.dropped_share == pytest.approx((3 + 2) / (8 + 9))
+    balancer.begin_step()
+    assert balancer.dropped_share is None
 
 
 class Alike:

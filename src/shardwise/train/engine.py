@@ -79,7 +79,7 @@ class Engine:
     def _rank(self) -> Rank:
         """This process on the mesh."""
         pieces = variant_of(self.instance.layout.cp_variant).pieces
-        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces)
+        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces, self.recipe.capacity_factor)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""

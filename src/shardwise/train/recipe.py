@@ -30,7 +30,9 @@ class Recipe:
     last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
 
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
-    `balance_rate`. `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
+    `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a rank's rows in a micro-batch,
+    and the rest are dropped (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch Transformer, equation 3); None: none.
+    `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
     `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
     loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only), of which
     `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
@@ -54,6 +56,7 @@ class Recipe:
     balance: Balance = "auxiliary"
     balance_coefficient: float = 0.01
     balance_rate: float = 1e-3
+    capacity_factor: float | None = None
     prediction_weight: float = 0.3  # DeepSeek-AI 2025 (DeepSeek-V3), section 4.2; 0.1 for the last third of its tokens
     respect_documents: bool = False
     compile: bool = False
@@ -85,6 +88,8 @@ class Recipe:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
         if not 0 < self.prediction_weight <= 1e3:
             yield f"prediction_weight is {self.prediction_weight!r}; a number above 0, at most 1000,"
+        if self.capacity_factor is not None and not 0 < self.capacity_factor <= 1e3:
+            yield f"capacity_factor is {self.capacity_factor!r}; a number above 0, at most 1000, or none at all,"
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
         if self.warmup_steps + self.decay_steps > self.steps:

@@ -22,9 +22,10 @@ class Balancer:
         self.biases, self.exchange, self.axes, self.recipe = biases, exchange, axes, recipe
         self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
         self.loss: Tensor | None = None
+        self.dropped: Tensor | None = None  # rows of this process, and all that it had
 
     def begin_step(self) -> None:
-        self.counts, self.loss = {}, None
+        self.counts, self.loss, self.dropped = {}, None, None
 
     @torch.no_grad()
     def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:
@@ -36,6 +37,8 @@ class Balancer:
         if not routed:
             return {}
         sums = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
+        if self.recipe.capacity_factor is not None:
+            self._count_dropped(sums[0], self.recipe.capacity_factor)
         if self.recipe.balance != "auxiliary":
             self._count(routed, sums[0])
             return {}
@@ -45,6 +48,16 @@ class Balancer:
         self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
         scale = self.recipe.balance_coefficient / num_micro_batches
         return dict(zip(routed, (scale * gradient).unbind(), strict=True))
+
+    def _count_dropped(self, counts: Tensor, factor: float) -> None:
+        capacity = (counts.sum(dim=-1, keepdim=True) / counts.shape[-1] * factor).ceil()
+        found = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
+        self.dropped = found if self.dropped is None else self.dropped + found
+
+    @property
+    def dropped_share(self) -> float | None:
+        """Of this process's rows those that experts did not take; None where they take all."""
+        return None if self.dropped is None else float(self.dropped[0] / self.dropped[1])
 
     def _count(self, places: Iterable[int], counts: Tensor) -> None:
         for place, rows in zip(places, counts, strict=True):

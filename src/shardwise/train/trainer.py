@@ -72,6 +72,7 @@ class Trainer:
             num_tokens=self.batches.global_batch_seqs(step) * self.batches.seq_len, num_targets=num_targets,
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
+            dropped_share=engine.balancer.dropped_share,
             prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
         )  # fmt: skip
 

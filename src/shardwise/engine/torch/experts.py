@@ -1,11 +1,13 @@
-"""Experts: the router's choice, its balance, and the rows of tokens through their experts, none dropped.
+"""Experts: the router's choice, its balance, and the rows of tokens through their experts.
 
 The program has routed tokens as [E, B, T, D], of which a token fills the rows of its experts; here are these rows alone, [R, D],
-in the order of their experts. Letters: N tokens, k choices of each, R = N·k rows, E experts.
+in the order of their experts. Letters: N tokens, k choices of each, E experts, R rows: N·k, or fewer where an
+expert takes no more than its capacity.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,8 +25,9 @@ from shardwise.model.numerics import DEFAULT, SOFTMAX, Gating
 class Routing(Rows):
     """What one layer's router did with tokens of a `shape` [B, T].
 
-    `scores` [N, E] are its softmax, or each logit's sigmoid, `gates` and `choices` [N, k]; `counts` [E] the rows that each
-    expert got. Rows are in the `order` of (token, choice) pairs; `places` is the inverse of it.
+    `scores` [N, E] are its softmax, or each logit's sigmoid, `gates` and `choices` [N, k]; `wanted` [E] the rows that chose
+    each expert, `counts` [E] those that it takes. Rows are in the `order` of (token, choice) pairs; `places` is the inverse of
+    it, with R for what is `dropped`.
     """
 
     shape: tuple[int, ...]
@@ -35,12 +38,19 @@ class Routing(Rows):
     order: Tensor
     places: Tensor
     normalised: bool
+    wanted: Tensor
+    dropped: bool = False
     gating: Gating = DEFAULT.gating
 
     @property
     def shares(self) -> Tensor:
         """Scores of a token that add up to one: what a loss evens out (DeepSeek-AI 2024, DeepSeek-V3, equations 17 to 20)."""
         return self.scores if self.gating.scores == SOFTMAX else self.scores / self.scores.sum(dim=-1, keepdim=True)
+
+    def by_token(self, rows: Tensor) -> Tensor:
+        """Rows [R, D] of each token [N, k, D], with 0 for what is dropped."""
+        found = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]) if self.dropped else rows
+        return torch.unflatten(found.index_select(0, self.places), 0, (-1, self.num_chosen))
 
     @property
     def num_chosen(self) -> int:
@@ -52,8 +62,9 @@ class Routing(Rows):
 
 
 def route(
-    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating
-) -> Routing:
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating,
+    capacity_factor: float | None = None,
+) -> Routing:  # fmt: skip
     """The experts that each token takes, from logits [B, T, E].
 
     `balance_bias` [E] changes who is chosen and not the gates (Wang et al. 2024, auxiliary-loss-free load balancing).
@@ -67,9 +78,31 @@ def route(
         gates = gates / _total(gates)
     gates = gates if gating.scale == 1.0 else gates * gating.scale
     order = choices.flatten().argsort(stable=True)
-    counts = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
-    counts.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
-    return Routing(tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort(), normalised, gating)
+    wanted = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
+    wanted.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
+    drops, counts, places = capacity_factor is not None, wanted, None
+    if capacity_factor is not None:
+        capacity = capacity_of(len(order), len(wanted), capacity_factor)
+        order, counts = _within(capacity, order, choices.flatten(), wanted)
+        numbers = torch.arange(len(order), device=order.device)
+        places = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
+    return Routing(
+        tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort() if places is None else places,
+        normalised, wanted, drops, gating,
+    )  # fmt: skip
+
+
+def capacity_of(num_rows: int, num_experts: int, factor: float) -> int:
+    """The rows that an expert takes at most of so many."""
+    return math.ceil(num_rows / num_experts * factor)
+
+
+def _within(capacity: int, order: Tensor, owners: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in the order of their experts, of each the first ones alone, and how many these are."""
+    counts, begins = wanted.clamp(max=capacity), wanted.cumsum(0) - wanted
+    place = torch.arange(len(order), device=order.device) - begins[owners[order]]
+    num_kept = sum(devices.on_host(counts, min(len(order), capacity * len(wanted))))
+    return order[(place >= capacity).argsort(stable=True)][:num_kept], counts
 
 
 def _among_groups(votes: Tensor, gating: Gating) -> Tensor:
@@ -121,20 +154,23 @@ def dispatch_dx(drows: Tensor, routing: Routing | Share) -> Tensor:
     if isinstance(routing, Share):
         assert isinstance(routing.whole, Routing), "what is shared is a router's choice"
         return dispatch_dx(routing.put(drows), routing.whole)
-    back = torch.unflatten(drows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
-    return back.sum(dim=1).view(*routing.shape, drows.shape[-1])
+    return routing.by_token(drows).sum(dim=1).view(*routing.shape, drows.shape[-1])
 
 
 def combine(routing: Routing, rows: Tensor) -> Tensor:
     """The results of each token's experts, weighted by its gates."""
-    back = torch.unflatten(rows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
-    return (routing.gates[..., None] * back).sum(dim=1).to(rows.dtype).view(*routing.shape, rows.shape[-1])
+    return (
+        (routing.gates[..., None] * routing.by_token(rows))
+        .sum(dim=1)
+        .to(rows.dtype)
+        .view(*routing.shape, rows.shape[-1])
+    )
 
 
 def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
     """The gradient of the gates [N, k]."""
-    back = torch.unflatten(rows.index_select(0, routing.places), 0, (-1, routing.num_chosen))
-    return torch.einsum("nd,nkd->nk", dy.flatten(0, -2).to(routing.gates.dtype), back.to(routing.gates.dtype))
+    back = routing.by_token(rows).to(routing.gates.dtype)
+    return torch.einsum("nd,nkd->nk", dy.flatten(0, -2).to(routing.gates.dtype), back)
 
 
 def combine_dx(dy: Tensor, routing: Routing) -> Tensor:

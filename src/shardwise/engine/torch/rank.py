@@ -44,12 +44,14 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of a mesh. `pieces` of a sequence are what a rank along `cp` takes (`layout.context.Variant.pieces`)."""
+    """A rank of a mesh. `pieces` of a sequence are what a rank along `cp` takes (`layout.context.Variant.pieces`); of its tokens'
+    rows an expert takes `capacity_factor` times an even share at most (None: all)."""
 
     mesh: Mesh
     coordinate: Mapping[str, int] = field(default_factory=dict)
     exchange: Exchange | None = None
     pieces: int = 1
+    capacity_factor: float | None = None
 
     def several(self, axes: Iterable[str]) -> Axes:
         """Of some axes those with more than one rank."""

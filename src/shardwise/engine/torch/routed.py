@@ -42,12 +42,14 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
 
 
 def route(calls: Calls, step: Compute, operation: Route) -> Call:
-    num_chosen, numerics = calls.sizes[operation.num_chosen], calls.numerics
+    num_chosen, numerics, factor = calls.sizes[operation.num_chosen], calls.numerics, calls.rank.capacity_factor
 
     def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
         normalised, gating = numerics.normalised_gates, numerics.gating
-        routing = experts.route(logits, num_chosen, balance_bias, normalised=normalised, gating=gating)
-        return routing, torch.stack((routing.counts.to(routing.scores.dtype), routing.shares.sum(dim=0)))
+        routing = experts.route(
+            logits, num_chosen, balance_bias, normalised=normalised, gating=gating, capacity_factor=factor
+        )
+        return routing, torch.stack((routing.wanted.to(routing.scores.dtype), routing.shares.sum(dim=0)))
 
     return Call(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTED))
 
