@@ -1,4 +1,4 @@
-"""Which units each virtual stage of a pipeline has, and which stages each rank along `pp` holds."""
+"""Which units each virtual stage of a pipeline has, which stages each rank along `pp` holds, what a pass has of a unit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import itertools
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages
+from shardwise.lowering.instruction import Instruction
 from shardwise.lowering.parameters import PlacedUnit, unit_paths
+from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.action import Placement
+from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
+
+SPLIT = LAYERS + PREDICTS  # units whose weights' gradients can wait
 
 
 def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[PlacedUnit, ...], ...]:
@@ -32,3 +37,17 @@ def held_stages(placement: Placement, rank: int) -> tuple[int, ...]:
     """The virtual stages that a rank holds, in the model's order."""
     opposite = placement.num_ranks - 1 - rank if placement.both_ends else rank
     return tuple(stage for stage, holder in enumerate(placement.ranks) if holder in (rank, opposite))
+
+
+def of_kind(template: Template, unit: str, kind: str) -> tuple[Instruction, ...]:
+    """The instructions of a unit in a pass of a kind (`schedule.action`).
+
+    Of units that are no layers the backward pass is never split: it is all of it in the pass that the stage before waits for,
+    since gradients of logits are too large to keep.
+    """
+    if unit not in SPLIT and kind in (INPUT, WEIGHT):
+        return template.passes["backward"] if kind == INPUT else ()
+    return {
+        FORWARD: template.passes["forward"], BACKWARD: template.passes["backward"],
+        INPUT: template.of_inputs, WEIGHT: template.of_weights,
+    }[kind]  # fmt: skip
