@@ -22,6 +22,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
                  "property/test_search.py"),
     "cluster": ("unit/cluster", "unit/cost", "golden", "cli/test_show.py", "unit/calibrate"),
     "cost": ("unit/cost", "golden", "unit/test_choices.py", "unit/test_api.py", "planning", "property/test_search.py"),
+    "simulate": ("unit/simulate", "property/test_streams.py", "cli/test_simulate.py"),
     "books": ("unit/books", "golden", "unit/test_api.py"),
     "planning": ("planning", "train/test_admission.py", "unit/test_api.py", "cli/test_cli.py", "cli/test_product.py"),
     "search": ("unit/search", "planning", "unit/test_choices.py", "property/test_search.py"),

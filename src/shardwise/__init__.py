@@ -5,9 +5,9 @@
     plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
     print(plan)
 
-Plans: `plan`, `plan_clusters`, `explain`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes names and paths, or
-the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when they are
-first used, so that `import shardwise` is fast and imports no NumPy.
+Plans: `plan`, `plan_clusters`, `explain`, `simulation`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes names and
+paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when
+they are first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
-    from shardwise.api.plans import explain, plan, plan_clusters
+    from shardwise.api.plans import explain, plan, plan_clusters, simulation
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.books.rules import Rule, book_rules
     from shardwise.cluster.chip import Chip
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Plan, plan_layout
     from shardwise.progress import Progress
     from shardwise.search.space import Choices
+    from shardwise.simulate.result import Simulation
     from shardwise.version import __version__
 
 _HOME = {
@@ -66,6 +67,7 @@ _HOME = {
     "Rule": "shardwise.books.rules",
     "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
+    "Simulation": "shardwise.simulate.result",
     "__version__": "shardwise.version",
     "book_rules": "shardwise.books.rules",
     "dump_plan": "shardwise.planning.codec",
@@ -82,6 +84,7 @@ _HOME = {
     "plan_layout": "shardwise.planning.plan",
     "roofline": "shardwise.api.costs",
     "rules": "shardwise.api.costs",
+    "simulation": "shardwise.api.plans",
     "training_run": "shardwise.cost.run",
 }
 
@@ -109,6 +112,7 @@ __all__ = [
     "Rule",
     "Run",
     "ShardwiseError",
+    "Simulation",
     "__version__",
     "book_rules",
     "dump_plan",
@@ -125,6 +129,7 @@ __all__ = [
     "plan_layout",
     "roofline",
     "rules",
+    "simulation",
     "training_run",
 ]
 

@@ -65,6 +65,7 @@ FLAGS = {
         "--weights",
         "--with",
     ],
+    "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace"],
     "show": ["--chip", "--help", "--json"],
     "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],

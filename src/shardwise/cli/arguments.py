@@ -201,3 +201,15 @@ def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--l
     found = parse_fields(text, what=flag, also=DERIVED)
     given = {key: found.pop(key) for key in DERIVED if key in found}
     return settled_layout(layout_of(found), given, model, job)
+
+
+def write_file(flag: str, target: str, text: str) -> None:
+    """Write what a flag asks for. Raises `InputError` where that cannot be."""
+    from pathlib import Path
+
+    from shardwise.errors import InputError
+
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}") from None

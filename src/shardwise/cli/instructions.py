@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.planning.instructions import Priced, Segment
+    from shardwise.cost.instructions import Priced
+    from shardwise.planning.instructions import Segment
 
 DESCRIPTION = """What each device does in a step of a plan, in order: kernels, collectives where they start and where they are
 waited for, and what is freed; on which stream, how many bytes, how long by itself, and why. The plan is priced by this list."""

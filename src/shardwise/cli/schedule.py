@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name
+from shardwise.cli.arguments import svg_name, write_file
 
 if TYPE_CHECKING:
     from shardwise.schedule.compare import Times
@@ -201,19 +201,8 @@ def _write_files(arguments: argparse.Namespace, line: Timeline) -> None:
     from shardwise.schedule.picture import timeline_chart, trace_text
 
     if arguments.draw:
-        _write("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
+        write_file("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
     if arguments.trace:
-        _write("--trace", arguments.trace, trace_text(line) + "\n")
+        write_file("--trace", arguments.trace, trace_text(line) + "\n")
     if arguments.csv:
-        _write("--csv", arguments.csv, to_csv(line.actions))
-
-
-def _write(flag: str, target: str, text: str) -> None:
-    from pathlib import Path
-
-    from shardwise.errors import InputError
-
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{flag}: cannot write {target}: {error.strerror}") from None
+        write_file("--csv", arguments.csv, to_csv(line.actions))

@@ -123,10 +123,14 @@ class Pricing:
         """Seconds of the step on the slowest stage."""
         return maximum(*(self.step(stage).total_s for stage in _different(self.stages())), 0.0)
 
+    @property
+    def links(self) -> Links:
+        """What the axes run over."""
+        placement = self.layout.placement or default_placement(self.topology)
+        return Links(self.topology, cut_levels(self.topology, placement, self.degrees))
+
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
-        topology = self.topology
-        placement = self.layout.placement or default_placement(topology)
-        links = Links(topology, cut_levels(topology, placement, self.degrees))
+        links = self.links
         activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
         if self.layout.recompute_layers is not None:
             plain = replace(self.family, recompute="none")

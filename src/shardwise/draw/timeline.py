@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwise.draw.charts import CHARACTER, MARGIN, SAMPLE, Canvas, even_ticks, text_width
-from shardwise.draw.svg import FAINT, INK, colour, number
+from shardwise.draw.charts import CHARACTER, MARGIN, SAMPLE, SIZE, Canvas, even_ticks, text_width
+from shardwise.draw.svg import FAINT, INK, PAPER, colour, number
 
 ROW_HEIGHT, ROW_GAP = 30.0, 6.0
+THIN_HEIGHT, THIN_GAP = 9.0, 1.5
 IDLE = "#d5d9de"
-LABEL_SIZE = 11.0  # of what is written in a span
+LABEL_SIZE, TEXT_SIZE, THIN_SIZE = 11.0, SIZE, 8.5  # of what is written in a span, beside a row and beside a thin one
 WIDTHS = (480.0, 2400.0)  # of the plot: wide enough for the labels, between these
 CURVE_WIDTH, CURVE_GAP, NOTE_WIDTH = 260.0, 28.0, 84.0
 
@@ -28,12 +29,26 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A worker's spans, a note behind them, and how much it holds: (when, how much from then on)."""
+    """A worker's spans, a note behind them, and how much it holds: (when, how much from then on); empty: no curve.
+
+    A row that is `thin` belongs to the one above it.
+    """
 
     label: str
     note: str
     spans: tuple[Span, ...]
-    curve: tuple[tuple[float, float], ...]
+    curve: tuple[tuple[float, float], ...] = ()
+    thin: bool = False
+
+    @property
+    def height(self) -> float:
+        """Pixels."""
+        return THIN_HEIGHT if self.thin else ROW_HEIGHT
+
+    @property
+    def gap(self) -> float:
+        """Pixels above it."""
+        return THIN_GAP if self.thin else ROW_GAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +74,7 @@ class _Plot:
         self.left = MARGIN + max(text_width(row.label) for row in chart.rows) + 10.0
         self.width = _plot_width(chart)
         self.top = MARGIN + 62.0
-        self.bottom = self.top + len(chart.rows) * (ROW_HEIGHT + ROW_GAP) - ROW_GAP
+        self.bottom = self.top + sum(row.gap + row.height for row in chart.rows) - ROW_GAP
         self.curve_left = self.left + self.width + NOTE_WIDTH + CURVE_GAP
         self.most = max((held for row in chart.rows for _, held in row.curve), default=0.0) or 1.0
         head = max(text_width(chart.title, 19.0), text_width(chart.subtitle), self._legend_width())
@@ -75,28 +90,32 @@ class _Plot:
     def render(self) -> str:
         self.canvas.heading(self.chart.title, self.chart.subtitle)
         self.canvas.text(self.curve_left, self.top - 8.0, self.chart.curve_title)
-        for place, row in enumerate(self.chart.rows):
-            self.row(row, self.top + place * (ROW_HEIGHT + ROW_GAP))
+        top = self.top - ROW_GAP
+        for row in self.chart.rows:
+            self.row(row, top + row.gap)
+            top += row.gap + row.height
         self.axis()
         self.legend()
         return self.canvas.render()
 
     def row(self, row: Row, top: float) -> None:
-        middle = top + ROW_HEIGHT / 2 + 4.5
-        self.canvas.text(self.left - 10.0, middle, row.label, anchor="end")
-        self.canvas.rect(self.left, top, self.width, ROW_HEIGHT, fill=IDLE)
+        size, lower = (THIN_SIZE, 3.0) if row.thin else (TEXT_SIZE, 4.5)
+        middle = top + row.height / 2 + lower
+        self.canvas.text(self.left - 10.0, middle, row.label, size=size, anchor="end")
+        self.canvas.rect(self.left, top, self.width, row.height, fill=IDLE)
         for span in row.spans:
-            self.span(span, top)
-        self.canvas.text(self.left + self.width + 8.0, middle, row.note)
-        self.curve(row.curve, top)
+            self.span(span, top, row.height, stroke="none" if row.thin else PAPER)
+        self.canvas.text(self.left + self.width + 8.0, middle, row.note, size=size)
+        if row.curve:
+            self.curve(row.curve, top)
 
-    def span(self, span: Span, top: float) -> None:
-        left, height = self.x(span.start), ROW_HEIGHT / len(span.fills)
+    def span(self, span: Span, top: float, room: float, stroke: str) -> None:
+        left, height = self.x(span.start), room / len(span.fills)
         width = self.x(span.end) - left
         for part, (fill, label) in enumerate(zip(span.fills, span.labels, strict=True)):
             y = top + part * height
-            self.canvas.rect(left, y, width, height, fill=colour(fill), stroke="#ffffff", stroke_width=0.6)
-            if text_width(label, LABEL_SIZE) <= width:
+            self.canvas.rect(left, y, width, height, fill=colour(fill), stroke=stroke, stroke_width=0.6)
+            if label and text_width(label, LABEL_SIZE) <= width:
                 self.canvas.text(left + width / 2, y + height / 2 + 4.0, label, size=LABEL_SIZE, anchor="middle")
 
     def curve(self, curve: Sequence[tuple[float, float]], top: float) -> None:

@@ -26,7 +26,7 @@ from shardwise.lowering.parameters import (
     unit_paths,
     used_parameters,
 )
-from shardwise.lowering.stages import held_stages, rank_steps, stage_units
+from shardwise.lowering.stages import SPLIT, held_stages, of_kind, rank_steps, stage_units
 from shardwise.lowering.step_traffic import in_order, issued_step
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic, unit_traffic
@@ -45,7 +45,6 @@ from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.symbolic import Values
 
-SPLIT = LAYERS  # units whose weights' gradients can wait: those of logits are made of too much
 ROUTING_UNITS = ("block", *PREDICTS)
 
 
@@ -261,15 +260,8 @@ class Instance:
         return units if kind == FORWARD else units[::-1]
 
     def instructions(self, path: str, unit: str, kind: str) -> tuple[Instruction, ...]:
-        """Those of a unit in a pass of a kind. Of units that are no layers the backward pass is never split: it is all of it in
-        the pass that the stage before waits for, since gradients of logits are too large to keep."""
-        template = self.template(path, unit)
-        if unit not in SPLIT and kind in (INPUT, WEIGHT):
-            return template.passes["backward"] if kind == INPUT else ()
-        return {
-            FORWARD: template.passes["forward"], BACKWARD: template.passes["backward"],
-            INPUT: template.of_inputs, WEIGHT: template.of_weights,
-        }[kind]  # fmt: skip
+        """Those of a unit in a pass of a kind."""
+        return of_kind(self.template(path, unit), unit, kind)
 
     def moving(self, path: str, unit: str, *kinds: str) -> Iterator[Traffic]:
         """What moves activations over several devices in passes of a unit, in order."""

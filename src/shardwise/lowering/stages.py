@@ -1,4 +1,4 @@
-"""Which units each virtual stage of a pipeline has, and which stages each rank along `pp` holds."""
+"""Which units each virtual stage of a pipeline has, which stages each rank along `pp` holds, what a pass has of a unit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from functools import lru_cache
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages
+from shardwise.lowering.instruction import Instruction
 from shardwise.lowering.parameters import PlacedUnit, unit_paths
+from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.action import Placement
+from shardwise.model.decoder import LAYERS
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
 from shardwise.schedule.build import build
 from shardwise.schedule.messages import Step, exchanges, posted
+
+SPLIT = LAYERS  # units whose weights' gradients can wait: those of logits are made of too much
 
 
 def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[PlacedUnit, ...], ...]:
@@ -42,3 +47,17 @@ def rank_steps(layout: Layout, num_micro_batches: int, rank: int) -> tuple[Step,
     """What a rank along `pp` runs in an optimizer step, in order, with the messages around each pass."""
     actions = build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
     return posted(exchanges(actions)[rank])
+
+
+def of_kind(template: Template, unit: str, kind: str) -> tuple[Instruction, ...]:
+    """The instructions of a unit in a pass of a kind (`schedule.action`).
+
+    Of units that are no layers the backward pass is never split: it is all of it in the pass that the stage before waits for,
+    since gradients of logits are too large to keep.
+    """
+    if unit not in SPLIT and kind in (INPUT, WEIGHT):
+        return template.passes["backward"] if kind == INPUT else ()
+    return {
+        FORWARD: template.passes["forward"], BACKWARD: template.passes["backward"],
+        INPUT: template.of_inputs, WEIGHT: template.of_weights,
+    }[kind]  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from shardwise.errors import InputError
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Action, ActionList, Slot
-from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import Clock
 
 Place = tuple[int, int]  # rank, number of a slot
@@ -33,8 +32,7 @@ def check(actions: ActionList) -> None:
         raise InputError(
             f"action list: {problem}; every micro-batch passes every stage once each way: F and B, or F, I and W"
         )
-    zero = (0.0,) * actions.num_stages
-    clock = Clock(actions, Durations(forward=zero, input=zero, weight=zero))
+    clock = Clock(actions, [[0.0] * len(slots) for slots in actions.order])
     if not clock.run():
         raise InputError(f"action list: {_stuck(actions, clock, places)}")
 

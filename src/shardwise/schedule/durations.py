@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardwise.errors import InputError, require
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Order, Slot
 
 Seconds = tuple[float, ...]  # of each virtual stage in the model's order
 
@@ -68,6 +68,14 @@ class Durations:
     def by_kind(self) -> dict[str, Seconds]:
         """Seconds of each kind of action."""
         return {FORWARD: self.forward, BACKWARD: self.whole, INPUT: self.input, WEIGHT: self.weight}
+
+    def of_slots(self, order: Order) -> list[list[float]]:
+        """Seconds of each slot of each rank."""
+        by_kind = self.by_kind()
+        return [
+            [by_kind[slot[0].kind][slot[0].stage] if len(slot) == 1 else self.of_pair(slot) for slot in slots]
+            for slots in order
+        ]
 
     def of_pair(self, slot: Slot) -> float:
         """Seconds of a forward and a backward pass that run together."""

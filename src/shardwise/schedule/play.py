@@ -110,28 +110,37 @@ def play(actions: ActionList, durations: Durations | None = None) -> Timeline:
     """
     durations = durations or Durations.even(actions.num_stages, actions.num_virtual_stages)
     durations.check(actions.num_stages)
-    clock = Clock(actions, durations)
+    clock = clock_of(actions, durations.of_slots(actions.order), durations.message)
+    return Timeline(
+        actions=actions, durations=durations, starts=clock.starts, ends=clock.ends, held=held_by_rank(actions)
+    )
+
+
+def clock_of(actions: ActionList, seconds: Sequence[Sequence[float]], message: float) -> Clock:
+    """The clock of a list at its end. `seconds[rank][slot]`: of each slot, `message`: of a message between two ranks.
+
+    Raises `InputError` for a list that does not end, with its first offending action.
+    """
+    clock = Clock(actions, seconds, message)
     if not clock.run():
         from shardwise.schedule.check import check
 
         check(actions)
-    return Timeline(
-        actions=actions, durations=durations, starts=clock.starts, ends=clock.ends, held=held_by_rank(actions)
-    )
+    return clock
 
 
 class Clock:
     """One pass over a list in an order that its dependencies allow. A rank that cannot go on is taken up again by the end of
     what it waits for, so each action is looked at twice at most."""
 
-    def __init__(self, actions: ActionList, durations: Durations) -> None:
-        self.actions, self.durations = actions, durations
+    def __init__(self, actions: ActionList, seconds: Sequence[Sequence[float]], message: float = 0.0) -> None:
+        self.actions, self.seconds = actions, seconds
         self.starts: list[list[float]] = [[] for _ in actions.order]
         self.ends: list[list[float]] = [[] for _ in actions.order]
         size = actions.num_stages * actions.num_micro_batches
         self.forward_end, self.backward_end = [NEVER] * size, [NEVER] * size  # by stage * micro-batches + micro-batch
         self.blocked: dict[tuple[bool, int], int] = {}  # (backward?, place): the rank that waits for it
-        self.delay = [durations.message if hops else 0.0 for hops in (*actions.hops(), False)]
+        self.delay = [message if hops else 0.0 for hops in (*actions.hops(), False)]
 
     def run(self) -> bool:
         """Play everything that can be played; whether that is everything."""
@@ -144,14 +153,13 @@ class Clock:
         """The slots of a rank up to one that has to wait; ranks that wait for them become ready."""
         slots, starts, ends = self.actions.order[rank], self.starts[rank], self.ends[rank]
         now = ends[-1] if ends else 0.0
-        by_kind, m, blocked = self.durations.by_kind(), self.actions.num_micro_batches, self.blocked
+        seconds, m, blocked = self.seconds[rank], self.actions.num_micro_batches, self.blocked
         for number in range(len(ends), len(slots)):
             slot = slots[number]
             start = self._start(slot, now, rank)
             if start < 0.0:
                 return
-            kind, stage, micro_batch = slot[0]
-            now = start + (by_kind[kind][stage] if len(slot) == 1 else self.durations.of_pair(slot))
+            now = start + seconds[number]
             starts.append(start)
             ends.append(now)
             for kind, stage, micro_batch in slot:

@@ -14,8 +14,9 @@ from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
-from shardwise.lowering.instance import SPLIT, Instance
+from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
+from shardwise.lowering.stages import SPLIT
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, PREDICTS
 

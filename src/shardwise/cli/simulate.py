@@ -1,0 +1,86 @@
+"""`shardwise simulate`: a plan's step on simulated streams."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import svg_name, write_file
+
+if TYPE_CHECKING:
+    from shardwise.planning.plan import Plan
+    from shardwise.simulate.result import Simulation
+
+DESCRIPTION = """A plan's step, instruction by instruction: kernels on the compute stream, collectives on a stream for each axis,
+waited for where the list has it, and the schedule of its passes. Says what is exposed of each axis, what the stages wait for one
+another, what a device holds over time, and what the length of the step is made of; beside the plan's estimate."""
+EPILOG = """examples:
+  shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --out plan.json
+  shardwise simulate plan.json --draw step.svg --trace step.json
+  shardwise simulate plan.json --overlap sum --json"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "simulate", help="a plan's step on simulated streams", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument(
+        "--overlap", choices=("list", "sum", "max", "per_axis", "none"), default="list",
+        help="list: starts and waits where the instruction list has them (the default); a convention of the estimate; none: each "
+        "collective is waited for where it starts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contention",
+        metavar="X",
+        help="how many times as long a kernel takes beside traffic (default: 1, no contention)",
+    )
+    parser.add_argument("--draw", type=svg_name, metavar="FILE", help="write streams and memory over time as an SVG")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write every kernel and transfer as a trace for Chrome and Perfetto (JSON)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON."""
+    from shardwise.cli.simulate_report import simulation_text
+    from shardwise.planning.codec import load_plan
+    from shardwise.simulate.result import simulation_payload
+
+    plan = load_plan(arguments.plan)
+    found = _simulation(arguments, plan)
+    _write_files(arguments, found)
+    return (
+        json.dumps(simulation_payload(found, plan.estimate), indent=2)
+        if arguments.json
+        else simulation_text(found, plan)
+    )
+
+
+def _simulation(arguments: argparse.Namespace, plan: Plan) -> Simulation:
+    from shardwise.errors import InputError
+    from shardwise.simulate.result import simulate
+    from shardwise.simulate.streams import CONTENTION
+
+    try:
+        contention = CONTENTION if arguments.contention is None else float(arguments.contention)
+    except ValueError:
+        raise InputError(
+            f"--contention: found {arguments.contention!r}; a number of at least 1 is required, such as 1.2"
+        ) from None
+    return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=arguments.overlap, contention=contention)
+
+
+def _write_files(arguments: argparse.Namespace, found: Simulation) -> None:
+    from shardwise.draw.timeline import draw_timeline
+    from shardwise.simulate.picture import step_chart, trace_text
+
+    if arguments.draw:
+        write_file("--draw", arguments.draw, draw_timeline(step_chart(found)))
+    if arguments.trace:
+        write_file("--trace", arguments.trace, trace_text(found.found) + "\n")

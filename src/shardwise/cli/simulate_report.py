@@ -1,0 +1,94 @@
+"""A simulated step as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwise.cli.report import overlap_text
+from shardwise.cli.table import table
+from shardwise.cost.rates import exposed_share
+from shardwise.planning.plan import Plan
+from shardwise.schedule.picture import title_of
+from shardwise.simulate.passes import LIST
+from shardwise.simulate.path import Part, legs
+from shardwise.simulate.result import Simulation, runs
+from shardwise.units import format_bytes, format_percent, format_seconds
+
+MOST_PARTS = 8  # of the critical path, in text
+
+
+def simulation_text(found: Simulation, plan: Plan) -> str:
+    """The step beside its estimate, what its length is made of, and of a pipeline each rank."""
+    how = (
+        "starts and waits where the list has them" if found.found.overlap == LIST else f"overlap {found.found.overlap}"
+    )
+    contention = f", kernels {found.found.contention:g} times as long beside traffic" * (found.found.contention > 1.0)
+    difference = found.step_time_s / plan.estimate.step_time_s - 1.0
+    head = [
+        f"{plan.model.name}: {plan.layout}",
+        f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
+        f"{format_seconds(plan.estimate.step_time_s)} estimated "
+        f"({overlap_text(plan.job.convention, exposed_share(plan.cluster))}): {difference:+.1%}",
+        f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
+    ]
+    sections = ["\n".join(head), _terms(found, plan), _path(found)]
+    if plan.layout.pp > 1:
+        sections.append(_ranks(found))
+    return "\n\n".join(sections)
+
+
+def _terms(found: Simulation, plan: Plan) -> str:
+    """Where the seconds go, simulated and estimated."""
+    estimated = plan.estimate.time
+    rows = [("seconds of a step", "simulated", "estimated")]
+    for name in dict.fromkeys((*found.time, *estimated)):
+        pair = found.time.get(name, 0.0), estimated.get(name, 0.0)
+        if max(pair) > 1e-9 * found.step_time_s:
+            rows.append((_named(name, found), format_seconds(pair[0]), format_seconds(pair[1])))
+    rows.append(("step", format_seconds(found.step_time_s), format_seconds(plan.estimate.step_time_s)))
+    return table(rows, right=(1, 2))
+
+
+def _named(term: str, found: Simulation) -> str:
+    return f"exposed {term}" if term in found.exposed else term
+
+
+def _path(found: Simulation) -> str:
+    """The critical path by what it is made of, and across ranks."""
+    parts = found.critical_path
+    rows = [("critical path", "seconds", "share")]
+    rows += [(_words(part), format_seconds(part.seconds), format_percent(part.seconds / found.step_time_s))
+             for part in parts[:MOST_PARTS]]  # fmt: skip
+    rest = sum(part.seconds for part in parts[MOST_PARTS:])
+    if rest:
+        rows.append(
+            (f"{len(parts) - MOST_PARTS} others", format_seconds(rest), format_percent(rest / found.step_time_s))
+        )
+    return "\n".join([table(rows, right=(1, 2)), *_across(found)])
+
+
+def _words(part: Part) -> str:
+    return f"{part.axis} of {part.unit}" if part.axis else f"{part.unit} {part.phase}"
+
+
+def _across(found: Simulation) -> Iterator[str]:
+    """Of a pipeline the ranks that the path goes through."""
+    pieces = runs(legs(found.found))
+    if len(found.found.ranks) == 1:
+        return
+    longest = max(pieces, key=lambda one: one[-1].end - one[0].start)
+    first, last = ("&".join(map(str, leg.slot)) for leg in (longest[0], longest[-1]))
+    yield (
+        f"  {sum(map(len, pieces)):,} passes, {len(pieces) - 1:,} messages; the longest part on one rank is rank "
+        f"{longest[0].rank}, {first} to {last}: {format_seconds(longest[-1].end - longest[0].start)}"
+    )
+
+
+def _ranks(found: Simulation) -> str:
+    """Of each rank what it computes, waits for and holds."""
+    rows = [("rank", "computes", "exposed", "waits for stages", "memory")]
+    for number, (rank, memory) in enumerate(zip(found.found.ranks, found.memories, strict=True)):
+        computed, exposed = (format_seconds(sum(one.values())) for one in (rank.computed, rank.exposed))
+        rows.append((str(number), computed, exposed, format_seconds(rank.bubble_s), format_bytes(memory.peak_bytes)))
+    title = f"{title_of(found.found.actions)}; bubble {format_percent(found.bubble)} of the rest of the step"
+    return f"{title}\n\n{table(rows, right=range(5))}"

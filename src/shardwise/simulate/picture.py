@@ -1,0 +1,159 @@
+"""A simulated step as a picture and as a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from shardwise.draw.timeline import Row, Span, TimelineChart
+from shardwise.draw.trace import Arrow, Event, chrome_trace
+from shardwise.errors import InputError
+from shardwise.lowering.instruction import COMPUTE
+from shardwise.schedule.action import Action
+from shardwise.schedule.messages import needs
+from shardwise.schedule.picture import FILLS, WORDS, title_of
+from shardwise.simulate.memory import RankMemory
+from shardwise.simulate.result import AXES, Simulation
+from shardwise.simulate.step import Simulated
+from shardwise.simulate.streams import Event as Done
+from shardwise.simulate.work import Kernel
+from shardwise.units import format_percent, format_seconds
+
+MOST_DRAWN = 4096  # passes: more are no picture that a browser shows well
+MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
+FINEST = 2000.0  # parts of the step: what is nearer than that is drawn as one
+TRAFFIC_FILL, UPDATE_FILL = 6, 3  # pink, yellow
+LIGHTER = 8  # further on are the lighter relatives, for every other virtual stage of a rank
+
+
+def step_chart(simulation: Simulation) -> TimelineChart:
+    """The picture: for each rank a row of its kernels, pass by pass, whose gaps are what it waits, and a thin one for each
+    stream of traffic; beside it what a device holds. Raises `InputError` for more passes than a picture shows.
+    """
+    found = simulation.found
+    num_slots = sum(map(len, found.clock.starts))
+    if num_slots > MOST_DRAWN:
+        raise InputError(
+            f"--draw: found {num_slots:,} passes; at most {MOST_DRAWN:,} are drawn: a plan of fewer micro-batches or stages"
+        )
+    kinds = {one.kind for _, _, one in found.actions.actions()}
+    legend = [(FILLS[kind], words) for kind, words in WORDS.items() if kind in kinds]
+    streams = _streams(found)
+    legend += [(UPDATE_FILL, "update"), *([(TRAFFIC_FILL, "traffic, by axis")] if streams else [])]
+    exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in simulation.exposed.items())
+    return TimelineChart(
+        title=f"{found.pricing.architecture.name}, {title_of(found.actions)}",
+        subtitle=f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
+        + (f"; exposed: {exposed}" if exposed else ""),
+        end=found.step_time_s, rows=tuple(_rows(found, simulation.memories, streams)), legend=tuple(legend),
+        curve_title="memory of a device, GB",
+    )  # fmt: skip
+
+
+def _streams(found: Simulated) -> tuple[str, ...]:
+    """The streams of traffic that any rank has, in the order of the axes."""
+    every = (event.stream for one in ({*chain(*found.plays)} | {*found.updates}) for event in one.events)
+    used = {stream for stream in every if stream != COMPUTE}
+    return tuple(sorted(used, key=[*AXES, *sorted(used)].index))
+
+
+def _rows(found: Simulated, memories: Sequence[RankMemory], streams: Sequence[str]) -> Iterator[Row]:
+    for rank, memory in enumerate(memories):
+        idle = found.ranks[rank].bubble_s / found.step_time_s
+        held = tuple((when, held / 1e9) for when, held in memory.curve)
+        label = "device" if len(memories) == 1 else f"rank {rank}"
+        yield Row(label=label, note=f"{format_percent(idle)} idle", spans=tuple(_computing(found, rank)), curve=held)
+        for stream in streams:
+            times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
+            spans = tuple(_span(start, end, TRAFFIC_FILL) for start, end in _merged(found, times))
+            yield Row(label=stream, note="", spans=spans, thin=True)
+
+
+def _computing(found: Simulated, rank: int) -> Iterator[Span]:
+    """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
+    own = found.held[rank]
+    for slot, played, start, _ in found.slots(rank):
+        fills = tuple(FILLS[one.kind] + LIGHTER * (own.index(one.stage) % 2) for one in slot)
+        labels = tuple(str(one.micro_batch) for one in slot)
+        times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
+        spans = _merged(found, times)
+        longest = max(spans, key=lambda span: span[1] - span[0], default=None)
+        yield from (
+            Span(start=a, end=b, fills=fills, labels=labels if (a, b) == longest else ("",) * len(slot))
+            for a, b in spans
+        )
+    update = (
+        (found.passes_s + one.start, found.passes_s + one.end)
+        for one in found.updates[rank].events
+        if one.stream == COMPUTE
+    )
+    yield from (_span(start, end, UPDATE_FILL) for start, end in _merged(found, update))
+
+
+def _span(start: float, end: float, fill: int) -> Span:
+    return Span(start=start, end=end, fills=(fill,), labels=("",))
+
+
+def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Intervals in order, those that a picture does not tell apart as one."""
+    merged: list[tuple[float, float]] = []
+    for start, end in times:
+        if merged and start - merged[-1][1] <= found.step_time_s / FINEST:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def events(found: Simulated, rank: int) -> Iterator[tuple[Done, float, float]]:
+    """What the streams of a rank do in the step, with start and end."""
+    left = {(one.slot, one.event): one for one in found.left[rank]}
+    for number, (_, played, begin, _) in enumerate(found.slots(rank)):
+        for place, one in enumerate(played.events):
+            late = left.get((number, place))
+            yield one, late.start if late else begin + one.start, late.end if late else begin + one.end
+    for one in found.updates[rank].events:
+        yield one, found.passes_s + one.start, found.passes_s + one.end
+
+
+def trace_text(found: Simulated) -> str:
+    """The step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every transfer
+    on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
+    """
+    ranks = range(found.actions.num_ranks)
+    number = sum(len(played.events) for plays in found.plays for played in plays)
+    if number > MOST_TRACED:
+        raise InputError(
+            f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
+        )
+    passes = {
+        one: Event(
+            name=str(one), process=rank, stream="passes", start=start, end=end, category=one.kind,
+            args={"stage": one.stage, "micro_batch": one.micro_batch},
+        )
+        for rank in ranks
+        for slot, _, start, end in found.slots(rank)
+        for one in slot
+    }  # fmt: skip
+    done = (_traced(one, rank, start, end) for rank in ranks for one, start, end in events(found, rank))
+    names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
+    return chrome_trace(names, [*passes.values(), *done], _arrows(found, passes))
+
+
+def _traced(one: Done, rank: int, start: float, end: float) -> Event:
+    what = one.what
+    if isinstance(what, Kernel):
+        return Event(
+            name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}
+        )  # fmt: skip
+    return Event(
+        name=what.name, process=rank, stream=one.stream, start=start, end=end, category="traffic",
+        args={"unit": what.unit, "axis": what.axis},
+    )  # fmt: skip
+
+
+def _arrows(found: Simulated, passes: dict[Action, Event]) -> Iterator[Arrow]:
+    for action, event in passes.items():
+        for needed in needs(found.actions, action):
+            if needed in passes and passes[needed].process != event.process:
+                yield Arrow(name=str(needed), source=passes[needed], target=event)

@@ -1,0 +1,145 @@
+"""What a simulated step comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import Estimate
+from shardwise.cost.pricing import Pricing
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import require_legal
+from shardwise.model.architecture import Architecture
+from shardwise.simulate.memory import RankMemory, memory_over_time
+from shardwise.simulate.passes import LIST
+from shardwise.simulate.path import Leg, Part, critical_path, legs
+from shardwise.simulate.step import Simulated, simulated
+from shardwise.simulate.streams import CONTENTION
+from shardwise.simulate.work import HOST
+from shardwise.terms import COMMUNICATION
+from shardwise.units import format_bytes, format_percent, format_seconds
+
+SCHEMA = "shardwise.simulation/1"
+# Terms of time by the phase of their kernels.
+PHASES: Mapping[str, str] = {
+    "forward": "forward", "backward": "backward", "recompute": "recompute", "optimizer": "update",
+}  # fmt: skip
+AXES = (*COMMUNICATION, "control", HOST)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device."""
+
+    found: Simulated
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds from the first kernel of any rank to the end of the last update."""
+        return self.found.step_time_s
+
+    @property
+    def bubble_s(self) -> float:
+        """Seconds of waiting for other stages."""
+        return self.found.ranks[self.found.busiest].bubble_s
+
+    @property
+    def bubble(self) -> float:
+        """The same over the rest of the step, S1's definition."""
+        return self.bubble_s / (self.step_time_s - self.bubble_s)
+
+    @cached_property
+    def exposed(self) -> dict[str, float]:
+        """Seconds that the compute stream waits, by the axis that it waits for; `host`: for copies to and from the host."""
+        exposed = self.found.ranks[self.found.busiest].exposed
+        return {axis: exposed[axis] for axis in AXES if exposed.get(axis, 0.0) > 0.0}
+
+    @cached_property
+    def time(self) -> dict[str, float]:
+        """Seconds by the terms that an estimate has; they add up to the step's."""
+        computed = self.found.ranks[self.found.busiest].computed
+        kernels = {term: computed.get(phase, 0.0) for term, phase in PHASES.items()}
+        return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in AXES}, "bubble": self.bubble_s}
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """What a device of each rank holds over time."""
+        return memory_over_time(self.found)
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that a device holds."""
+        return max(memory.peak_bytes for memory in self.memories)
+
+    @cached_property
+    def critical_path(self) -> tuple[Part, ...]:
+        """What the length of the step is made of, the longest part first; it adds up to the step's seconds."""
+        return critical_path(self.found)
+
+    def __repr__(self) -> str:
+        exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in self.exposed.items())
+        return (
+            f"Simulation: step {format_seconds(self.step_time_s)}, bubble {format_percent(self.bubble)}, "
+            f"exposed: {exposed or 'nothing'}; peak {format_bytes(self.peak_bytes)}"
+        )
+
+
+def simulate(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION
+) -> Simulation:  # fmt: skip
+    """Simulate a step of a layout.
+
+    `overlap`: `list`, where every start and wait stands where the instruction list has it, or a convention: `sum` (all
+    traffic adds up, beside each pass), `max` (each axis by itself), `per_axis` (data-parallel traffic beside the pass, the
+    rest behind it), `none` (every collective is waited for where it starts). `contention`: how many times as long a kernel
+    takes beside traffic.
+
+    Raises `InputError` with every rule that the layout breaks, for an overlap that is not known, and a contention below 1.
+    """
+    require_legal(architecture, job, cluster.num_devices, layout)
+    return Simulation(simulated(Pricing(architecture, cluster, job, layout), overlap, contention))
+
+
+def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
+    """The versioned payload that `--json` prints: seconds and bytes, beside the estimate of the same layout."""
+    found, step_s = simulation.found, simulation.step_time_s
+    return {
+        "schema": SCHEMA, "model": found.pricing.architecture.name, "layout": str(found.pricing.layout),
+        "overlap": found.overlap, "contention": found.contention, "step_time_s": step_s, "time": simulation.time,
+        "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
+        "peak_bytes": simulation.peak_bytes,
+        "critical_path": [{**part._asdict(), "share": part.seconds / step_s} for part in simulation.critical_path],
+        "critical_passes": [_run_payload(run) for run in runs(legs(found))],
+        "ranks": [
+            {"rank": number, "computed_s": dict(rank.computed), "exposed_s": dict(rank.exposed), "bubble_s": rank.bubble_s,
+             "constant_bytes": memory.constant_bytes, "peak_bytes": memory.peak_bytes}
+            for number, (rank, memory) in enumerate(zip(found.ranks, simulation.memories, strict=True))
+        ],
+        "estimate": {
+            "step_time_s": estimate.step_time_s, "time": dict(estimate.time), "memory_bytes": estimate.memory_bytes,
+            "memory": dict(estimate.memory),
+        },
+    }  # fmt: skip
+
+
+def runs(path: list[Leg]) -> list[list[Leg]]:
+    """The passes of a path in pieces, each on one rank."""
+    found: list[list[Leg]] = []
+    for leg in path:
+        if found and found[-1][-1].rank == leg.rank:
+            found[-1].append(leg)
+        else:
+            found.append([leg])
+    return found
+
+
+def _run_payload(run: list[Leg]) -> dict[str, Any]:
+    first, last = run[0], run[-1]
+    return {
+        "rank": first.rank, "first": "&".join(map(str, first.slot)), "last": "&".join(map(str, last.slot)),
+        "passes": sum(len(leg.slot) for leg in run), "seconds": last.end - first.start,
+    }  # fmt: skip

@@ -1,0 +1,116 @@
+"""`shardwise simulate` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from shardwise.cli import build_parser, main
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.plan import plan_layout
+from shardwise.simulate.passes import OVERLAPS
+
+
+def plan_file(tmp_path: Path, layout: str, tokens: int = 2**19) -> str:
+    job = Job(global_batch_tokens=tokens, seq_len=8192, overlap="sum")
+    path = tmp_path / "plan.json"
+    dump_plan(plan_layout(load_model("llama-3-8b"), load_cluster("h100:16"), job, Layout.parse(layout)), path)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = main(["simulate", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_every_overlap_can_be_asked_for() -> None:
+    verbs = next(one for one in build_parser()._actions if one.dest == "verb").choices
+    assert isinstance(verbs, dict)
+    (overlap,) = (one for one in verbs["simulate"]._actions if one.dest == "overlap")
+    assert tuple(overlap.choices) == OVERLAPS
+
+
+def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plan_file(tmp_path, "fsdp=8 tp=2")
+    found = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
+    assert found["schema"] == "shardwise.simulation/1"
+    assert found["step_time_s"] == pytest.approx(found["estimate"]["step_time_s"], rel=1e-6)
+    assert found["peak_bytes"] == pytest.approx(found["estimate"]["memory_bytes"], rel=1e-9)
+    assert sum(found["time"].values()) == pytest.approx(found["step_time_s"])
+    listed = json.loads(run(capsys, path, "--json"))
+    assert listed["overlap"] == "list"
+    assert listed["step_time_s"] > found["step_time_s"]
+    assert listed["exposed"]["tp"] > 0.0
+    assert sum(part["seconds"] for part in listed["critical_path"]) == pytest.approx(listed["step_time_s"])
+    assert sum(part["share"] for part in listed["critical_path"]) == pytest.approx(1.0)
+    slower = json.loads(run(capsys, path, "--contention", "1.3", "--json"))
+    assert slower["contention"] == 1.3
+    assert slower["step_time_s"] > listed["step_time_s"]
+
+
+def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    path = plan_file(tmp_path, "fsdp=4 tp=2 pp=2 zero_stage=1")
+    text = run(capsys, path, "--draw", str(svg), "--trace", str(trace))
+    assert re.search(
+        r"step [\d.]+ m?s simulated \(starts and waits where the list has them\), [\d.]+ m?s estimated", text
+    )
+    assert re.search(r"exposed tp +[\d.]+ ms", text)
+    assert re.search(r"bubble +[\d.]+ m?s +[\d.]+ m?s", text)
+    assert re.search(r"block backward +[\d.]+ m?s +[\d.]+%", text)
+    assert "1f1b: 2 stages, 16 micro-batches; bubble" in text
+    drawn = {
+        "".join(one.itertext()) for one in ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {"rank 0", "rank 1", "tp", "fsdp", "memory of a device, GB", "traffic, by axis"} <= drawn
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {one["args"]["name"] for one in events if one["name"] == "process_name"} == {"stage 0", "stage 1"}
+    assert {one["args"]["name"] for one in events if one["name"] == "thread_name"} >= {
+        "passes",
+        "compute",
+        "tp",
+        "fsdp",
+    }
+    messages = [one for one in events if one["ph"] == "s"]
+    assert len(messages) == 2 * 16
+    forward = next(one for one in events if one["name"] == "0F0")
+    kernels = [one for one in events if one["ph"] == "X" and one["cat"] == "forward" and one["pid"] == 0]
+    assert forward["ts"] == min(one["ts"] for one in kernels) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--contention", "much"], "--contention: found 'much'; a number of at least 1 is required"),
+        (["--contention", "0.9"], "contention: found 0.9; a number of at least 1 is required"),
+        (["--contention", "nan"], "contention: found nan; a number of at least 1 is required"),
+        (["--draw", "nowhere/at/all.svg"], "--draw: cannot write nowhere/at/all.svg"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["simulate", plan_file(tmp_path, "fsdp=16"), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+def test_steps_too_large_for_a_picture_or_a_trace_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path, "tp=4 pp=4", tokens=8192 * 2048)
+    assert main(["simulate", path, "--draw", str(tmp_path / "step.svg")]) == 2
+    assert "--draw: found 16,384 passes; at most 4,096 are drawn" in capsys.readouterr().err
+    assert main(["simulate", path, "--trace", str(tmp_path / "step.json")]) == 2
+    assert "--trace: found" in capsys.readouterr().err

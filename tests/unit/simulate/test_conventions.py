@@ -1,0 +1,120 @@
+"""The simulated step under a convention of overlap is the estimate's closed form, to the last digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.cost.pricing import Pricing
+from shardwise.cost.step import Step
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.simulate.passes import CONVENTIONS
+from shardwise.simulate.result import simulate
+from shardwise.simulate.step import Simulator, simulated
+
+LAYOUTS = [
+    ("llama-3-8b", "h100:16", "dp=16"),
+    ("llama-3-8b", "h100:16", "fsdp=16 zero_stage=1"),
+    ("llama-3-8b", "h100:16", "fsdp=16 zero_stage=2 micro_batch_seqs=2"),
+    ("llama-3-8b", "h100:16", "fsdp=16 zero_stage=3"),
+    ("llama-3-8b", "h100:16", "dp=2 fsdp=4 tp=2 zero_stage=3 recompute=full"),
+    ("llama-3-8b", "h100:16", "dp=2 fsdp=2 tp=4 zero_stage=1 sequence_parallel=false"),
+    ("llama-3-8b", "h100:16", "fsdp=8 tp=2 async_tp=true recompute=selective"),
+    ("llama-3-8b", "h100:16", "fsdp=8 cp=2 zero_stage=2 recompute=full"),
+    ("llama-3-8b", "h100:16", "fsdp=8 cp=2 cp_variant=zigzag"),
+    ("llama-3-8b", "h100:16", "fsdp=16 recompute=full recompute_layers=10"),
+    ("llama-3-8b", "h100:16", "fsdp=16 offload=both"),
+    ("mixtral-8x7b", "h100:64", "fsdp=64 ep=8"),
+    ("mixtral-8x7b", "h100:64", "fsdp=16 tp=4 ep=4 etp=1 zero_stage=1"),
+    ("deepseek-v3", "h100:512", "fsdp=512 ep=64 recompute=full"),
+    ("gpt-2", "h100:8", "dp=8"),
+    ("llama-3-8b", "tpu-v5p:4x4x4", "fsdp=16 tp=4"),
+]
+
+
+def job_of(overlap: str, *, precision: str = "bf16", seq_len: int = 1024) -> Job:
+    convention = None if overlap == "none" else overlap
+    return Job(global_batch_tokens=2**20, seq_len=seq_len, overlap=convention, precision=precision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=lambda case: f"{case[0]}-{case[2]}")
+@pytest.mark.parametrize("overlap", CONVENTIONS)
+def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overlap: str) -> None:
+    """`none` is what a stack is estimated by that exposes all of its communication."""
+    model, cluster, layout = case
+    pricing = Pricing(load_model(model), load_cluster(cluster), job_of(overlap), Layout.parse(layout))
+    (stage,) = pricing.stages()
+    step = Step(stage=stage, overlap=pricing.job.convention, share=1.0 if overlap == "none" else None)
+    found = simulated(pricing, overlap)
+    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+    (rank,) = found.ranks
+    assert rank.bubble_s == 0.0
+    phases = {"forward": step.forward_s, "backward": step.backward_s, "recompute": step.recompute_s}
+    for phase, seconds in phases.items():
+        assert rank.computed.get(phase, 0.0) == pytest.approx(seconds * pricing.num_micro_batches, rel=1e-9)
+    assert rank.computed["update"] == pytest.approx(step.update_s, rel=1e-9)
+    assert sum(rank.exposed.values()) == pytest.approx(sum(step.traffic.exposed_s.values()), rel=1e-6, abs=1e-9)
+    for axis in ("tp", "cp", "ep") if overlap in ("per_axis", "none") else ():
+        assert rank.exposed.get(axis, 0.0) == pytest.approx(step.traffic.exposed_s[axis], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_current"])
+@pytest.mark.parametrize("stack", [None, "fused"])
+def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None:
+    """A measured stack launches every kernel from the host; what exposes its share is not simulated, so its convention is."""
+    cluster = load_cluster("h100:64", stack=stack)
+    for model, layout in (("llama-3-8b", "fsdp=32 tp=2 recompute=full"), ("mixtral-8x7b", "fsdp=64 ep=8")):
+        pricing = Pricing(load_model(model), cluster, job_of("sum", precision=precision), Layout.parse(layout))
+        (stage,) = pricing.stages()
+        expected = Step(stage=stage, overlap="sum").total_s
+        assert simulated(pricing, "sum").step_time_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_it_is_the_step_time_of_an_estimate() -> None:
+    model, cluster, layout = load_model("llama-3-8b"), load_cluster("h100:16"), Layout.parse("fsdp=8 tp=2 zero_stage=3")
+    found = simulate(model, cluster, job_of("sum"), layout, overlap="sum")
+    assert found.step_time_s == pytest.approx(estimate(model, cluster, job_of("sum"), layout).step_time_s, rel=1e-9)
+    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("overlap", CONVENTIONS)
+@pytest.mark.parametrize(
+    "layout", ["pp=4", "pp=4 schedule=afab", "pp=4 num_virtual_stages=2", "pp=4 num_virtual_stages=4"]
+)
+def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: str) -> None:
+    """Every stage as one between the ends, whose weights no other rank has: the first and the last pass are as all others."""
+    pricing = Pricing(
+        load_model("llama-3-8b"),
+        load_cluster("h100:16"),
+        job_of(overlap),
+        Layout.parse(f"tp=4 sequence_parallel=false {layout}"),
+    )
+    simulator = Simulator(pricing, overlap, 1.0)
+    inner = simulator.stages[len(simulator.stages) // 2]
+    count = sum(unit == "block" for unit in inner.units) * pricing.layout.num_virtual_stages
+    simulator.stages = (inner,) * len(simulator.stages)
+    stage = pricing.stages()[1]
+    stage = replace(stage, counts=stage.counts._replace(layers={"dense_block": 0, "block": count}))
+    step = Step(stage=stage, overlap=pricing.job.convention, share=1.0 if overlap == "none" else None)
+    found = simulator.run()
+    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+    assert found.ranks[found.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
+
+
+def test_split_passes_take_as_long_as_whole_ones() -> None:
+    """Where nothing overlaps: what a rank of a zero-bubble schedule does is what is estimated, without the bubble."""
+    pricing = Pricing(
+        load_model("llama-3-8b"), load_cluster("h100:16"), job_of("none"), Layout.parse("tp=4 pp=4 schedule=zb_h1")
+    )
+    simulator = Simulator(pricing, "none", 1.0)
+    simulator.stages = (simulator.stages[1],) * 4
+    step = Step(stage=pricing.stages()[1], overlap="per_axis", share=1.0)
+    found = simulator.run()
+    for rank in found.ranks:
+        works = sum(rank.computed.values()) + sum(rank.exposed.values())
+        assert works == pytest.approx(step.total_s - step.bubble_s, rel=1e-9)

@@ -1,0 +1,257 @@
+"""A simulated step: its schedule, what hides in it and what does not, its memory, its critical path."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.cost.pricing import Pricing
+from shardwise.errors import InputError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import play
+from shardwise.simulate.passes import Passes
+from shardwise.simulate.path import legs
+from shardwise.simulate.picture import events, trace_text
+from shardwise.simulate.result import Simulation, simulate
+from shardwise.simulate.step import Simulator, simulated
+from shardwise.simulate.streams import play_streams
+from shardwise.simulate.work import Begin, Kernel, Transfer, transfers
+
+MODEL = "llama-3-8b"
+
+
+def simulation(
+    layout: str, *, model: str = MODEL, cluster: str = "h100:16", tokens: int = 2**20, overlap: str = "list"
+) -> Simulation:
+    job = Job(global_batch_tokens=tokens, seq_len=4096)
+    return simulate(load_model(model), load_cluster(cluster), job, Layout.parse(layout), overlap=overlap)
+
+
+def pricing_of(layout: str) -> Pricing:
+    job = Job(global_batch_tokens=2**20, seq_len=4096)
+    return Pricing(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+
+
+LAYOUTS = [
+    "fsdp=16", "fsdp=8 tp=2 zero_stage=1", "dp=2 fsdp=8 zero_stage=2", "fsdp=8 pp=2 zero_stage=1",
+    "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h1",
+    "fsdp=4 pp=4 zero_stage=1 schedule=dualpipe",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_stream_does_two_things_at_once(layout: str) -> None:
+    found = simulation(layout).found
+    for rank in range(len(found.ranks)):
+        streams: dict[str, list[tuple[float, float]]] = {}
+        for one, start, end in events(found, rank):
+            streams.setdefault(one.stream, []).append((start, end))
+        assert "compute" in streams
+        for name, times in streams.items():
+            times.sort()
+            for (_, end), (start, _) in pairwise(times):
+                assert start >= end - 1e-9, (name, rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_critical_path_is_as_long_as_the_step(layout: str) -> None:
+    """Each part of it begins where the one before it ends; nothing in the step takes longer than from its beginning."""
+    found = simulation(layout)
+    assert sum(part.seconds for part in found.critical_path) == pytest.approx(found.step_time_s, rel=1e-9)
+    path = legs(found.found)
+    assert path[0].start == 0.0
+    for before, after in pairwise(path):
+        assert before.end + after.message_s == pytest.approx(after.start, abs=1e-9)
+        assert after.message_s > 0.0 or before.rank == after.rank or found.found.message_s == 0.0
+    for plays in found.found.plays:
+        for played in {*plays}:
+            chain = played.path()
+            assert sum(one.end - one.start for one in chain) == pytest.approx(played.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_seconds_of_a_rank_add_up(layout: str) -> None:
+    found = simulation(layout)
+    for rank in found.found.ranks:
+        parts = sum(rank.computed.values()) + sum(rank.exposed.values()) + rank.bubble_s
+        assert parts == pytest.approx(found.step_time_s, rel=1e-9)
+        assert rank.bubble_s >= 0.0
+
+
+@pytest.mark.parametrize("layout", ["tp=4 pp=4", "tp=2 pp=4 cp=2 num_virtual_stages=2", "tp=4 pp=4 schedule=zb_h2"])
+def test_its_schedule_is_the_played_one(layout: str) -> None:
+    """With the seconds of its own passes, first and last ones apart, which differ by what is reduced once per step alone."""
+    found = simulation(layout).found
+    by_kind: dict[str, dict[int, float]] = {}
+    for rank, plays in enumerate(found.plays):
+        for slot, played in zip(found.actions.order[rank], plays, strict=True):
+            by_kind.setdefault(slot[0].kind, {})[slot[0].stage] = played.seconds
+    stages = range(found.actions.num_stages)
+    forward, backward, given, weight = (
+        tuple(by_kind[kind][stage] for stage in stages) if kind in by_kind else (0.0,) * len(stages) for kind in "FBIW"
+    )
+    durations = Durations(forward=forward, input=given, weight=weight, backward=backward, message=found.message_s)
+    line = play(found.actions, durations)
+    assert line.makespan == pytest.approx(max(ends[-1] for ends in found.clock.ends), rel=1e-12)
+    assert [list(starts) for starts in line.starts] == [list(starts) for starts in found.clock.starts]
+
+
+def test_weights_are_gathered_one_unit_ahead() -> None:
+    """ZeRO-3: only the first layer waits for its weights, where a layer takes longer than the next one's gather."""
+    found = simulation("fsdp=16").found
+    forward = found.plays[0][0]
+    first, second, *_ = (one for one in forward.events if one.what.unit == "block" and isinstance(one.what, Transfer))
+    layers = [one for one in forward.events if one.what.unit == "block" and isinstance(one.what, Kernel)]
+    assert first.end <= layers[0].start + 1e-12
+    assert second.start < layers[-1].end
+    waited = [one for one in forward.path() if isinstance(one.what, Transfer) and one.what.unit != "head"]
+    assert waited  # the head's gather takes longer than the last layer
+    assert all(one.end <= layers[0].start + 1e-12 for one in waited)
+
+
+def test_gradients_once_per_step_leave_beside_the_last_pass_alone() -> None:
+    """Data-parallel: a bucket leaves behind its layer's kernels; what the first layer and the embedding leave is exposed."""
+    found = simulation("dp=16").found
+    *others, last = (played for slot, played, _, _ in found.slots(0) if slot[0].kind == "B")
+    assert not any(one.stream == "dp" for played in others for one in played.events)
+    sent = [one for one in last.events if one.stream == "dp"]
+    assert len(sent) == len(last.left) == 35  # of 32 layers, the embedding, the head's matrix and its norm
+    hidden = sum(one.end - one.start for one in sent) - found.ranks[0].exposed["dp"]
+    assert hidden > 0.8 * sum(one.end - one.start for one in sent)
+    assert last.seconds == pytest.approx(others[0].seconds)
+
+
+def test_reduced_after_the_backward_pass_nothing_hides() -> None:
+    simulator = Simulator(pricing_of("dp=16"), "list", 1.0)
+    lists = Passes(simulator.works, reduces_after=True)
+    works = lists.listed(simulator.stages[0], "B", last=True)
+    for unit in ("head", "block", "embedding"):
+        own = [n for n, one in enumerate(works) if isinstance(one, Kernel) and one.unit == unit]
+        sent = [n for n, one in enumerate(works) if isinstance(one, Begin) and one.transfer.unit == unit]
+        assert min(sent[-1:]) > own[-1]
+    assert play_streams([works]).left
+
+
+def test_what_has_to_move_moves() -> None:
+    """The transfers of all passes and updates are those that the estimate has, exposed or hidden."""
+    for layout in ("fsdp=16", "dp=2 fsdp=4 tp=2 zero_stage=2", "fsdp=8 cp=2 zero_stage=1", "dp=4 fsdp=4 zero_stage=3"):
+        job = Job(global_batch_tokens=2**20, seq_len=4096)
+        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        priced = {
+            axis: cost.time.get(axis, 0.0) + cost.hidden.get(axis, 0.0)
+            for axis in ("tp", "cp", "fsdp", "dp", "control")
+        }
+        moved = dict.fromkeys(priced, 0.0)
+        for one, start, end in events(simulation(layout).found, 0):
+            if isinstance(one.what, Transfer):
+                moved[one.what.axis] += end - start
+        assert moved == pytest.approx(priced, rel=1e-9, abs=1e-12), layout
+
+
+def test_uneven_virtual_stages_have_the_bubble_that_is_played() -> None:
+    """Llama-3-405B on 16 stages of 7 virtual ones: 126 layers on 112, so some have two. By the closed form a seventh as much."""
+    layout = "fsdp=128 tp=8 pp=16 num_virtual_stages=7 zero_stage=1"
+    job = Job(global_batch_tokens=2**24, seq_len=8192)
+    model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
+    found = simulate(model, cluster, job, Layout.parse(layout))
+    cost = estimate(model, cluster, job, Layout.parse(layout))
+    closed = cost.time["bubble"] / (cost.step_time_s - cost.time["bubble"])
+    assert closed == pytest.approx(15 / (7 * 16), rel=0.03)
+    assert found.bubble > 1.6 * closed
+
+
+def test_a_message_takes_its_time() -> None:
+    found = simulation("tp=4 pp=4").found
+    message_s = found.message_s
+    assert message_s > 0.0
+    (start, *_), (end, *_) = found.clock.starts[1], found.clock.ends[0]
+    assert start == end + message_s
+
+
+def test_memory_is_the_estimate_s() -> None:
+    """Of whole backward passes on even stages to the byte; a zero-bubble schedule holds no more, uneven stages their own."""
+    job = Job(global_batch_tokens=2**20, seq_len=4096)
+    for layout in (
+        "fsdp=16",
+        "fsdp=8 pp=2 zero_stage=1",
+        "fsdp=4 pp=4 zero_stage=1 schedule=afab",
+        "fsdp=16 offload=both",
+    ):
+        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        assert simulation(layout).peak_bytes == pytest.approx(cost.memory_bytes, rel=1e-9), layout
+    for layout in ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h2"):
+        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        assert 0.99 * cost.memory_bytes < simulation(layout).peak_bytes <= cost.memory_bytes, layout
+
+
+def test_memory_over_time_begins_and_ends_with_what_rests() -> None:
+    for memory in simulation("fsdp=8 pp=2 zero_stage=1").memories:
+        assert memory.curve[0][1] == memory.constant_bytes
+        assert memory.curve[-1][1] == pytest.approx(memory.constant_bytes)
+        times = [when for when, _ in memory.curve]
+        assert times == sorted(times)
+        assert memory.peak_bytes > 1.1 * memory.constant_bytes
+
+
+def test_contention_makes_what_runs_beside_traffic_slower() -> None:
+    pricing = Pricing(
+        load_model(MODEL),
+        load_cluster("h100:16"),
+        Job(global_batch_tokens=2**20, seq_len=4096),
+        Layout.parse("fsdp=16"),
+    )
+    free, slow = simulated(pricing), simulated(pricing, contention=1.2)
+    moved = sum(end - start for one, start, end in events(free, 0) if isinstance(one.what, Transfer))
+    more = sum(slow.ranks[0].computed.values()) - sum(free.ranks[0].computed.values())
+    assert 0.0 < more < 0.2 * moved + 1e-9
+
+
+def test_a_dualpipe_pair_runs_both_passes_at_once() -> None:
+    found = simulation("fsdp=4 pp=4 zero_stage=1 schedule=dualpipe").found
+    pairs = [played for slot, played, _, _ in found.slots(0) if len(slot) == 2]
+    assert pairs
+    computed = {phase for one in pairs for phase in one.computed}
+    assert {"forward", "backward"} <= computed
+
+
+def test_adapters_borrowed_weights_and_mixed_recomputation_are_simulated() -> None:
+    """Modules of multi-token prediction on the last stage, tied embeddings at both ends."""
+    deep = simulation("fsdp=64 pp=8 ep=64 recompute=full", model="deepseek-v3", cluster="h100:512", tokens=2**22)
+    assert "predict" in {unit for stage in deep.found.stages for unit in stage.units}
+    assert "embedding" in deep.found.stages[-1].owned
+    tied = simulation("pp=2 dp=4", model="qwen2.5-0.5b", cluster="h100:8")
+    assert all(
+        any(one.what.name == "all_reduce of both copies" for one in update.events) for update in tied.found.updates
+    )
+    assert set(tied.exposed) <= {"pp", "dp", "control"}
+
+
+def test_what_cannot_be_simulated_is_said() -> None:
+    with pytest.raises(InputError, match="overlap: found 'most'"):
+        simulation("fsdp=16", overlap="most")
+    with pytest.raises(InputError, match=r"contention: found 0\.5; a number of at least 1"):
+        simulated(pricing_of("fsdp=16"), contention=0.5)
+    with pytest.raises(InputError, match="devices"):
+        simulation("fsdp=8")
+
+
+def test_each_unit_s_work_is_a_pass_of_its_own() -> None:
+    """Repeated layers have transfers of their own, so that none waits for another's."""
+    simulator = Simulator(pricing_of("fsdp=16"), "list", 1.0)
+    every = list(transfers(simulator.lists.listed(simulator.stages[0], "F", last=False)))
+    assert len(every) == len({*map(id, every)}) == 35
+
+
+def test_a_trace_has_every_kernel_and_transfer() -> None:
+    found = simulation("fsdp=8 pp=2 zero_stage=1", tokens=2**17).found
+    count = sum(len(played.events) for plays in found.plays for played in plays) + sum(
+        len(one.events) for one in found.updates
+    )
+    passes = sum(len(slot) for slots in found.actions.order for slot in slots)
+    assert trace_text(found).count('"ph": "X"') == count + passes
