@@ -95,7 +95,7 @@ class Step:
     @cached_property
     def forward_traffic(self) -> Traffic:
         """Of a micro-batch's forward pass."""
-        gathering = {**self.stage.held, "embedding": self.stage.counts.embedding}
+        gathering = {**self.stage.held, "embedding": self.stage.counts.embedding, "untied": 0}  # with the embedding
         gathered = add_up(self.stage.state, gathering, "gather_forward_s")
         return {axis: self.stage.computed("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
 

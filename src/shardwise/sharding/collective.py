@@ -23,7 +23,7 @@ class Kind(StrEnum):
     PERMUTE = "permute"
     SLICE = "slice"
     SEND_RECV = "send_recv"  # both ends of a message
-    SEND = "send"
+    SEND = "send"  # one end of it, as a rank issues it
     RECEIVE = "receive"
 
 
@@ -73,6 +73,7 @@ def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
 
 
 ROWS = "rows"
+MESSAGE_ENDS = (Kind.SEND, Kind.RECEIVE)
 
 
 class Issued(NamedTuple):

@@ -92,6 +92,8 @@ class StepPasses:
                 self._forward(action) if action.kind == FORWARD else self._backward(action)
             for message in step.sends:
                 self._send(message)
+            if any(action.kind != FORWARD for action in step.slot):
+                self._end_pass()
             for message in step.arrived:
                 self._has_arrived(message)
         for message in list(self.sent):
@@ -130,10 +132,14 @@ class StepPasses:
                 parts.model.weights(on_way)
             else:
                 self._backward_of_inputs(action, on_way, dx)
-            parts.reducer.end_pass()
             parts.gatherer.end()
         if not on_way.held:
             del self.on_way[place]
+
+    def _end_pass(self) -> None:
+        """Behind the messages, for which another stage waits: gradients that are left are reduced."""
+        with self.parts.clock("backward"):
+            self.parts.reducer.end_pass()
 
     def _backward_of_inputs(self, action: Action, on_way: Pass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])

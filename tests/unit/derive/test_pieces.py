@@ -121,7 +121,7 @@ def test_the_list_has_blocks_in_place_of_collectives() -> None:
             )
             for pieces in (False, True)
         }  # fmt: skip
-        listed = {pieces: list(one.of_activations()) for pieces, one in of.items()}
+        listed = {pieces: list(one.of_step(1)) for pieces, one in of.items()}
         whole = [one for one in listed[False] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
         blocks = [one for one in listed[True] if one.kind is Kind.PERMUTE]
         left = [one for one in listed[True] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]

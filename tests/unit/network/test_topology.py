@@ -11,7 +11,7 @@ from shardwise.network.collectives import collective_report
 from shardwise.network.placed import Links
 from shardwise.network.switched_collectives import all_to_all_seconds_per_byte
 from shardwise.network.topology import Cut, Switched, Tier, Torus
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collective import MESSAGE_ENDS, Kind
 
 MIB = 2**20
 
@@ -144,7 +144,7 @@ def test_arrays_of_cuts_give_the_links_of_each(cluster: str) -> None:
 def test_collectives_by_the_all_gather() -> None:
     """S2 and S3, table 2: an AllReduce is two AllGathers, an AllToAll a quarter of one, a slice nothing."""
     links = Links(torus("tpu-v5e:16x16"), {"X": (Cut(16, 1), Cut(1, 1))})
-    seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in Kind}
+    seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in Kind if kind not in MESSAGE_ENDS}
     gather = seconds[Kind.ALL_GATHER]
     assert gather == pytest.approx(745.65e-6, rel=1e-5)
     assert seconds[Kind.REDUCE_SCATTER] == gather
