@@ -16,7 +16,7 @@ import pytest
 from shardwise.derive.expression import derive_by_cases, shard_expression
 from shardwise.derive.walk import Communicate, ShardedProgram
 from shardwise.errors import InputError, ShardwiseError
-from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.collective import MESSAGE_ENDS, Collective, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
 from shardwise.verify import run as module
