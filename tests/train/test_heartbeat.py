@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -341,3 +343,11 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
             until(lambda: watcher.listener.beats.get(1, beat(0)).number >= 3)
         until(lambda: watcher.listener.beats[1].number == ENDED)
     assert not said
+
+
+@pytest.mark.parametrize(("launcher", "code"), [(os.getpid(), 0), (2**22 + 1, 128 + signal.SIGTERM)])
+def test_a_rank_whose_launcher_has_ended_already_ends(launcher: int, code: int) -> None:
+    """Before it could ask to be told of the end of its parent; 2^22 is above any process id of Linux."""
+    program = "from shardwise.train.parent import end_with_parent; end_with_parent()"
+    environment = {**os.environ, LAUNCHER: str(launcher)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == code

@@ -52,6 +52,15 @@ def test_a_group_gathers_between_pods_and_then_inside(inside: tuple[int, int]) -
     assert topology.link([*cuts, Cut(1, 1)]) == torus
 
 
+def test_one_way_is_asked_of_the_torus_inside() -> None:
+    """A line of half a torus gathers half as fast over one direction; between pods nothing changes."""
+    topology, cuts = pods(V5E), [Cut(16, 1), Cut(1, 1), Cut(4, 1)]
+    both, one = (topology.link(cuts, one_way=one_way).seconds_per_byte for one_way in (False, True))
+    inside, alone = (topology.torus.link(cuts[:-1], one_way=one_way).seconds_per_byte for one_way in (False, True))
+    assert alone > inside
+    assert one - both == pytest.approx(alone - inside)
+
+
 def test_sends_and_permutes_take_the_slower_network() -> None:
     topology = pods(V5E)
     for send in (topology.hop, topology.permute):
