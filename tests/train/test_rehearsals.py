@@ -79,7 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
         Layout(tp=8, fsdp=32, zero_stage=1, sequence_parallel=True, async_tp=True, micro_batch_seqs=16, recompute="full"),
     ),
     "layers whose gradients are more than the head's": (
-        {**DENSE, "vocab_size": 64, "d_ff": 4096, "name": "few words"}, Layout(fsdp=64, zero_stage=2, recompute="full")
+        {**DENSE, "vocab_size": 64, "d_ff": 4096, "name": "few words"}, Layout(fsdp=128, zero_stage=2, recompute="full")
     ),
     "multi-token prediction": (PREDICTING, Layout(ep=8, fsdp=128, zero_stage=3)),
 }  # fmt: skip
