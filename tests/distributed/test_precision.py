@@ -48,8 +48,9 @@ def first_step(case: Case) -> Step:
     engine.recipe = replace(engine.recipe, clip_norm=None)
     engine.updater.recipe = engine.recipe
     result = run_step(engine, case, 0)
-    rows = engine.balancer.counts
-    return Step(float(result.loss), gathered(engine, "gradient_shard"), None if rows is None else rows.round().long())
+    counts = list(engine.balancer.counts.values())
+    rows = torch.stack(counts).round().long() if counts else None
+    return Step(float(result.loss), gathered(engine, "gradient_shard"), rows)
 
 
 def of_one_process(case: Case) -> Step:
