@@ -128,11 +128,14 @@ def compared(asked: Asked) -> tuple[str, ...]:
 def main() -> None:
     """Print a row for each schedule."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("schedules", nargs="*", default=list(SCHEDULES), choices=[[], *SCHEDULES], metavar="SCHEDULE")
+    parser.add_argument("schedules", nargs="*", metavar="SCHEDULE", help=f"of {', '.join(SCHEDULES)} (default: all)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--micro-batches", type=int, default=8)
     arguments = parser.parse_args()
-    asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in arguments.schedules]
+    names = arguments.schedules or list(SCHEDULES)
+    if unknown := set(names) - set(SCHEDULES):
+        parser.error(f"unknown {', '.join(sorted(unknown))}; known are {', '.join(SCHEDULES)}")
+    asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in names]
     header = ("schedule", "micro-batches", "measured s", "played s", "ratio", "bubble", "played", "in order")
     print(table([header, *map(compared, asked)], right=range(1, 7)))
 
