@@ -4,8 +4,7 @@ As an engine runs it, what moves activations stands where the units' lists have 
 one unit ahead; gradients that are scattered are waited for when the next ones leave, the last of them before the pass ends.
 What is reduced once per step leaves in the last pass, as soon as the last kernel has made it, and is waited for in front of
 the update, which sums the norm first and waits for its new weights last. Source: train/parallel (weights.py, reducer.py,
-update.py), whose collectives are captured and held against the list; but for the wait of what is reduced once per step, which
-stands at the end of the last pass there.
+update.py), whose collectives are captured and held against the list.
 """
 
 from __future__ import annotations

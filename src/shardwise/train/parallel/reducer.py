@@ -99,20 +99,31 @@ class GradientReducer:
             self.num_sent += 1
 
     def end_pass(self) -> None:
-        """Send what is left, wait for all of it; after the step's last pass each process has the whole sum of its part."""
+        """Send what is left. What is scattered is waited for, and what is summed again in a later pass; what is reduced once per
+        step is on its way beside the passes that follow."""
         self._send_ready()
         for one in self.passing:
-            one.receive()
+            if one.flat.scatters or not one.last:
+                one.receive()
             one.end_pass()
-        summed = [one for one in self.passing if one.last or (self.each_pass and not one.flat.scatters)]
-        for one in summed:
-            one.reduce_shards()
-        for one in summed:
-            one.receive_shards()
-            if not one.last:
+        if self.each_pass:
+            again = [one for one in self.passing if not (one.last or one.flat.scatters)]
+            _sum_shards(again)
+            for one in again:
                 one.keep_own()
 
     def end_step(self) -> None:
-        """Add up the gradients of parameters of which another stage has a copy."""
+        """Each process has the whole sum of its part; of parameters of which another stage has a copy, that of both."""
+        for one in self.groups:
+            one.receive()
+        _sum_shards(self.groups)
         for one in self.groups:
             one.add_copies()
+
+
+def _sum_shards(groups: Sequence[GroupGradients]) -> None:
+    """Over the axes that replicate what was scattered."""
+    for one in groups:
+        one.reduce_shards()
+    for one in groups:
+        one.receive_shards()
