@@ -14,7 +14,8 @@ from shardwise.errors import chosen, require
 # When gradients that rest whole are reduced: S1, data parallelism.
 Reduction = Literal["after", "per_parameter", "bucketed"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
-# How often the routers' statistics are summed over the ranks that share a micro-batch.
+# How often the routers' statistics are summed over the ranks that share a micro-batch: in each for a loss, which is then summed
+# over the stages of a pipeline.
 Statistics = Literal["micro_batch", "step", "never"]
 STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
 # Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.

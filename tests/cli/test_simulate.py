@@ -92,8 +92,8 @@ def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: 
     ("arguments", "said"),
     [
         (["--contention", "much"], "--contention: found 'much'; a number of at least 1 is required"),
-        (["--contention", "0.9"], "contention: found 0.9; a number of at least 1 is required"),
-        (["--contention", "nan"], "contention: found nan; a number of at least 1 is required"),
+        (["--contention", "0.9"], "--contention: found '0.9'; a number of at least 1 is required"),
+        (["--contention", "nan"], "--contention: found 'nan'; a number of at least 1 is required"),
         (["--draw", "nowhere/at/all.svg"], "--draw: cannot write nowhere/at/all.svg"),
     ],
 )

@@ -198,6 +198,7 @@ def test_equals_one_process(name: str) -> None:
 def compare(found: Found, wanted: Found) -> None:
     """The design's limits: loss and norm to 1e-12, each gradient to 1e-10."""
     assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
+    assert found.auxiliary == pytest.approx(wanted.auxiliary, rel=1e-12)
     for own_losses, other_losses in zip(found.further, wanted.further, strict=True):
         assert own_losses == pytest.approx(other_losses, rel=1e-12)
     assert found.norms == pytest.approx(wanted.norms, rel=1e-12)

@@ -121,11 +121,12 @@ class Case:
 
 @dataclass
 class Found:
-    """What each step of a run gave; `further` are the losses of multi-token prediction by module. `issued`: the collectives of
-    one step more."""
+    """What each step of a run gave; `further` are the losses of multi-token prediction by module, `auxiliary` those that balance
+    experts. `issued`: the collectives of one step more."""
 
     losses: list[float] = field(default_factory=list)
     further: list[list[float]] = field(default_factory=list)
+    auxiliary: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -160,12 +161,8 @@ def plain(case: Case) -> Found:
     found = Found()
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss, further, batches, counts = (
-            0.0,
-            [0.0] * architecture.num_predict_layers,
-            case.micro_batches(step, 0, 1),
-            [],
-        )
+        loss, further, auxiliary, counts = 0.0, [0.0] * architecture.num_predict_layers, 0.0, []
+        batches = case.micro_batches(step, 0, 1)
         for batch in batches:
             output = model(batch.ids_BT, batch.targets_BT, case.num_seqs * POSITIONS, batch.documents_BT)
             total = output.total(recipe.prediction_weight)
@@ -173,10 +170,12 @@ def plain(case: Case) -> Found:
                 counts.append(torch.stack([routing.counts for routing in output.routings]))
             if architecture.num_experts and recipe.balance == "auxiliary":
                 total = total + recipe.balance_coefficient / len(batches) * output.auxiliary()
+                auxiliary += output.auxiliary().item() / len(batches)
             total.backward()
             loss += output.loss.item()
             further = [one + own.item() for one, own in zip(further, output.further, strict=True)]
         found.losses.append(loss)
+        found.auxiliary += [auxiliary] if architecture.num_experts and recipe.balance == "auxiliary" else []
         found.further.append([recipe.prediction_weight / len(further) * one for one in further])
         found.gradients.append({name: one.grad.clone().flatten() for name, one in trained.items()})
         found.norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), recipe.clip_norm).item())
@@ -237,6 +236,7 @@ def trained(case: Case) -> Found:
         before = _capture_gradients(engine)
         result = run_step(engine, case, step)
         found.losses.append(result.loss.item())
+        found.auxiliary += [] if engine.balancer.loss is None else [engine.balancer.loss.item()]
         found.further.append([one.item() for one in result.further])
         found.norms.append(result.norm.item())
         found.gradients.append(before())

@@ -354,7 +354,7 @@ def test_without_an_auxiliary_loss_there_are_no_penalties(kind: str) -> None:
     one = balancer(kind, other.counts[None], biases=biases)
     assert one.penalties({1: sums(own)}, 1) == {}
     assert one.loss is None
-    one.end_step()
+    one.end_step(torch.zeros(()))
     counts = own.counts + other.counts if kind == "bias" else own.counts
     mean = counts.double().mean()
     assert one.imbalance == pytest.approx(float(counts.max() / mean))
@@ -366,7 +366,7 @@ def test_without_an_auxiliary_loss_there_are_no_penalties(kind: str) -> None:
 def test_a_model_without_routers_has_nothing_to_balance(kind: str) -> None:
     one = balancer(kind)
     assert one.penalties({}, 1) == {}
-    one.end_step()
+    one.end_step(torch.zeros(()))
     assert one.loss is one.imbalance is None
     assert not one.counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -93,6 +94,17 @@ def svg_name(text: str) -> str:
     if not text.strip().lower().endswith(".svg"):
         raise argparse.ArgumentTypeError(f"found {text!r}; pictures are SVG: write a name that ends in .svg")
     return text
+
+
+def at_least(least: float, text: str, what: str) -> float:
+    """A finite number of at least `least`. Raises `InputError`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found < math.inf:
+        raise InputError(f"{what}: found {text!r}; a number of at least {least:g} is required, such as {least + 0.5:g}")
+    return found
 
 
 def svg_name_or_dash(text: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name, write_file
+from shardwise.cli.arguments import at_least, svg_name, write_file
 
 if TYPE_CHECKING:
     from shardwise.schedule.compare import Times
@@ -152,21 +152,7 @@ def _count(arguments: argparse.Namespace, name: str) -> int | None:
 
 
 def _limit(arguments: argparse.Namespace) -> float | None:
-    return None if arguments.memory_limit is None else _number("--memory-limit", arguments.memory_limit)
-
-
-def _number(what: str, text: str) -> float:
-    import math
-
-    from shardwise.errors import InputError
-
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0.0 <= found < math.inf:
-        raise InputError(f"{what}: found {text!r}; a number of at least 0 is required, such as 1.5")
-    return found
+    return None if arguments.memory_limit is None else at_least(0.0, arguments.memory_limit, "--memory-limit")
 
 
 def parse_times(text: str | None) -> Times:
@@ -186,7 +172,7 @@ def parse_times(text: str | None) -> Times:
             raise InputError(f"--times: {unknown(part.strip() if not equals else key, TIMES)}, such as f=1,b=1,w=1")
         if key in given:
             raise InputError(f"--times: found {key} more than once; each of them once is required")
-        given[key] = _number(f"--times {key}", value)
+        given[key] = at_least(0.0, value, f"--times {key}")
     halves = 2.0 if "b" in given and "w" not in given else 1.0
     backward = given.get("b", 1.0) / halves
     return Times(

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name, write_file
+from shardwise.cli.arguments import at_least, svg_name, write_file
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -63,16 +63,11 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _simulation(arguments: argparse.Namespace, plan: Plan) -> Simulation:
-    from shardwise.errors import InputError
     from shardwise.simulate.result import simulate
     from shardwise.simulate.streams import CONTENTION
 
-    try:
-        contention = CONTENTION if arguments.contention is None else float(arguments.contention)
-    except ValueError:
-        raise InputError(
-            f"--contention: found {arguments.contention!r}; a number of at least 1 is required, such as 1.2"
-        ) from None
+    given = arguments.contention
+    contention = CONTENTION if given is None else at_least(1.0, given, "--contention")
     return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=arguments.overlap, contention=contention)
 
 

@@ -10,7 +10,7 @@ from shardwise.derive.derivation import derived_unit
 from shardwise.derive.shardings import optimizer_rest
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import BATCH, EXPERT, TP, Family
-from shardwise.lowering.traffic import Traffic
+from shardwise.lowering.traffic import PIPELINE, Traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.decoder import structure_units
 from shardwise.model.operations import Route
@@ -19,7 +19,7 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import constant, product
 
-NORM, ROUTING = "norm", "routing"
+NORM, ROUTING, AUXILIARY = "norm", "routing", "auxiliary loss"
 NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
 ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
@@ -27,7 +27,8 @@ ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
 
 @lru_cache(maxsize=1024)
 def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -> tuple[Traffic, ...]:
-    """The norm's AllReduce and, as often as the policy says, that of the routers' statistics of all layers at once."""
+    """The norm's AllReduce and, as often as the policy says, that of the routers' statistics of all layers at once; where these
+    make a loss, its sum over the stages."""
     family = replace(family, experts=structure.experts)
     found = [
         Traffic(
@@ -35,6 +36,13 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
             reason="each rank has squared its own part of the gradients",
         )
     ]  # fmt: skip
+    if structure.experts and policy.statistics == "micro_batch":
+        found.append(
+            Traffic(
+                CONTROL_UNIT, "update", Kind.ALL_REDUCE, PIPELINE, Role.STATISTIC, constant(1.0), (AUXILIARY,),
+                reason="each stage has the loss of its own routers",
+            )
+        )  # fmt: skip
     if structure.experts and policy.statistics_each:
         each = product([NUM_ROUTERS, "E"], coefficient=policy.statistics_each)
         phase = "backward" if policy.statistics == "micro_batch" else "update"

@@ -15,6 +15,7 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
+from shardwise.lowering import stages as pipeline
 from shardwise.lowering.control import NUM_ROUTERS, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
@@ -26,7 +27,7 @@ from shardwise.lowering.parameters import (
     unit_paths,
     used_parameters,
 )
-from shardwise.lowering.stages import SPLIT, held_stages, of_kind, rank_steps, stage_units
+from shardwise.lowering.stages import SPLIT, held_stages, of_kind, stage_units
 from shardwise.lowering.step_traffic import in_order, issued_step
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic, unit_traffic
@@ -36,10 +37,8 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
 from shardwise.optimizer import DEFAULT
 from shardwise.precision import Precision
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList
-from shardwise.schedule.build import build
-from shardwise.schedule.messages import Step, exchanges, posted
-from shardwise.schedule.rounds import forward_passes
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT
+from shardwise.schedule.messages import Step
 from shardwise.sharding.collective import Issued
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
@@ -71,7 +70,9 @@ class Instance:
     def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
         """The virtual stages that the rank holds, in the model's order, and their units."""
         units = stage_units(self.architecture, self.layout)
-        return {stage: units[stage] for stage in held_stages(self._usual.placement, self.pp_rank)}
+        return {
+            stage: units[stage] for stage in held_stages(pipeline.usual_actions(self.layout).placement, self.pp_rank)
+        }
 
     @cached_property
     def units(self) -> tuple[PlacedUnit, ...]:
@@ -189,7 +190,7 @@ class Instance:
     def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
         """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
         split is whole already."""
-        again = {"forward"} if self.unit(unit).kept and not self.turns else set()
+        again = {"forward"} if self.gathers_again(unit) else set()
         passes = {phase} | again if phase == "backward" else {phase}
         moved = (group for group in weight_groups(self.unit(unit)) if not passes.isdisjoint(group.passes))
         weights = [name for group in moved for name in group.weights]
@@ -200,32 +201,19 @@ class Instance:
         """Whether a unit's backward pass reads the weights that its forward pass gathered: where it follows at once."""
         return bool(self.unit(unit).kept) and self.turns
 
+    def gathers_again(self, unit: str) -> bool:
+        """Whether it would, but does not follow at once."""
+        return bool(self.unit(unit).kept) and not self.turns
+
+    @property
+    def turns(self) -> bool:
+        """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
+        return pipeline.turns(self.layout)
+
     @property
     def splits(self) -> bool:
         """Whether weights' gradients wait (I and W), or a backward pass is whole (B)."""
-        return any(action.kind == WEIGHT for _, _, action in self._usual.actions())
-
-    @cached_property
-    def turns(self) -> bool:
-        """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
-        last = self._usual.num_stages - 1
-        return all(
-            len(slot) == 1 and following in [(Action(kind, *action[1:]),) for kind in (BACKWARD, INPUT)]
-            for slots in self._usual.order
-            for slot, following in zip(slots, [*slots[1:], ()], strict=True)
-            for action in slot
-            if action[:2] == (FORWARD, last)
-        )
-
-    @cached_property
-    def _usual(self) -> ActionList:
-        """What the ranks run, with as many micro-batches as any schedule asks for."""
-        return self.actions(2 * self.layout.pp)
-
-    def actions(self, num_micro_batches: int) -> ActionList:
-        """What the ranks along `pp` run in a step, in order: one after the other without a pipeline."""
-        layout = self.layout
-        return build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
+        return pipeline.splits(self.layout)
 
     def issued(self, num_micro_batches: int) -> Counter[Issued]:
         """Every collective and message of a step with its count; over axes of one device there is none."""
@@ -243,11 +231,11 @@ class Instance:
 
     def steps(self, num_micro_batches: int) -> tuple[Step, ...]:
         """The passes that the rank runs in a step, in order, with the messages around them."""
-        return rank_steps(self.layout, num_micro_batches, self.pp_rank)
+        return pipeline.rank_steps(self.layout, num_micro_batches, self.pp_rank)
 
     def forward_steps(self, num_micro_batches: int) -> tuple[Step, ...]:
         """Likewise of forward passes alone."""
-        return posted(exchanges(forward_passes(self._usual.placement, num_micro_batches))[self.pp_rank])
+        return pipeline.forward_steps(self.layout, num_micro_batches, self.pp_rank)
 
     def giving(self, kind: str, stage: int) -> tuple[str, ...]:
         """The paths of the units that give gradients of weights in a pass."""

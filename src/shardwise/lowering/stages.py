@@ -12,9 +12,10 @@ from shardwise.lowering.parameters import PlacedUnit, unit_paths
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Placement
 from shardwise.schedule.build import build
 from shardwise.schedule.messages import Step, exchanges, posted
+from shardwise.schedule.rounds import forward_passes
 
 SPLIT = LAYERS  # units whose weights' gradients can wait: those of logits are made of too much
 
@@ -42,10 +43,50 @@ def held_stages(placement: Placement, rank: int) -> tuple[int, ...]:
     return tuple(stage for stage, holder in enumerate(placement.ranks) if holder in (rank, opposite))
 
 
+def actions_of(layout: Layout, num_micro_batches: int) -> ActionList:
+    """What the ranks along `pp` run in a step, in order: one after the other without a pipeline."""
+    return build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
+
+
+@lru_cache(maxsize=256)
+def usual_actions(layout: Layout) -> ActionList:
+    """What they run with as many micro-batches as any schedule asks for."""
+    return actions_of(layout, 2 * layout.pp)
+
+
+@lru_cache(maxsize=256)
+def splits(layout: Layout) -> bool:
+    """Whether weights' gradients wait (I and W), or a backward pass is whole (B)."""
+    return any(action.kind == WEIGHT for _, _, action in usual_actions(layout).actions())
+
+
+@lru_cache(maxsize=256)
+def turns(layout: Layout) -> bool:
+    """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
+    usual = usual_actions(layout)
+    last = usual.num_stages - 1
+    return all(
+        len(slot) == 1 and following in [(Action(kind, *action[1:]),) for kind in (BACKWARD, INPUT)]
+        for slots in usual.order
+        for slot, following in zip(slots, [*slots[1:], ()], strict=True)
+        for action in slot
+        if action[:2] == (FORWARD, last)
+    )
+
+
 @lru_cache(maxsize=256)
 def rank_steps(layout: Layout, num_micro_batches: int, rank: int) -> tuple[Step, ...]:
     """What a rank along `pp` runs in an optimizer step, in order, with the messages around each pass."""
-    actions = build(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
+    return _steps(actions_of(layout, num_micro_batches), rank)
+
+
+@lru_cache(maxsize=256)
+def forward_steps(layout: Layout, num_micro_batches: int, rank: int) -> tuple[Step, ...]:
+    """Likewise of forward passes alone: an evaluation."""
+    return _steps(forward_passes(usual_actions(layout).placement, num_micro_batches), rank)
+
+
+def _steps(actions: ActionList, rank: int) -> tuple[Step, ...]:
     return posted(exchanges(actions)[rank])
 
 

@@ -82,7 +82,7 @@ def _weights(instance: Instance, passes: Passes) -> Counted:
         for one in (*(one for unit in units for one in instance.traffic(unit.kind)), *_lent(instance, units)):
             if one.carries_weights and not _is_served(instance, one, units):
                 times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
-                again = instance.unit(one.unit).kept and not instance.turns and one.phase == "forward"
+                again = one.phase == "forward" and instance.gathers_again(one.unit)
                 yield from ((array, times * (2 if again else 1)) for array in _arrays(instance, one))
     dtype = instance.reduced
     for group in instance.groups:

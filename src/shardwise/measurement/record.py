@@ -19,8 +19,9 @@ class StepRecord:
 
     `loss` is the mean over the `num_targets` of the global batch, in nats; `grad_norm` that of all gradients together, before it
     is clipped. `num_tokens` are those of the global batch. `seconds` by name of `MEASURED_TERMS`, of `step_time_s` wall-clock
-    seconds. `auxiliary_loss` and `expert_imbalance` (rows of the fullest expert over the mean) are of a model with experts,
-    `dropped_share` (of the first process's rows those that no expert took) of one whose experts have a capacity,
+    seconds. `auxiliary_loss` and `expert_imbalance` (rows of the fullest expert over the mean, of the first process's
+    stages) are of a model with experts, `dropped_share` (of that process's rows those that no expert took) of one whose experts
+    have a capacity,
     `prediction_loss` is of one with multi-token prediction: the mean over its modules, without its weight. No other loss has part
     in `loss`.
     Raises `InputError` for another term and for a time that no step takes.

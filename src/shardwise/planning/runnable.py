@@ -8,20 +8,16 @@ from typing import Any
 
 from shardwise.errors import require
 from shardwise.job import Job
-from shardwise.layout.layout import AXES, Layout
+from shardwise.layout.layout import Layout
 from shardwise.layout.legality import Rule, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
 from shardwise.schedule.schedule import schedule_of
 
-RUNNABLE_AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
 LOSS = "in_place"  # the kind that the trained model has
 # What a layout must have of everything else.
-PINS: Mapping[str, Any] = {
-    **{axis: 1 for axis in AXES if axis not in RUNNABLE_AXES},
-    "offload": "none",
-}
+PINS: Mapping[str, Any] = {"offload": "none"}
 
 
 def _router_problem(architecture: Architecture) -> str | None:
@@ -33,7 +29,7 @@ def _router_problem(architecture: Architecture) -> str | None:
 RUNNABLE_RULES: tuple[Rule, ...] = (
     Rule(
         "groups_of_experts",
-        lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),
+        lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),  # one truth value for each row of a search
         lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
     ),
     Rule(

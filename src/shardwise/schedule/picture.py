@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from shardwise.draw.timeline import Row, Span, TimelineChart
 from shardwise.draw.trace import Arrow, Event, chrome_trace
 from shardwise.errors import InputError
@@ -61,7 +63,7 @@ def _row(line: Timeline, rank: int) -> Row:
     own = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
     spans = tuple(
         Span(
-            start=start, end=end, fills=tuple(_fill(action, own) for action in slot),
+            start=start, end=end, fills=fills_of(slot, own),
             labels=tuple(str(action.micro_batch) for action in slot),
         )
         for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
@@ -72,8 +74,9 @@ def _row(line: Timeline, rank: int) -> Row:
     )  # fmt: skip
 
 
-def _fill(action: Action, own: list[int]) -> int:
-    return FILLS[action.kind] + LIGHTER * (own.index(action.stage) % 2)
+def fills_of(slot: Slot, own: Sequence[int]) -> tuple[int, ...]:
+    """The colour of each action of a slot, of a rank with some stages."""
+    return tuple(FILLS[action.kind] + LIGHTER * (own.index(action.stage) % 2) for action in slot)
 
 
 def trace_text(line: Timeline) -> str:
@@ -86,14 +89,16 @@ def trace_text(line: Timeline) -> str:
         for rank, slot, start, end in line.slots()
         for action in slot
     }  # fmt: skip
-    arrows = (
-        Arrow(name=str(needed), source=events[needed], target=event)
-        for action, event in events.items()
-        for needed in needs(line.actions, action)
-        if needed in events and events[needed].process != event.process
-    )
     names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
-    return chrome_trace(names, events.values(), arrows)
+    return chrome_trace(names, events.values(), arrows_of(line.actions, events))
+
+
+def arrows_of(actions: ActionList, events: Mapping[Action, Event]) -> Iterator[Arrow]:
+    """An arrow for each message between ranks."""
+    for action, event in events.items():
+        for needed in needs(actions, action):
+            if needed in events and events[needed].process != event.process:
+                yield Arrow(name=str(needed), source=events[needed], target=event)
 
 
 def _others(slot: Slot, action: Action) -> list[str]:

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from shardwise.draw.timeline import Row, Span, TimelineChart
-from shardwise.draw.trace import Arrow, Event, chrome_trace
+from shardwise.draw.trace import Event, chrome_trace
 from shardwise.errors import InputError
 from shardwise.lowering.instruction import COMPUTE
-from shardwise.schedule.action import Action
-from shardwise.schedule.messages import needs
-from shardwise.schedule.picture import FILLS, WORDS, title_of
+from shardwise.schedule.picture import FILLS, WORDS, arrows_of, fills_of, title_of
 from shardwise.simulate.memory import RankMemory
 from shardwise.simulate.result import AXES, Simulation
 from shardwise.simulate.step import Simulated
@@ -23,7 +21,6 @@ MOST_DRAWN = 4096  # passes: more are no picture that a browser shows well
 MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
 FINEST = 2000.0  # parts of the step: what is nearer than that is drawn as one
 TRAFFIC_FILL, UPDATE_FILL = 6, 3  # pink, yellow
-LIGHTER = 8  # further on are the lighter relatives, for every other virtual stage of a rank
 
 
 def step_chart(simulation: Simulation) -> TimelineChart:
@@ -73,7 +70,7 @@ def _computing(found: Simulated, rank: int) -> Iterator[Span]:
     """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
     own = found.held[rank]
     for slot, played, start, _ in found.slots(rank):
-        fills = tuple(FILLS[one.kind] + LIGHTER * (own.index(one.stage) % 2) for one in slot)
+        fills = fills_of(slot, own)
         labels = tuple(str(one.micro_batch) for one in slot)
         times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
         spans = _merged(found, times)
@@ -137,7 +134,7 @@ def trace_text(found: Simulated) -> str:
     }  # fmt: skip
     done = (_traced(one, rank, start, end) for rank in ranks for one, start, end in events(found, rank))
     names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
-    return chrome_trace(names, [*passes.values(), *done], _arrows(found, passes))
+    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
 
 
 def _traced(one: Done, rank: int, start: float, end: float) -> Event:
@@ -150,10 +147,3 @@ def _traced(one: Done, rank: int, start: float, end: float) -> Event:
         name=what.name, process=rank, stream=one.stream, start=start, end=end, category="traffic",
         args={"unit": what.unit, "axis": what.axis},
     )  # fmt: skip
-
-
-def _arrows(found: Simulated, passes: dict[Action, Event]) -> Iterator[Arrow]:
-    for action, event in passes.items():
-        for needed in needs(found.actions, action):
-            if needed in passes and passes[needed].process != event.process:
-                yield Arrow(name=str(needed), source=passes[needed], target=event)

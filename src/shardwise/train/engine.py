@@ -71,7 +71,9 @@ class Engine:
             instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
-        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe)
+        self.balancer = Balancer(
+            self.model.balance_biases, self.exchange, instance.routing_axes, recipe, instance.several(PIPELINE)
+        )
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
@@ -132,7 +134,7 @@ class Engine:
         self.balancer.begin_step()
         losses = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches).run() or self._none()
         self.reducer.end_step()
-        self.balancer.end_step()
+        self.balancer.end_step(self._none()[0])
         self.gradients_ended()
         norm = self.updater.norm()
         with self.clock("optimizer"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.experts import capacity_of
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.recipe import Recipe
@@ -15,11 +16,14 @@ from shardwise.train.recipe import Recipe
 class Balancer:
     """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are.
 
-    `biases` are those of the routers' choice [E], by the routers' places in the forward pass.
+    `biases` are those of the routers' choice [E], by the routers' places in the forward pass. `axes` split the tokens that a
+    router's statistics are of, `stages` the routers.
     """
 
-    def __init__(self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe) -> None:
-        self.biases, self.exchange, self.axes, self.recipe = biases, exchange, axes, recipe
+    def __init__(
+        self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe, stages: Axes = ()
+    ) -> None:
+        self.biases, self.exchange, self.axes, self.recipe, self.stages = biases, exchange, axes, recipe, stages
         self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
         self.loss: Tensor | None = None
         self.dropped: Tensor | None = None  # rows of this process, and all that it had
@@ -50,13 +54,13 @@ class Balancer:
         return dict(zip(routed, (scale * gradient).unbind(), strict=True))
 
     def _count_dropped(self, counts: Tensor, factor: float) -> None:
-        capacity = (counts.sum(dim=-1, keepdim=True) / counts.shape[-1] * factor).ceil()
+        capacity = capacity_of(counts.sum(dim=-1, keepdim=True), counts.shape[-1], factor)
         found = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
         self.dropped = found if self.dropped is None else self.dropped + found
 
     @property
     def dropped_share(self) -> float | None:
-        """Of this process's rows those that experts did not take; None where they take all."""
+        """Of this process's rows those that the experts of its stages did not take; None where they take all."""
         return None if self.dropped is None else float(self.dropped[0] / self.dropped[1])
 
     def _count(self, places: Iterable[int], counts: Tensor) -> None:
@@ -64,10 +68,15 @@ class Balancer:
             self.counts[place] = self.counts[place] + rows if place in self.counts else rows
 
     @torch.no_grad()
-    def end_step(self) -> None:
-        """Move the biases of the choice, where the recipe balances by them."""
-        if not self.counts or self.recipe.balance != "bias":
-            return
+    def end_step(self, none: Tensor) -> None:
+        """Add up the losses of all stages, of which one may have no router (`none`); move the biases of the choice, where the
+        recipe balances by them."""
+        if self.stages and self.recipe.balance == "auxiliary":
+            self.loss = self.exchange.sum_now(none if self.loss is None else self.loss, self.stages)
+        if self.counts and self.recipe.balance == "bias":
+            self._move_biases()
+
+    def _move_biases(self) -> None:
         places = sorted(self.counts)
         summed = self.exchange.sum_now(torch.stack([self.counts[place] for place in places]), self.axes)
         self.counts = dict(zip(places, summed, strict=True))
@@ -76,7 +85,8 @@ class Balancer:
 
     @property
     def imbalance(self) -> float | None:
-        """Rows of the fullest expert over the mean, the worst layer's; without balance those of this process alone."""
+        """Rows of the fullest expert over the mean, the worst layer's of this process's stages; without balance those of its own
+        tokens alone."""
         if not self.counts:
             return None
         counts = torch.stack(list(self.counts.values())).to(torch.float64)

@@ -137,32 +137,26 @@ def test_a_backward_pass_in_two_is_the_whole_one(model: str, family: Family) -> 
 
 
 def read(one: Any) -> list[Held]:
-    match one:
-        case Launch():
-            return [
-                Held(*each)
-                for step in one.kernel.steps
-                for each in zip(step.operation.operands, step.placed.inputs, strict=False)
-            ]
-        case Start() | Wait():
-            return [Held(each.tensor.name, each.collective.before) for each in one.traffic.derived]
-        case Slice():
-            return [Held(one.step.tensor.name, one.step.collective.before)]
-    return []
+    return _held(one, "operands", "inputs", "before")
 
 
 def written(one: Any) -> list[Held]:
+    return _held(one, "outputs", "outputs", "after")
+
+
+def _held(one: Any, tensors: str, specs: str, side: str) -> list[Held]:
+    """The tensors on one side of an instruction, as they lie."""
     match one:
         case Launch():
             return [
                 Held(*each)
                 for step in one.kernel.steps
-                for each in zip(step.operation.outputs, step.placed.outputs, strict=True)
+                for each in zip(getattr(step.operation, tensors), getattr(step.placed, specs), strict=False)
             ]
         case Start() | Wait():
-            return [Held(each.tensor.name, each.collective.after) for each in one.traffic.derived]
+            return [Held(each.tensor.name, getattr(each.collective, side)) for each in one.traffic.derived]
         case Slice():
-            return [Held(one.step.tensor.name, one.step.collective.after)]
+            return [Held(one.step.tensor.name, getattr(one.step.collective, side))]
     return []
 
 

@@ -7,9 +7,9 @@ expert takes no more than its capacity.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from shardwise.engine.torch import devices
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.rows import Rows, Share
 from shardwise.model.numerics import DEFAULT, SOFTMAX, Gating
+
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def route(
     wanted.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
     drops, counts, places = capacity_factor is not None, wanted, None
     if capacity_factor is not None:
-        capacity = capacity_of(len(order), len(wanted), capacity_factor)
+        capacity = int(capacity_of(len(order), len(wanted), capacity_factor))
         order, counts = _within(capacity, order, choices.flatten(), wanted)
         numbers = torch.arange(len(order), device=order.device)
         places = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
@@ -92,9 +94,9 @@ def route(
     )  # fmt: skip
 
 
-def capacity_of(num_rows: int, num_experts: int, factor: float) -> int:
-    """The rows that an expert takes at most of so many."""
-    return math.ceil(num_rows / num_experts * factor)
+def capacity_of(num_rows: Number, num_experts: int, factor: float) -> Number:
+    """The rows that an expert takes at most of so many, rounded up."""
+    return -(-num_rows * factor // num_experts)
 
 
 def _within(capacity: int, order: Tensor, owners: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
