@@ -155,6 +155,16 @@ CASES = {
     "adapted pp 2 afab, first layers recomputed": Case(
         "adapted", Layout(pp=2, schedule="afab", recompute="full", recompute_layers=1), num_seqs=4
     ),
+    "pp 4 zb_h1, ends without layers": Case(
+        "routed", Layout(pp=4, schedule="zb_h1", layers_per_stage=(0, 1, 2, 0)), num_seqs=4
+    ),
+    "pp 2 interleaved tp 2, ends without layers": Case(
+        "deep tied",
+        Layout(
+            pp=2, tp=2, sequence_parallel=True, schedule="interleaved", num_virtual_stages=3, layers_per_stage=(2, 2)
+        ),
+        num_seqs=4,
+    ),
     "compiled pp 2 zb_h1": Case(layout=Layout(pp=2, schedule="zb_h1"), num_seqs=4, recipe={"compile": True}),
     "lion 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="lion"),
     "lion 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="lion"),

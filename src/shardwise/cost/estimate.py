@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.pricing import Pricing
+from shardwise.cost.stage import Stage
 from shardwise.cost.time_terms import TIME
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
@@ -99,7 +100,7 @@ def _priced(pricing: Pricing) -> Estimate:
         memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
         time=time, hidden={axis: seconds for axis, seconds in step.traffic.hidden_s.items() if seconds > 0},
         memory=memory, train_days=job.tokens / tokens * step_s / 86400 if job.tokens else None,
-        interval90=_interval90(pricing, step_s), waste=_waste(pricing), notes=_notes(pricing),
+        interval90=_interval90(pricing, step_s), waste=_waste(pricing, stages), notes=_notes(pricing),
     )  # fmt: skip
 
 
@@ -127,8 +128,9 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _waste(pricing: Pricing) -> dict[str, float]:
-    """Share of the step's work that only rounds up: sequences that not every replica has, uneven stages."""
+def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
+    """Shares of the devices' time: replicas without a sequence of their own, and of computing that of stages which have less to
+    compute than the slowest."""
     layout = pricing.layout
     most = seqs_per_replica(pricing.job, pricing.degrees)
     padded = pricing.num_micro_batches * layout.micro_batch_seqs
@@ -136,8 +138,9 @@ def _waste(pricing: Pricing) -> dict[str, float]:
     found = {"sequences": idle} if idle > 0 else {}
     if idle > 0:
         found["nearest_full_batch_tokens"] = float(padded * layout.num_replicas * pricing.job.seq_len)
-    if most and max(pricing.layers) != min(pricing.layers):
-        found["stages"] = 1 - sum(pricing.layers) / (max(pricing.layers) * layout.pp)
+    busy = [float(step.forward_s + step.backward_s + step.recompute_s) for step in map(pricing.step, stages)]
+    if most and max(busy) > min(busy):
+        found["stages"] = 1 - sum(busy) / (max(busy) * layout.pp)
     return found
 
 

@@ -12,13 +12,15 @@ class Pipeline(NamedTuple):
     """How micro-batches go through the stages.
 
     With a schedule that sends them from both ends, a device's two stages are taken as one, and so are two micro-batches,
-    one from either end: `rounds` of them make a step.
+    one from either end: `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the
+    bubble (`schedule.uneven`).
     """
 
     schedule: str
     pp: Annotated[Value, "pipeline stages", "p"]
     num_virtual_stages: Annotated[Value, "virtual stages of a stage", "v"]
     num_micro_batches: Annotated[Value, "micro-batches", "m"]
+    uneven: Annotated[Value, "micro-batches that uneven virtual stages add", "u"] = 0.0
 
     @property
     def form(self) -> Schedule:
@@ -41,7 +43,10 @@ class Pipeline(NamedTuple):
 
     def bubble_s(self, passes: Passes) -> Value:
         """Seconds that the device waits; the passes of a round are as many as there are ends."""
-        return self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, passes))
+        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, passes))
+        if isinstance(self.uneven, float) and self.uneven == 0.0:
+            return even
+        return even + self.uneven * (passes.forward_s + passes.backward_s)
 
     def in_flight(self, stage: Value) -> Value:
         """Rounds whose activations a stage holds."""

@@ -26,13 +26,14 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.layout.stages import held_dense_layers, held_layers
+from shardwise.layout.stages import held_dense_layers, held_layers, virtual_stages
 from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.network.placed import Links
 from shardwise.network.topology import Topology
+from shardwise.schedule.uneven import waiting
 from shardwise.symbolic import Value, maximum
 
 TERMS = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
@@ -48,7 +49,10 @@ class Pricing:
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
-        self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches)
+        uneven = waiting(layout.schedule, virtual_stages(architecture, layout), layout.pp).in_step(
+            self.num_micro_batches
+        )
+        self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches, uneven)
         self.layers, self.dense = held_layers(architecture, layout), held_dense_layers(architecture, layout)
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
@@ -64,11 +68,12 @@ class Pricing:
 
     def stages(self, costs: Costs | None = None) -> list[Stage]:
         """Every stage; `costs` take the place of what its units cost."""
-        activation, state = costs or self.unit_costs()
-        return [
-            Stage(counts=self.counts(n), activation=activation, state=state, pipeline=self.pipeline, host=self.host)
-            for n in range(self.layout.pp)
-        ]
+        costs = costs or self.unit_costs()
+        return [self.stage(self.counts(n), costs) for n in range(self.layout.pp)]
+
+    def stage(self, counts: Counts, costs: Costs) -> Stage:
+        """A stage that holds something."""
+        return Stage(counts=counts, activation=costs[0], state=costs[1], pipeline=self.pipeline, host=self.host)
 
     def step(self, stage: Stage) -> Step:
         """The step of a stage."""
@@ -76,10 +81,11 @@ class Pricing:
 
     def memories(self, stages: Sequence[Stage]) -> list[Memory]:
         """The memory of a device of each stage."""
-        return [
-            memory_of(stage, number, self.cluster.chip, stepwise=self.pricer.loss.stepwise)
-            for number, stage in enumerate(stages)
-        ]
+        return [self.memory(stage, number) for number, stage in enumerate(stages)]
+
+    def memory(self, stage: Stage, number: int) -> Memory:
+        """That of the stage with a number."""
+        return memory_of(stage, number, self.cluster.chip, stepwise=self.pricer.loss.stepwise)
 
     def slowest(self, stages: Sequence[Stage]) -> Step:
         """The step that takes longest."""
@@ -165,11 +171,13 @@ class Pricing:
 
     def counts(self, stage: int) -> Counts:
         """What the device of a stage holds; of its mirror image too where micro-batches come from both ends."""
+        held = {stage, self.layout.pp - 1 - stage} if self.pipeline.ends > 1 else {stage}
+        return self.counts_with(stage, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
+
+    def counts_with(self, stage: int, num_layers: int, num_dense: int) -> Counts:
+        """What it would hold with so many layers, of which some are leading dense ones."""
+        layers, model = {"dense_block": num_dense, "block": num_layers - num_dense}, Model.of(self.architecture)
         last = self.layout.pp - 1
-        held = {stage, last - stage} if self.pipeline.ends > 1 else {stage}
-        dense = sum(self.dense[one] for one in held)
-        layers = {"dense_block": dense, "block": sum(self.layers[one] for one in held) - dense}
-        model = Model.of(self.architecture)
         recomputed = self.layout.recompute_layers
         if self.pipeline.ends > 1:
             return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=recomputed)

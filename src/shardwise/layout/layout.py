@@ -122,8 +122,8 @@ class Layout:
         if not problems and self.etp not in (None, 1, self.tp):
             problems.append(f"layout: etp is {self.etp!r}; 1 for whole experts, or tp = {self.tp}, is required")
         layers = self.layers_per_stage
-        if layers is not None and (not layers or any(type(count) is not int or count < 1 for count in layers)):
-            problems.append(f"layout: layers_per_stage is {layers!r}; whole numbers of at least 1 are required")
+        if layers is not None and (not layers or any(type(count) is not int or count < 0 for count in layers)):
+            problems.append(f"layout: layers_per_stage is {layers!r}; whole numbers of at least 0 are required")
         require(problems)
 
     @property

@@ -11,6 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import Layout
+from shardwise.layout.stages import MOST_EMPTY, fewest_layers
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.schedule import natural_schedule, schedule_of
 from shardwise.symbolic import Value, ceil_div, maximum
@@ -202,10 +203,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "stages",
-        lambda a, j, n, d: d["pp"] * d["num_virtual_stages"] <= a.num_layers,
+        lambda a, j, n, d: d["pp"] * d["num_virtual_stages"] <= a.num_layers + MOST_EMPTY * (d["pp"] > 1),
         lambda a, j, n, d: (
             f"pp·num_virtual_stages = {d['pp'] * d['num_virtual_stages']} stages for {a.num_layers} blocks; "
-            "at most one stage for each block is possible"
+            f"at most one stage for each block, and {MOST_EMPTY} for the embedding and the head alone, are possible"
         ),
     ),
     Rule(
@@ -333,10 +334,13 @@ def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
     if layers is None:
         return []
     found = []
-    if min(layers) < layout.num_virtual_stages:
+    fewest = fewest_layers(layout.pp, layout.num_virtual_stages)
+    short = [stage for stage, (own, least) in enumerate(zip(layers, fewest, strict=False)) if own < least]
+    if short:
         found.append(
-            f"a stage of {min(layers)} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; give every stage "
-            "as many layers or more, or choose a smaller num_virtual_stages"
+            f"stage {short[0]} of {layers[short[0]]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
+            f"least {fewest[short[0]]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
+            "of all may have none"
         )
     if len(layers) != layout.pp:
         found.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")

@@ -2,7 +2,8 @@
 
 The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
 virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first. A layout may give other numbers; each stage deals its own out to its virtual stages.
+interior stages first. The first and the last virtual stage, which have the embedding and the head, may go without a layer (126
+layers on 128 virtual stages). A layout may give other numbers; each stage deals its own out to its virtual stages.
 """
 
 from __future__ import annotations
@@ -30,8 +31,34 @@ def virtual_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...
     """Layers of each virtual stage of a layout, in the model's order."""
     virtual, given = layout.num_virtual_stages, layout.layers_per_stage
     if given is None:
-        return _virtual_stages(architecture, layout.pp * virtual)
-    return tuple(layers // virtual + (turn < layers % virtual) for turn in range(virtual) for layers in given)
+        return even_virtual_stages(architecture, layout.pp, virtual)
+    dealt = [_dealt(layers, virtual, reverse=stage == 0 and layers < virtual) for stage, layers in enumerate(given)]
+    return tuple(own[turn] for turn in range(virtual) for own in dealt)
+
+
+MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
+
+
+def fewest_layers(pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """The fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
+
+    >>> fewest_layers(4, 1), fewest_layers(4, 2), fewest_layers(1, 1)
+    ((0, 1, 1, 0), (1, 2, 2, 1), (1,))
+    """
+    if pp == 1:
+        return (1,)
+    return tuple(num_virtual_stages - (stage in (0, pp - 1)) for stage in range(pp))
+
+
+def _dealt(layers: int, virtual: int, *, reverse: bool) -> list[int]:
+    """A stage's layers over its virtual stages; those with one more are the first, or the last: then the embedding's has none."""
+    dealt = [layers // virtual + (turn < layers % virtual) for turn in range(virtual)]
+    return dealt[::-1] if reverse else dealt
+
+
+def even_virtual_stages(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+    """Layers of each of pp times so many virtual stages, as even as they can be."""
+    return _virtual_stages(architecture, pp * num_virtual_stages)
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
@@ -56,7 +83,10 @@ def _dense(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]
 
 
 def _virtual_stages(architecture: Architecture, count: int) -> tuple[int, ...]:
-    """Layers of each virtual stage. The ends make room as long as that leaves no stage without a layer."""
+    """Layers of each virtual stage. The ends make room as long as that leaves no stage without a layer; where there are too few,
+    the last goes without one, then the first."""
+    if architecture.num_layers < count:
+        return (int(architecture.num_layers == count - 1), *[1] * (count - 2), 0)
     last = 1 + 2 * architecture.num_predict_layers
     for at_start, at_end in ((1, last), (1, 1), (0, 0)):
         layers = _evenly(architecture.num_layers, count, at_start, at_end)

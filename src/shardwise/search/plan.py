@@ -29,7 +29,8 @@ from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
-from shardwise.search.space import AXES, QUARTERS, Choices
+from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
+from shardwise.search.stages import with_balanced_stages
 
 NUM_ALTERNATIVES = 6
 
@@ -58,6 +59,10 @@ def plan(
         remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
         remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
         raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, remedies=remedies))
+    if BALANCED in (choices or Choices()).stages:
+        progress("layers of each stage")
+        capacity = cluster.chip.memory_bytes * (1 - reserve)
+        found = with_balanced_stages(architecture, cluster, job, found, capacity)
     progress("runners-up")
     layout = simplest(architecture, cluster, job, found, choices, reserve)
     chosen = estimate(architecture, cluster, job, layout)

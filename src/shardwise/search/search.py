@@ -164,7 +164,9 @@ class _Search:
         m = num_micro_batches(self.job, degrees)
         v = np.array(space.choices.num_virtual_stages).take(virtual)
         schedule = space.choices.schedule[family.schedule]
-        pipeline = Pipeline(schedule, degrees["pp"], v, m)
+        waiting = tables.waiting[family.schedule]
+        uneven = waiting.of(stage_row).in_step(m) if waiting else 0.0
+        pipeline = Pipeline(schedule, degrees["pp"], v, m, uneven)
         host, again = self.hosts[policy.offload], self.recompute_layers(policy, family.schedule, stage_row)
         slowest = np.zeros(len(candidate))
         fullest = np.zeros(len(candidate))

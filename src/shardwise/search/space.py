@@ -32,12 +32,14 @@ FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of de
 AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
 GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
+BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
 FLAGS = ("sequence_parallel", "async_tp")
 NAMED: Mapping[str, Collection[str]] = {  # choices by name
     "recompute": POLICIES,
     "cp_variant": VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
+    "stages": STAGES,
 }
 PINNABLE = (*NUMERIC, *FLAGS, *NAMED, "recompute_layers")
 QUARTERS = (0.25, 0.5, 0.75)  # of a stage's layers
@@ -87,8 +89,9 @@ class Choices(Limits):
     A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
     So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
-    every micro-batch, and few engines have the others. `divisible` refuses layouts with idle replicas or micro-batches that
-    are not full, `runnable` those that the engine asks more of.
+    every micro-batch, and few engines have the others. Layouts are compared with even stages, and the pipelines near the best
+    then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. `divisible` refuses layouts
+    with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -101,6 +104,7 @@ class Choices(Limits):
     cp_variant: tuple[str, ...] = field(default_factory=lambda: _searched_variants())
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = field(default_factory=searched_schedules)
+    stages: tuple[str, ...] = (BALANCED,)
     divisible: bool = False
     runnable: bool = False
 

@@ -24,11 +24,12 @@ from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.family import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.legality import possible_modes
-from shardwise.layout.stages import dense_layers_per_stage, layers_per_stage
+from shardwise.layout.stages import MOST_EMPTY, dense_layers_per_stage, even_virtual_stages, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.progress import Progress, silent
-from shardwise.schedule.schedule import schedule_of
+from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_of
+from shardwise.schedule.uneven import NONE, Waiting, waiting
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
 from shardwise.symbolic import Value, Values, added
@@ -140,6 +141,9 @@ class Tables:
     stages: Mapping[int, tuple[Stage, ...]]  # by schedule: those that can be the worst
     fullest: Mapping[int, Ints]  # by schedule, over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
+    waiting: Mapping[
+        int, Waiting | None
+    ]  # by schedule, over the same: what uneven virtual stages add; None: nowhere anything
 
 
 def build_tables(
@@ -154,11 +158,12 @@ def build_tables(
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = build.block_tables(progress)
-    stages, stage_row = build.stages()
+    progress("stages")
+    stages, waits, stage_row = build.stages()
     fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
     state, offset = build.state_tables()
     offsets = {(sp, zero, policy): rows[mode[sp, policy]] for (sp, zero, policy), rows in offset.items()}
-    return Tables(activation, mode, block_row, state, offsets, stages, fullest, stage_row)
+    return Tables(activation, mode, block_row, state, offsets, stages, fullest, stage_row, waits)
 
 
 class _Builder:
@@ -216,14 +221,27 @@ class _Builder:
         found = {(sp, zero, policy): priced.units(sp, zero, policy) for sp, zero in structures for policy in policies}
         return {key: costs for key, (costs, _) in found.items()}, {key: rows for key, (_, rows) in found.items()}
 
-    def stages(self) -> tuple[dict[int, tuple[Stage, ...]], Ints]:
-        """The stages of each schedule that can be the worst, and the number of (pp, virtual) of each row."""
+    def stages(self) -> tuple[dict[int, tuple[Stage, ...]], dict[int, Waiting | None], Ints]:
+        """The stages of each schedule that can be the worst, what uneven ones add to its bubble, and the number of (pp, virtual)
+        of each row."""
         pps, number = np.unique(self.space.degrees["pp"], return_inverse=True)
         virtual = self.space.choices.num_virtual_stages
         every = [(pp, count) for pp in pps.tolist() for count in virtual]
         row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
         schedules = sorted({key.schedule for key in self.families})
-        return {one: self.worst(self.space.choices.schedule[one], every) for one in schedules}, row
+        worst = {one: self.worst(self.space.choices.schedule[one], every) for one in schedules}
+        return worst, {one: self.waiting(self.space.choices.schedule[one], every) for one in schedules}, row
+
+    def waiting(self, schedule: str, every: Sequence[tuple[int, int]]) -> Waiting | None:
+        """What uneven virtual stages add for each (pp, virtual)."""
+        found = [self._waiting(schedule, pp, count) for pp, count in every]
+        return Waiting(*np.array(found).T) if any(map(any, found)) else None
+
+    def _waiting(self, schedule: str, pp: int, count: int) -> Waiting:
+        if pp == 1 or count == 1 or pp * count > self.architecture.num_layers + MOST_EMPTY:
+            return NONE
+        named = natural_schedule(pp, count) if schedule == NATURAL else schedule
+        return waiting(named, even_virtual_stages(self.architecture, pp, count), pp)
 
     def worst(self, schedule: str, every: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
         """For each (pp, virtual) the same number of stages, the first and the last at their ends of the row."""
@@ -317,7 +335,7 @@ def _layers(
     architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int, stages: Sequence[int]
 ) -> list[tuple[int, int]]:
     """(all, dense) layers of some stages, with those of their mirror images where micro-batches come from both ends."""
-    if pp * num_virtual_stages > architecture.num_layers:  # not legal
+    if pp * num_virtual_stages > architecture.num_layers + MOST_EMPTY:  # not legal
         return [(0, 0)] * len(stages)
     every = layers_per_stage(architecture, pp, num_virtual_stages)
     dense = dense_layers_per_stage(architecture, pp, num_virtual_stages)

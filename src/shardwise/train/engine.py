@@ -71,9 +71,8 @@ class Engine:
             instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
-        self.balancer = Balancer(
-            self.model.balance_biases, self.exchange, instance.routing_axes, recipe, instance.several(PIPELINE)
-        )
+        stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet

@@ -14,7 +14,7 @@ from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.model import Pass, TorchModel
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.traffic import PIPELINE
-from shardwise.schedule.action import BACKWARD, FORWARD, WEIGHT, Action
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action
 from shardwise.schedule.messages import Message
 from shardwise.train.clock import Clock
 from shardwise.train.parallel.exchange import Exchange, Pending
@@ -133,7 +133,7 @@ class StepPasses:
             else:
                 self._backward_of_inputs(action, on_way, dx)
             parts.gatherer.end()
-        if not on_way.held:
+        if action.kind != INPUT:  # its weights' gradients are still to come
             del self.on_way[place]
 
     def _end_pass(self) -> None:

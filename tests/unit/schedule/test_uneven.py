@@ -1,0 +1,57 @@
+"""What uneven virtual stages add to a step, against the played list."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shardwise.schedule.build import build
+from shardwise.schedule.durations import Durations
+from shardwise.schedule.play import play
+from shardwise.schedule.uneven import NONE, waiting
+
+
+def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
+    """Its makespan in micro-batches of the fullest rank."""
+    most = max(sum(sizes[rank::p]) for rank in range(p))
+    seconds = tuple(size / most / 3 for size in sizes)
+    durations = Durations(forward=seconds, input=seconds, weight=seconds)
+    return play(build(schedule, p, m, len(sizes) // p), durations).makespan
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "looped_bfs"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_line_is_that_of_the_played_list(schedule: str, seed: int) -> None:
+    draw = random.Random(seed)
+    p, v = draw.choice((2, 4, 8)), draw.choice((2, 3, 4))
+    sizes = (2, *(draw.choice((2, 2, 3)) for _ in range(p * v - 2)), 2)
+    found = waiting(schedule, sizes, p)
+    for times, limit in ((2, 1e-9), (4, 1e-9), (8, 0.03)):
+        m = times * p
+        line = m + (p - 1) / v + found.of_step + found.of_each * m
+        assert line == pytest.approx(played(schedule, sizes, p, m), rel=limit)
+
+
+def test_llama_3_405b_on_16_ranks() -> None:
+    """With 7 virtual stages of one or two layers a step of 128 micro-batches is 11% longer than its slowest rank computes, with 8
+    of one layer each 1.5%: played of all ranks, the embedding and the head beside."""
+    seven = (1, *[2] * 16, *[1] * 95)
+    assert played("interleaved", seven, 16, 128) / 128 == pytest.approx(1.11, abs=0.005)
+    line = 128 + 15 / 7 + waiting("interleaved", seven, 16).in_step(128)
+    assert line / 128 == pytest.approx(1.11, abs=0.03)
+    assert waiting("interleaved", (0, *[1] * 126, 0), 16) == NONE
+
+
+@pytest.mark.parametrize(
+    ("layers", "p"), [((4,), 1), ((7, 9, 9, 7), 4), ((1, 2, 2, 1), 2), ((2, 2, 2, 2), 2), ((3, 3, 3, 3, 3, 2), 2)]
+)
+def test_even_virtual_stages_add_nothing(layers: tuple[int, ...], p: int) -> None:
+    """One for each rank, however uneven: the closed form of the slowest bounds it. Nor do ends with a layer less."""
+    assert waiting("interleaved", layers, p) == NONE
+
+
+def test_of_more_ranks_some_are_played() -> None:
+    sizes = (1, *[2] * 32, *[1] * 63)
+    found, whole = waiting("interleaved", sizes, 32), played("interleaved", sizes, 32, 128)
+    assert 128 + 31 / 3 + found.in_step(128) == pytest.approx(whole, rel=0.05)

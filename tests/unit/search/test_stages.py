@@ -1,0 +1,113 @@
+"""Layers of pipeline stages by what they cost: the dynamic program against every division, and what a plan makes of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.cost.pricing import Pricing
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
+from shardwise.model.architecture import Architecture
+from shardwise.search.plan import plan
+from shardwise.search.space import Choices
+from shardwise.search.stages import balanced
+
+DENSE = Architecture(
+    name="dense", num_layers=9, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=4, head_dim=64, vocab_size=128_000
+)
+LEADING = replace(
+    DENSE, name="leading", num_experts=8, experts_per_token=2, d_ff=2048, num_dense_layers=2, dense_d_ff=2048
+)
+PREDICTING = replace(DENSE, name="predicting", num_predict_layers=1)
+JOB = Job(global_batch_tokens=16 * 1024, seq_len=1024)
+EVERYTHING = float("inf")
+
+
+def cluster(devices: int) -> Cluster:
+    return load_cluster(f"h100:{devices}")
+
+
+def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
+    found = []
+    for cut in itertools.combinations_with_replacement(range(num_layers + 1), layout.pp - 1):
+        layers = tuple(b - a for a, b in itertools.pairwise((0, *cut, num_layers)))
+        if not violations(
+            replace(DENSE, num_layers=num_layers), JOB, layout.pp, replace(layout, layers_per_stage=layers)
+        ):
+            found.append(layers)
+    return found
+
+
+@pytest.mark.parametrize("model", [DENSE, LEADING, PREDICTING], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2, schedule="1f1b"),
+        Layout(pp=3, schedule="zb_h1"),
+        Layout(pp=4, schedule="1f1b", recompute="full"),
+        Layout(pp=2, schedule="interleaved", num_virtual_stages=2),
+        Layout(pp=2, schedule="dualpipe"),
+    ],
+    ids=str,
+)
+def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
+    """For the price without what uneven virtual stages add, which the division is made before."""
+    found = balanced(Pricing(model, cluster(layout.pp), JOB, layout), EVERYTHING)
+
+    def seconds(layers: tuple[int, ...] | None) -> float:
+        pricing = Pricing(model, cluster(layout.pp), JOB, replace(layout, layers_per_stage=layers))
+        pricing.pipeline = pricing.pipeline._replace(uneven=0.0)
+        return float(pricing.slowest_s())
+
+    divisions = [seconds(layers) for layers in every_division(layout, model.num_layers)]
+    assert len(divisions) > 5
+    assert seconds(found.layers_per_stage) == pytest.approx(min(divisions), rel=1e-12)
+
+
+def test_a_large_head_has_fewer_layers_beside_it() -> None:
+    found = balanced(Pricing(DENSE, cluster(3), JOB, Layout(pp=3, schedule="1f1b")), EVERYTHING)
+    assert found.layers_per_stage is not None
+    *others, last = found.layers_per_stage
+    assert last < min(others)
+
+
+def test_the_memory_of_a_device_bounds_its_layers() -> None:
+    """The first stage keeps the most micro-batches."""
+    layout = Layout(pp=3, schedule="1f1b")
+    pricing = Pricing(DENSE, cluster(3), JOB, layout)
+    free = balanced(pricing, EVERYTHING)
+    full = estimate(DENSE, cluster(3), JOB, free).memory_bytes
+    bounded = balanced(pricing, full * 0.97)
+    assert bounded != free
+    assert estimate(DENSE, cluster(3), JOB, bounded).memory_bytes <= full * 0.97 or bounded == layout
+
+
+def test_without_a_pipeline_nothing_is_divided() -> None:
+    layout = Layout(fsdp=2, zero_stage=3)
+    assert balanced(Pricing(DENSE, cluster(2), JOB, layout), EVERYTHING) is layout
+
+
+def planned(**pins: Any) -> Any:
+    return plan(DENSE, cluster(8), JOB, choices=Choices().narrowed({"pp": 4, "tp": 2, **pins}, {}))
+
+
+def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
+    balanced_plan, even = planned(num_virtual_stages=1), planned(num_virtual_stages=1, stages="even")
+    assert balanced_plan.layout.layers_per_stage is not None
+    assert even.layout.layers_per_stage is None
+    assert balanced_plan.estimate.step_time_s < even.estimate.step_time_s
+    assert balanced_plan.estimate.waste["stages"] < even.estimate.waste["stages"]
+
+
+def test_the_planned_stages_are_priced_as_anyone_prices_them() -> None:
+    found = planned(num_virtual_stages=1)
+    again = estimate(found.model, found.cluster, found.job, found.layout)
+    assert again == found.estimate
