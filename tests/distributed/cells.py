@@ -21,9 +21,10 @@ MOST_DEVICES = {5: 16}  # by how many axes a cell has; 8 for fewer
 LATENT = replace(
     DENSE, name="latent", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3
 )
-WINDOWS = replace(DENSE, name="windows", num_kv_heads=4, sliding_window=3, global_every=2, sinks=True)
+# Their vocabularies no tp divides.
+WINDOWS = replace(DENSE, name="windows", num_kv_heads=4, sliding_window=3, global_every=2, sinks=True, vocab_size=23)
 DOCUMENTS = replace(DENSE, name="documents", num_kv_heads=4, qk_norm=True)
-ROUTED_DOCUMENTS = replace(ROUTED, name="routed documents", num_kv_heads=4)
+ROUTED_DOCUMENTS = replace(ROUTED, name="routed documents", num_kv_heads=4, vocab_size=25)
 PACKED = (DOCUMENTS.name, ROUTED_DOCUMENTS.name)  # attention keeps to its document
 STRUCTURES = {
     one.name: one

@@ -31,7 +31,7 @@ from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
 from shardwise.train.world import World
 
-SEQ_LEN, SEQS, VOCABULARY = 8, 6, 280
+SEQ_LEN, SEQS, VOCABULARY = 8, 6, 281  # words, which no tp divides
 LAYOUTS = {
     "alone": Layout(micro_batch_seqs=6),
     "dp=2": Layout(dp=2, micro_batch_seqs=3),
@@ -40,6 +40,7 @@ LAYOUTS = {
     "hybrid zero-3 of 4": Layout(dp=2, fsdp=2, zero_stage=3),
     "tp=2 fsdp=2": Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, micro_batch_seqs=3),
     "tp=2 cp=2": Layout(tp=2, cp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=6),
+    "tp=4": Layout(tp=4, micro_batch_seqs=6),
     "ep=2 tp=2": Layout(fsdp=2, ep=2, tp=2, zero_stage=1, micro_batch_seqs=3),
 }
 
@@ -99,6 +100,8 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("tied predicting", "dp=2", "alone", "adamw"),
         ("dense", "tp=2 fsdp=2", "zero-1 of 3", "adamw"),
         ("tied", "zero-2 of 2", "tp=2 cp=2", "adamw"),
+        ("dense", "tp=2 fsdp=2", "tp=4", "adamw"),
+        ("tied", "tp=4", "alone", "adamw"),
         ("routed", "ep=2 tp=2", "alone", "adamw"),
         ("routed", "dp=2", "ep=2 tp=2", "lion"),
     ],
@@ -127,10 +130,14 @@ def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor
     return gathered(trainer.engine, "state")
 
 
-@pytest.mark.parametrize("model", ["dense", "tied predicting"])
-def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-1 of 3"], model)
-    wanted = run_ranks(checkpointed, 3, plan, data, tmp_path / "checkpoints")[0]
+@pytest.mark.parametrize(
+    ("model", "layout"), [("dense", "zero-1 of 3"), ("tied predicting", "zero-1 of 3"), ("dense", "tp=4")]
+)
+def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(
+    model: str, layout: str, data: Path, tmp_path: Path
+) -> None:
+    plan = planned(LAYOUTS[layout], model)
+    wanted = run_ranks(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
     checkpoint_to_hf(path, plan.model, tmp_path / "hf", seq_len=SEQ_LEN)
@@ -148,13 +155,17 @@ def begun(plan: Plan, data: Path, folder: str) -> tuple[dict[str, torch.Tensor],
     return gathered(trainer.engine, "state"), trainer.train_step()
 
 
-@pytest.mark.parametrize("model", ["dense", "tied predicting"])
-def test_a_run_begins_with_the_weights_of_a_model_of_transformers(model: str, data: Path, tmp_path: Path) -> None:
-    plan = planned(LAYOUTS["zero-2 of 2"], model)
+@pytest.mark.parametrize(
+    ("model", "layout"), [("dense", "zero-2 of 2"), ("tied predicting", "zero-2 of 2"), ("tied", "tp=4")]
+)
+def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
+    model: str, layout: str, data: Path, tmp_path: Path
+) -> None:
+    plan = planned(LAYOUTS[layout], model)
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)
-    weights, record = run_ranks(begun, 2, plan, data, str(tmp_path / "hf"))[0]
+    weights, record = run_ranks(begun, plan.layout.num_devices, plan, data, str(tmp_path / "hf"))[0]
     assert weights.keys() == initial.tensors.keys()
     for name, tensor in initial.tensors.items():
         torch.testing.assert_close(weights[name], tensor.flatten().double(), rtol=0, atol=0)

@@ -56,10 +56,17 @@ ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_lay
 DEEP = replace(DENSE, name="deep", num_layers=8)
 DEEP_ROUTED = replace(ROUTED, name="deep routed", num_layers=5)
 DEEP_TIED = replace(TIED, name="deep tied", num_layers=4)
+# Vocabularies that neither two nor four ranks of tp divide; of nine words over four the last has none.
+UNEVEN = replace(DENSE, name="uneven", vocab_size=23)
+UNEVEN_TIED = replace(TIED, name="uneven tied", vocab_size=23, num_layers=4)
+NINE = replace(DENSE, name="nine words", vocab_size=9)
+UNEVEN_PREDICTING = replace(TIED_PREDICTING, name="uneven predicting", vocab_size=23)
+UNEVEN_ADAPTED = replace(ADAPTED, name="uneven adapted", vocab_size=23)
+UNEVEN_CAPPED = replace(TIED, name="uneven capped", vocab_size=9, numerics=Numerics(logit_cap=0.5))
 MODELS = {
     one.name: one
     for one in (
-        DEEP, DEEP_ROUTED, DEEP_TIED,
+        DEEP, DEEP_ROUTED, DEEP_TIED, UNEVEN, UNEVEN_TIED, NINE, UNEVEN_PREDICTING, UNEVEN_ADAPTED, UNEVEN_CAPPED,
         DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, GROUPED, WINDOWED, PREDICTING,
         TIED_PREDICTING, ADAPTED_PREDICTING,
     )

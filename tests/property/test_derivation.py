@@ -127,6 +127,24 @@ def test_tied_embeddings_equal_unsharded(recompute: str, zero_stage: int) -> Non
     )
 
 
+@pytest.mark.parametrize("words", [2, 5, 9, 10, 11])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_vocabularies_that_tp_does_not_divide_equal_unsharded(zero_stage: int, tied: bool, words: int) -> None:
+    """Over four ranks; of two, five and nine words a rank has none."""
+    check(
+        Case(
+            fsdp=2 if zero_stage else 1,
+            tp_kv=2,
+            tp_rep=2,
+            zero_stage=zero_stage,
+            sequence_parallel=True,
+            tied=tied,
+            structure=(("vocab_size", words),),
+        )
+    )
+
+
 @pytest.mark.parametrize("mlp", MLPS)
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 def test_mlp_kind_equals_unsharded(recompute: str, mlp: str) -> None:

@@ -64,6 +64,10 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
     "ep, tp and cp": (LATENT, Layout(ep=8, tp=2, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)),
     "tied, with a table of positions that is not": (TIED, Layout(fsdp=128, zero_stage=3)),
     "tied, without ZeRO": (TIED, Layout(dp=128)),
+    "a vocabulary that tp does not divide": (
+        {**DENSE, "vocab_size": 6143}, Layout(tp=4, fsdp=64, zero_stage=3, sequence_parallel=True, recompute="selective")
+    ),
+    "a tied vocabulary that tp does not divide": ({**TIED, "vocab_size": 4097}, Layout(tp=4, dp=32)),
     "dims that no number of ranks divides": (UNEVEN, Layout(fsdp=384, zero_stage=3)),
     "tp, and several sequences that are laid out anew": (
         DENSE, Layout(tp=4, fsdp=64, zero_stage=1, sequence_parallel=True, micro_batch_seqs=4)

@@ -74,6 +74,13 @@ def test_the_sizes_of_a_model_in_small(name: str) -> None:
     assert {one.nominal_num_params for one in found} == {None}
 
 
+def test_a_vocabulary_stays_uneven() -> None:
+    """Four ranks would divide that of the plan, whose eight do not."""
+    model = replace(load_model("llama-3-8b"), vocab_size=128_260)
+    found = shrunk(model, Layout.parse("fsdp=64 tp=8"))
+    assert [(one.layout.tp, one.architecture.vocab_size) for one in found] == [(4, 45), (1, 12)]
+
+
 def test_adapters_stay_adapters() -> None:
     model = replace(load_model("llama-3-8b"), lora_rank=16, lora_targets=("qkv",))
     (small,) = shrunk(model, Layout(dp=2))

@@ -9,10 +9,23 @@ from shardwise.layout.family import BATCH, CP, TP, Family
 from shardwise.model.block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
 from shardwise.model.program import Program, Role
+from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
+from shardwise.symbolic import ceil_div
 
 # Which axes split a weight's dims where it is used. D, which every matrix has, is left for ZeRO.
 WEIGHT_USE: Mapping[str, Axes] = {"F": TP, "M": TP, "S": TP, "K": ("tp_kv",), "G": ("tp_rep",), "V": TP}
+
+
+def padded(dims: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
+    """Sizes of the dims as the devices of a mesh hold them. A vocabulary that they do not divide has rows behind its end that are
+    no words, so that all parts are alike: `ceil(V / n)`, as prices have it. The other dims are divided in every legal layout.
+
+    >>> padded({"D": 12, "V": 10}, Mesh.of({"tp_kv": 4, "tp_rep": 1}))
+    {'D': 12, 'V': 12}
+    """
+    parts = mesh.size(axis for axis in WEIGHT_USE["V"] if axis in mesh.names)
+    return {dim: ceil_div(size, parts) * parts if dim == "V" else size for dim, size in dims.items()}
 
 
 def zero_dim(dims: tuple[str, ...]) -> str:

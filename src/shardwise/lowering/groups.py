@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from shardwise.derive.shardings import padded
 from shardwise.lowering.flat import aligned, openings, shard_elements
 from shardwise.lowering.parameters import Parameter
 from shardwise.lowering.weights import Sync, joins, kind_of
@@ -16,9 +17,11 @@ from shardwise.sharding.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter in a group: its local shape where it is used, and where it starts in the flat array."""
+    """A parameter in a group: its shape in the model, its local shape where it is used, with what pads it, and where it starts in
+    the flat array."""
 
     parameter: Parameter
+    whole: tuple[int, ...]
     shape: tuple[int, ...]
     start: int
 
@@ -99,13 +102,15 @@ def _filled(
     parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None
 ) -> Iterator[Group]:
     """Parameters that move alike, in as many groups as they need."""
-    shapes = [one.use.local_shape(mesh, architecture.dims) for one in parameters]
+    dims = padded(architecture.dims, mesh)
+    shapes = [one.use.local_shape(mesh, dims) for one in parameters]
     members: list[Member] = []
     for one, shape, begins in zip(parameters, shapes, openings(map(math.prod, shapes), most_elements), strict=True):
         if begins and members:
             yield _group(members, mesh)
             members = []
-        members.append(Member(one, shape, aligned(members[-1].stop) if members else 0))
+        whole = tuple(architecture.dims[dim] for dim in one.use.dims)
+        members.append(Member(one, whole, shape, aligned(members[-1].stop) if members else 0))
     yield _group(members, mesh)
 
 

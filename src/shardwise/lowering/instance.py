@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.derive.shardings import weight_use
+from shardwise.derive.shardings import WEIGHT_USE
 from shardwise.dtypes import bytes_per_element
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family, atomic_degrees, family_of
@@ -20,7 +20,6 @@ from shardwise.lowering.control import NUM_ROUTERS, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import (
-    TIED,
     Parameter,
     PlacedUnit,
     parameters,
@@ -42,7 +41,7 @@ from shardwise.schedule.messages import Step
 from shardwise.sharding.collective import Issued
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.symbolic import Values
+from shardwise.symbolic import Local, Values
 
 ROUTING_UNITS = ("block", *PREDICTS)
 
@@ -143,9 +142,8 @@ class Instance:
 
     @property
     def words_of_rank(self) -> int:
-        """How many words of the vocabulary a rank has logits of."""
-        head = self.unit("head")
-        return self.architecture.vocab_size // self.mesh.size(weight_use(head.family, head.weights[TIED]).axes_of("V"))
+        """How many words of the vocabulary a rank has logits of, with what pads it."""
+        return int(self.values[Local("V", WEIGHT_USE["V"])])
 
     @cached_property
     def norm_axes(self) -> Axes:

@@ -33,14 +33,6 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
     ),
     Rule(
-        "vocabulary_by_tp",
-        lambda a, j, n, d: a.vocab_size % d["tp"] == 0,
-        lambda a, j, n, d: (
-            f"a vocabulary of {a.vocab_size:,} that tp = {d['tp']} does not divide is planned, not yet runnable; plan again with "
-            f"--set model.vocab_size={-(-a.vocab_size // d['tp']) * d['tp']}, or with a tp that divides it"
-        ),
-    ),
-    Rule(
         "async_tp_by_schedule",
         lambda a, j, n, d: (d["async_tp"] == 0) | (not schedule_of(d["schedule"]).splits_backward),
         lambda a, j, n, d: (

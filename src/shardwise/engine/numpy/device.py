@@ -138,7 +138,7 @@ class DeviceKernel:
         rows, mine = self.rows(spec, operation.dim, index, table.shape[where])
         if where == 0:
             return np.array(table[rows] * mine[..., None])
-        return np.array(np.take_along_axis(table, rows[..., None], axis=-1)[..., 0] * mine)
+        return np.where(mine, np.take_along_axis(table, rows[..., None], axis=-1)[..., 0], 0.0)
 
     def scatter(self, operation: Scatter, dy: Array, index: Array) -> Array:
         spec = self.placed.outputs[0]

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from shardwise.derive.overlapped import RING
+from shardwise.derive.shardings import padded
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy.device import DeviceKernel
 from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
 from shardwise.engine.numpy.ring import run_ring
 from shardwise.layout.family import Family
 from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Start, Wait
+from shardwise.model.operations import Contract
 from shardwise.model.program import Program, Role
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.exchange import part_ratios, sends
@@ -26,13 +28,14 @@ Moved = Counter[tuple[Kind, Axes]]
 class VirtualDevices:
     """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
 
-    `moved` counts the elements that all devices together have received, by kind and axes of the collective.
+    `sizes` are those of the dims as they hold them (`padded`), `true_sizes` those of whole arrays. `moved` counts the elements
+    that all devices together have received, by kind and axes of the collective.
     """
 
     def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None) -> None:
         self.family = family
         self.mesh = mesh
-        self.sizes = sizes
+        self.true_sizes, self.sizes = sizes, padded(sizes, mesh)
         self.coordinates = list(mesh.coordinates())
         self.held: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
@@ -40,21 +43,23 @@ class VirtualDevices:
         self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
 
     def put(self, name: str, spec: Spec, whole: Array) -> None:
-        """Distribute an array; along partial axes the first device gets all of it and the others nothing."""
+        """Distribute an array, padded with zeros; along partial axes the first device gets all of it and the others nothing."""
+        held = np.zeros([self.sizes[dim] for dim in spec.dims], whole.dtype)
+        held[tuple(map(slice, whole.shape))] = whole
         shards = []
         for coordinate in self.coordinates:
             first = self.mesh.position(coordinate, spec.partial) == 0
-            shards.append(self.cut(whole, spec, coordinate) * (1 if first else 0))
+            shards.append(self.cut(held, spec, coordinate) * (1 if first else 0))
         self.held[name, spec] = shards
 
     def get(self, name: str, spec: Spec) -> Array:
-        """Put the array together from all devices' shards."""
+        """Put the array together from all devices' shards, without what pads it."""
         shards = self.held[name, spec]
         whole = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
         copies = spec.replication(self.mesh)
         for coordinate, shard in zip(self.coordinates, shards, strict=True):
             whole[self.window(spec, coordinate)] += shard / copies
-        return whole
+        return whole[tuple(slice(self.true_sizes[dim]) for dim in spec.dims)]
 
     def window(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[slice, ...]:
         """The part of the whole array that a device holds."""
@@ -136,6 +141,14 @@ class VirtualDevices:
                 result.append(array)
         for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
             self.held[name, spec] = result
+            if isinstance(operation, Contract) and program.tensors[name].role is Role.LOGITS:
+                self._hide_padding(spec, result)
+
+    def _hide_padding(self, logits: Spec, shards: Shards) -> None:
+        """What is no word has no part in the loss, and its gradient is zero."""
+        for coordinate, shard in zip(self.coordinates, shards, strict=True):
+            first = self.mesh.position(coordinate, logits.axes_of("V")) * shard.shape[-1]
+            shard[..., max(self.true_sizes["V"] - first, 0) :] = -np.inf
 
     def communicate(self, name: str, collective: Collective) -> None:
         if collective.kind is Kind.SEND_RECV:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwise.derive.derivation import Unit
-from shardwise.derive.shardings import weight_use
+from shardwise.derive.shardings import padded, weight_use
 from shardwise.derive.walk import Communicate, Compute
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.rank import Rank
@@ -73,7 +73,7 @@ class Calls:
         self.unit, self.architecture, self.rank, self.dtype = unit, architecture, rank, dtype
         self._moved: frozenset[str] | None = None
         self.cuts: dict[str, tuple[str, tuple[Axes, ...]]] = {}
-        self.numerics, self.sizes = architecture.numerics, architecture.dims
+        self.numerics, self.sizes = architecture.numerics, padded(architecture.dims, rank.mesh)
         routes = (one for one in unit.forward.program.operations if isinstance(one, Route))
         self.gates = next((one.outputs[0] for one in routes), "")
 

@@ -71,8 +71,9 @@ def _back(group: list[Operation], logits: str) -> Fused:
 
 
 def _vocabulary(calls: Calls, axes: Axes) -> SplitVocabulary:
-    words = calls.sizes["V"] // calls.rank.mesh.size(axes)
-    return SplitVocabulary(calls.rank.position(axes) * words, calls.numerics.logit_cap)
+    width, vocabulary = calls.sizes["V"] // calls.rank.mesh.size(axes), calls.architecture.vocab_size
+    first = calls.rank.position(axes) * width
+    return SplitVocabulary(first, min(max(vocabulary - first, 0), width), calls.numerics.logit_cap)
 
 
 def _named(group: Iterable[Operation]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Cross-entropy where each rank has a part of the vocabulary. Letters: B sequences, T positions, V words of this rank's part.
 
 Between its steps the largest logit, the sum of the exponentials and the target's logit of each token are made whole over the
-ranks. Logits stay until the backward pass writes their gradient over them.
+ranks. Logits stay until the backward pass writes their gradient over them. Those of padding behind the last word are -inf from
+the first step on, and so their gradient is zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,26 +20,29 @@ from shardwise.engine.torch.loss import capped, num_rows
 
 @dataclass(frozen=True, slots=True)
 class SplitVocabulary:
-    """A rank's words from `first` on; `cap` bends logits."""
+    """A rank's `words` from `first` on; what further logits it has is padding. `cap` bends logits."""
 
     first: int
+    words: int
     cap: float | None
 
     def largest(self, logits: Tensor) -> Tensor:
-        """Of each token [B, T], in float32 at least: a cap keeps the order."""
+        """Of each token [B, T], in float32 at least: a cap keeps the order. Padding is left out from here on."""
+        if self.words < logits.shape[-1]:
+            logits[..., self.words :] = -math.inf
         return capped(logits.amax(dim=-1), self.cap)
 
     def sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
         """Of each token [B, T]."""
         found = torch.empty_like(largest)
         for part, top, out in _rows(logits, largest[..., None], found[..., None]):
-            out.copy_((capped(part, self.cap) - top).exp_().sum(dim=-1, keepdim=True))
+            out.copy_((capped(part, self.cap) - top).exp_()[..., : self.words].sum(dim=-1, keepdim=True))
         return found
 
     def target_logit(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Of each token [B, T]; zero where another rank has the word, or the target is ignored."""
-        places, has = self._own(targets, logits.shape[-1])
-        return capped(logits.gather(-1, places[..., None])[..., 0], self.cap).mul_(has)
+        places, has = self._own(targets)
+        return torch.where(has, capped(logits.gather(-1, places[..., None])[..., 0], self.cap), 0.0)
 
     def loss(self, total: Tensor, largest: Tensor, target: Tensor, targets: Tensor, scale: float | Tensor) -> Tensor:
         """Added up over the targets that are not ignored, times `scale`."""
@@ -50,7 +55,7 @@ class SplitVocabulary:
     ) -> Tensor:
         """That of the logits, over them."""
         logs, counted = (largest + total.log())[..., None], (targets != IGNORED)[..., None]
-        places, has = (one[..., None] for one in self._own(targets, logits.shape[-1]))
+        places, has = (one[..., None] for one in self._own(targets))
         for part, log, counts, place, hit in _rows(logits, logs, counted, places, has):
             values = part if self.cap is None else torch.tanh(part.to(log.dtype) / self.cap)
             shares = ((values if self.cap is None else values * self.cap) - log).exp_()
@@ -58,10 +63,10 @@ class SplitVocabulary:
             part.copy_((shares if self.cap is None else shares.mul_(1.0 - values.square())).mul_(scale))
         return logits
 
-    def _own(self, targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
+    def _own(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of the targets among this rank's words, and which are among them."""
         found = targets - self.first
-        has = (found >= 0) & (found < words) & (targets != IGNORED)
+        has = (found >= 0) & (found < self.words) & (targets != IGNORED)
         return torch.where(has, found, 0), has
 
 

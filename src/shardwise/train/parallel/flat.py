@@ -19,19 +19,23 @@ from shardwise.train.world import World
 
 class Interval(NamedTuple):
     """What of a parameter is this process's to update: `size` elements from `offset` of the flattened part that it uses, at
-    `start` of its shard. That part is the `window` of a parameter whose shape is `whole`."""
+    `start` of its shard. That part is the `window` of the parameter."""
 
     member: Member
     offset: int
     start: int
     size: int
     window: Box
-    whole: Shape
 
     @property
     def name(self) -> str:
         """The parameter's full name."""
         return self.member.parameter.name
+
+    @property
+    def whole(self) -> Shape:
+        """The parameter's shape."""
+        return self.member.whole
 
     @property
     def is_of_whole(self) -> bool:
@@ -111,10 +115,10 @@ class FlatGroup:
         """This process's part of each parameter; parameters that it has nothing of are left out."""
         end = self.begin + self.group.shard_size
         for member in self.group.members:
-            low, high = max(member.start, self.begin), min(member.stop, end)
+            window = self._window(member)
+            low, high = max(member.start, self.begin), min(member.start + window.volume, end)
             if low < high:
-                window, whole = self._window(member)
-                yield Interval(member, low - member.start, low - self.begin, high - low, window, whole)
+                yield Interval(member, low - member.start, low - self.begin, high - low, window)
 
     def alike(self) -> Iterator[tuple[frozenset[str], slice]]:
         """Rows of this process's part whose parameters are split over the same axes where they are used, with these."""
@@ -129,13 +133,16 @@ class FlatGroup:
         copies = self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
         return copies * (2 if self.group.shared else 1)
 
-    def _window(self, member: Member) -> tuple[Box, Shape]:
-        """The part of a parameter that this process uses, and the shape of the whole."""
-        mesh, use = self.world.mesh, member.parameter.use
-        places = (self.world.position(axes) for axes in use.axes)
-        starts = tuple(place * length for place, length in zip(places, member.shape, strict=True))
-        whole = tuple(mesh.size(axes) * length for axes, length in zip(use.axes, member.shape, strict=True))
-        return Box(starts, member.shape), whole
+    def _window(self, member: Member) -> Box:
+        """The part of a parameter that this process uses; what pads it is behind its last row, and so no part of an interval."""
+        places = (self.world.position(axes) for axes in member.parameter.use.axes)
+        starts = tuple(
+            min(place * length, size) for place, length, size in zip(places, member.shape, member.whole, strict=True)
+        )
+        lengths = (
+            min(length, size - start) for start, length, size in zip(starts, member.shape, member.whole, strict=True)
+        )
+        return Box(starts, tuple(lengths))
 
     @torch.no_grad()
     def fill(self, value: Callable[[Interval], Tensor]) -> None:

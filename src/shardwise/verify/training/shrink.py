@@ -130,7 +130,7 @@ def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
     """The model with the structure of its own and as few of everything as the mesh divides: one of each of a rank where the
     planned mesh leaves it one, and two where it leaves it more."""
     seqs, layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
-    sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, layout)}
+    sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, planned, layout)}
     stages = layout.pp * layout.num_virtual_stages
     fewest = 2 + layers if stages == 1 else sum(layout.layers_per_stage or (stages,))
     num_layers = min(architecture.num_layers, max(fewest, 2 + layers))
@@ -162,9 +162,9 @@ def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
     return {**sizes, "q_lora_rank": min(architecture.q_lora_rank, 3), "lora_rank": min(architecture.lora_rank, 2)}
 
 
-def _widths(architecture: Architecture, layout: Layout) -> dict[str, Any]:
-    """Widths that tp divides, each another one, experts that ep divides, and a vocabulary that is as even over tp as its own."""
-    uneven = bool(architecture.vocab_size % layout.tp)
+def _widths(architecture: Architecture, planned: Layout, layout: Layout) -> dict[str, Any]:
+    """Widths that tp divides, each another one, experts that ep divides, and a vocabulary as even over tp as the plan's."""
+    uneven = bool(architecture.vocab_size % planned.tp)
     sizes = {"d_ff": 5 * layout.tp, "vocab_size": 11 * layout.tp + uneven}
     sizes |= {"shared_expert_width": 3 * layout.tp} if architecture.shared_expert_width else {}
     sizes |= {"dense_d_ff": 7 * layout.tp} if architecture.dense_d_ff else {}

@@ -1,0 +1,35 @@
+"""The loss over parts of a vocabulary is that over the whole, whatever stands where parts are padded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardwise.data.batches import IGNORED
+from shardwise.engine.torch.loss import cross_entropy
+from shardwise.engine.torch.split_loss import SplitVocabulary
+
+SEQS, POSITIONS, SCALE = 2, 5, 0.25
+PADDING = 1e3  # larger than any logit
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize(("words", "parts"), [(24, 4), (23, 2), (23, 4), (9, 4), (3, 4)])
+def test_parts_are_together_the_whole(words: int, parts: int, cap: float | None) -> None:
+    """Of nine words over four ranks the last has none. Without a cap logits are so small that zeros would outweigh them."""
+    generator, width = torch.Generator().manual_seed(1), -(-words // parts)
+    logits = torch.randn(SEQS, POSITIONS, words, generator=generator, dtype=torch.float64) - (0.0 if cap else 1e3)
+    targets = torch.randint(words, (SEQS, POSITIONS), generator=generator)
+    targets[0, 1] = IGNORED
+    held = torch.nn.functional.pad(logits, (0, parts * width - words), value=PADDING).split(width, dim=-1)
+    held = tuple(one.clone() for one in held)
+    own = [SplitVocabulary(place * width, sorted((0, words - place * width, width))[1], cap) for place in range(parts)]
+    largest = torch.stack([one.largest(part) for one, part in zip(own, held, strict=True)]).amax(dim=0)
+    total = torch.stack([one.sum_exp(part, largest) for one, part in zip(own, held, strict=True)]).sum(dim=0)
+    target = torch.stack([one.target_logit(part, targets) for one, part in zip(own, held, strict=True)]).sum(dim=0)
+    losses = [one.loss(total, largest, target, targets, SCALE) for one in own]
+    found = torch.cat([one.gradient(p, largest, total, targets, SCALE) for one, p in zip(own, held, strict=True)], -1)
+    wanted = cross_entropy(logits, targets, SCALE, cap, replace=True)  # logits are their gradient from here on
+    torch.testing.assert_close(torch.stack(losses), wanted.expand(parts), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found[..., :words], logits, rtol=1e-10, atol=1e-14)
+    assert not found[..., words:].any()
