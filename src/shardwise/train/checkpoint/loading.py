@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError, require
-from shardwise.train.box import Shape
+from shardwise.train.box import Box, Shape
 from shardwise.train.checkpoint.manifest import StoredTensor
-from shardwise.train.checkpoint.piece import Piece, State, described, split
+from shardwise.train.checkpoint.piece import State, described, split
 from shardwise.train.checkpoint.ranks import Ranks
 from shardwise.train.checkpoint.reading import common_shape, opened
 
@@ -56,19 +56,14 @@ def whole(path: str | Path, prefix: str = MODEL) -> dict[str, Tensor]:
 
     By the rest of their names: for `model.` those of the parameters. Raises `InputError` as `load` does.
     """
-    path, alone = Path(path), Ranks()
-    checkpoint = opened(path, alone)
-    pieces = {
-        name: Piece(tensor.shape, (0,) * len(tensor.shape), torch.empty(tensor.shape, dtype=tensor.format))
-        for name, tensor in checkpoint.tensors.items()
-        if name.startswith(prefix)
-    }
-    if not pieces:
+    path = Path(path)
+    checkpoint = opened(path, Ranks())
+    shapes = {name: one.shape for name, one in checkpoint.tensors.items() if name.startswith(prefix)}
+    if not shapes:
         found = _shown(sorted(checkpoint.tensors))
         raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {found}")
-    for name, piece in pieces.items():
-        checkpoint.fill(name, piece)
-    return {name.removeprefix(prefix): piece.values for name, piece in pieces.items()}
+    boxes = {name: Box((0,) * len(shape), shape) for name, shape in shapes.items()}
+    return {name.removeprefix(prefix): checkpoint.read(name, shapes[name], box) for name, box in boxes.items()}
 
 
 def _problems(path: Path, wanted: Sequence[Wanted], stored: Mapping[str, StoredTensor]) -> Iterator[str]:

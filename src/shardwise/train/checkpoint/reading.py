@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardwise.errors import InputError
 from shardwise.files import SEAL, DamagedError, Sum, seal_fault
-from shardwise.train.box import Shape
+from shardwise.train.box import Box, Shape
 from shardwise.train.checkpoint import older
 from shardwise.train.checkpoint.manifest import (
     MANIFEST,
@@ -55,6 +55,12 @@ class Opened:
 
     files: Files
     tensors: Mapping[str, StoredTensor]
+
+    def read(self, name: str, shape: Shape, box: Box) -> Tensor:
+        """A box of the tensor of that name, in `shape`, or whose flattened elements these are; nothing else of it is read."""
+        values = torch.empty(box.lengths, dtype=self.tensors[name].format)
+        self.fill(name, Piece(shape, box.offsets, values))
+        return values
 
     def fill(self, name: str, piece: Piece) -> None:
         """Fill a piece of the tensor of that name in place; the kinds agree."""

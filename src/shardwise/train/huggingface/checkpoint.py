@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from shardwise.engine.torch.weights import Weights, parameter_shapes
+from shardwise.engine.torch.weights import parameter_shapes
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.train.checkpoint import whole
-from shardwise.train.huggingface.files import save_hf
+from shardwise.train.box import Box
+from shardwise.train.checkpoint.loading import MODEL
+from shardwise.train.checkpoint.ranks import Ranks
+from shardwise.train.checkpoint.reading import Opened, common_shape, opened
+from shardwise.train.huggingface.writing import BYTES_PER_FILE, write_model
 
 
 def checkpoint_to_hf(
     checkpoint: str | Path, architecture: Architecture, folder: str | Path, *, seq_len: int,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:  # fmt: skip
     """Write the weights of a checkpoint, whatever ranks it was made on, as `transformers` reads them.
 
     In `dtype`, or in the format that the optimizer updated (the master copy's, where the run had one). `seq_len` is the longest
-    sequence that the model was trained for. Raises `InputError` as `whole` and `save_hf` do, and where the checkpoint is of
-    another architecture.
+    sequence that the model was trained for. One tensor is held at a time. Raises `InputError` for a checkpoint that is damaged,
+    or of another architecture, and as `save_hf` does.
     """
-    values, shapes = whole(checkpoint), parameter_shapes(architecture)
-    wanted = {name: math.prod(shape) for name, shape in shapes.items()}
-    found = {name: one.numel() for name, one in values.items()}
-    if found != wanted:
-        other = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    found = opened(Path(checkpoint), Ranks())
+    shapes = parameter_shapes(architecture)
+    _require_same(Path(checkpoint), architecture, found)
+
+    def read(parameter: str, box: Box) -> Tensor:
+        return found.read(MODEL + parameter, shapes[parameter], box)
+
+    own = found.tensors[MODEL + next(iter(shapes))].format
+    write_model(folder, architecture, read, dtype or own, seq_len=seq_len, bytes_per_file=bytes_per_file)
+
+
+def _require_same(path: Path, architecture: Architecture, checkpoint: Opened) -> None:
+    """Raise `InputError` where the checkpoint's weights are those of another model."""
+    wanted = {MODEL + name: shape for name, shape in parameter_shapes(architecture).items()}
+    found = {name: one.shape for name, one in checkpoint.tensors.items() if name.startswith(MODEL)}
+    other = wanted.keys() ^ found.keys()
+    other |= {name for name in wanted.keys() & found.keys() if common_shape(wanted[name], found[name]) is None}
+    if other:
+        names = ", ".join(name.removeprefix(MODEL) for name in sorted(other)[:4])
         raise InputError(
-            f"{checkpoint}: found the weights of another model than {architecture.name}: {', '.join(other[:4])} differ; the plan "
-            "that the run was of is required"
+            f"{path}: found the weights of another model than {architecture.name}: {names} differ; the plan that the run was of "
+            "is required"
         )
-    tensors = {name: values[name].view(shape).to(dtype or values[name].dtype) for name, shape in shapes.items()}
-    save_hf(Weights(architecture, tensors), folder, seq_len=seq_len)

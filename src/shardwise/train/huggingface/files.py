@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError, require
 from shardwise.train.box import Box, Shape
-from shardwise.train.huggingface.config import read_config, write_config
-from shardwise.train.huggingface.layout import Place, places, shape_of, stored, taken
+from shardwise.train.huggingface.config import read_config
+from shardwise.train.huggingface.layout import Place, places, shape_of, taken
+from shardwise.train.huggingface.publishing import CONFIG, INDEX, SINGLE
+from shardwise.train.huggingface.writing import BYTES_PER_FILE, write_model
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as its default (max_shard_size) for years
 SHOWN = 4  # names of tensors in a message
 
 
@@ -41,8 +40,7 @@ class StoredModel:
 
     def _part(self, place: Place) -> Shape:
         """The shape of what a tensor holds of a parameter."""
-        shape = self.shapes[place.parameter]
-        return shape if place.expert is None else shape[1:]
+        return place.part(self.shapes[place.parameter])
 
     def read(self, parameter: str, box: Box) -> Tensor:
         """A box of a parameter, in the format of the files. Nothing else of it is read."""
@@ -79,42 +77,13 @@ def save_hf(
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
-    config, family = write_config(weights.architecture, seq_len, model_type)
-    config["dtype"] = str(weights.dtype).removeprefix("torch.")
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(weights, list(places(weights.architecture, family)), folder, bytes_per_file)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"model: cannot write to {folder}: {error}") from None
 
+    def read(parameter: str, box: Box) -> Tensor:
+        return weights.tensors[parameter][box.slices]
 
-def _write(weights: Weights, found: Iterable[Place], folder: Path, bytes_per_file: int) -> None:
-    parameters = weights.tensors
-    files: list[list[Place]] = []
-    room = 0
-    for place in found:
-        size = _bytes(place.part(parameters[place.parameter]))
-        if not files or size > room:
-            files.append([])
-            room = bytes_per_file
-        files[-1].append(place)
-        room -= size
-    index: dict[str, str] = {}
-    for number, held in enumerate(files, start=1):
-        name = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {place.name: stored(place.part(parameters[place.parameter]), place) for place in held}
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        index |= dict.fromkeys(tensors, name)
-    if len(files) > 1:
-        size = sum(_bytes(place.part(parameters[place.parameter])) for held in files for place in held)
-        content = {"metadata": {"total_size": size}, "weight_map": index}
-        (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _bytes(part: Tensor) -> int:
-    return part.numel() * part.element_size()
+    write_model(
+        folder, weights.architecture, read, weights.dtype, seq_len=seq_len, model_type=model_type, bytes_per_file=bytes_per_file
+    )  # fmt: skip
 
 
 class Tensors:

@@ -12,7 +12,8 @@ from torch import Tensor
 from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
 from shardwise.train.huggingface.config import read_config
-from shardwise.train.huggingface.files import CONFIG, StoredModel
+from shardwise.train.huggingface.files import StoredModel
+from shardwise.train.huggingface.publishing import CONFIG
 from shardwise.train.parallel.flat import Interval
 
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself

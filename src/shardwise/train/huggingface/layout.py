@@ -32,9 +32,16 @@ class Place:
     groups: tuple[tuple[str, ...], ...]
     copy: bool = False
 
-    def part(self, parameter: Tensor) -> Tensor:
-        """What of the parameter the tensor holds, with `dims`."""
-        return parameter if self.expert is None else parameter[self.expert]
+    def box(self, shape: Shape) -> Box:
+        """What the tensor holds of a parameter of this shape."""
+        inner = self.part(shape)
+        if self.expert is None:
+            return Box((0,) * len(inner), inner)
+        return Box((self.expert, *(0 for _ in inner)), (1, *inner))
+
+    def part(self, shape: Shape) -> Shape:
+        """The sizes of `dims`, by the shape of the parameter."""
+        return shape if self.expert is None else shape[1:]
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -67,12 +74,9 @@ def _places(one: Parameter, found: Stored, layer: int, num_experts: int, *, copy
 
 
 def stored(part: Tensor, place: Place) -> Tensor:
-    """A parameter's part as the file has it; memory of its own."""
-    sizes = dict(zip(place.dims, part.shape, strict=True))
+    """A parameter's part [`dims`] as the file has it, contiguous."""
     turned = part.permute([place.dims.index(dim) for dim in place.order])
-    return turned.reshape([math.prod(sizes[dim] for dim in group) for group in place.groups]).clone(
-        memory_format=torch.contiguous_format
-    )
+    return turned.reshape(shape_of(place, tuple(part.shape))).contiguous()
 
 
 def shape_of(place: Place, shape: Shape) -> Shape:

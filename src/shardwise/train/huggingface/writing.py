@@ -1,0 +1,135 @@
+"""A model of `transformers` written tensor by tensor: of its weights one tensor of one file is held at a time.
+
+A file in safetensors is eight bytes that say how long its header is, the header, JSON that has format, shape and place of each
+tensor, and the tensors, one behind the other. Source: the format's own description (README.md of huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardwise.engine.torch.weights import parameter_shapes
+from shardwise.errors import InputError, chosen
+from shardwise.files import BLOCK, sync, write_synced
+from shardwise.model.architecture import Architecture
+from shardwise.train.box import Box, Shape
+from shardwise.train.huggingface.config import write_config
+from shardwise.train.huggingface.layout import Place, places, shape_of, stored
+from shardwise.train.huggingface.publishing import CONFIG, INDEX, draft, file_of
+
+BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as its default (max_shard_size) for years
+# Formats by their names in a header. Source: the format's description; those that weights are trained in.
+FORMATS: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+ALIGNED = 8  # bytes: tensors begin at a multiple of it, behind a header that is filled with spaces
+Read = Callable[[str, Box], Tensor]  # a box of a parameter
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: where it comes from, the shape of the whole parameter, and its format."""
+
+    place: Place
+    shape: Shape
+    dtype: torch.dtype
+
+    @property
+    def stored(self) -> Shape:
+        """Its shape in the file."""
+        return shape_of(self.place, self.place.part(self.shape))
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.stored) * self.dtype.itemsize
+
+    def value(self, read: Read) -> Tensor:
+        """What the file has of it; nothing else is read."""
+        part = read(self.place.parameter, self.place.box(self.shape)).to(self.dtype)
+        return stored(part.view(self.place.part(self.shape)), self.place)
+
+
+def write_model(
+    folder: str | Path, architecture: Architecture, read: Read, dtype: torch.dtype, *, seq_len: int, model_type: str = "",
+    bytes_per_file: int = BYTES_PER_FILE,
+) -> None:  # fmt: skip
+    """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or nothing that reads as a model.
+
+    A file has `bytes_per_file` of tensors at most, or one tensor. Raises `InputError` where no family (or not the one named) has
+    what the model has, for a format that no weights have, and where the folder cannot be written.
+    """
+    config, family = write_config(architecture, seq_len, model_type)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    chosen(FORMATS, config["dtype"], "dtype")
+    shapes = parameter_shapes(architecture)
+    entries = [Entry(place, shapes[place.parameter], dtype) for place in places(architecture, family)]
+    try:
+        with draft(Path(folder)) as part:
+            _write_files(part, _files(entries, bytes_per_file), read)
+            _write_json(part / CONFIG, config)
+    except OSError as error:
+        raise InputError(
+            f"model: cannot write to {folder}: {error.strerror}; a folder with room, and the permission to write in it, are "
+            "required"
+        ) from None
+
+
+def _files(entries: Sequence[Entry], bytes_per_file: int) -> list[list[Entry]]:
+    """The tensors of each file."""
+    files: list[list[Entry]] = []
+    room = 0
+    for entry in entries:
+        if not files or entry.num_bytes > room:
+            files.append([])
+            room = bytes_per_file
+        files[-1].append(entry)
+        room -= entry.num_bytes
+    return files
+
+
+def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> None:
+    index: dict[str, str] = {}
+    for number, entries in enumerate(files, start=1):
+        name = file_of(number, len(files))
+        _write_file(folder / name, entries, read)
+        index |= {entry.place.name: name for entry in entries}
+    if len(files) > 1:
+        size = sum(entry.num_bytes for entries in files for entry in entries)
+        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+
+
+def _write_file(path: Path, entries: Sequence[Entry], read: Read) -> None:
+    with path.open("wb") as file:
+        file.write(_header(entries))
+        for entry in entries:
+            _write_tensor(
+                file, entry.value(read)
+            )  # in a function of its own, so that it is gone when the next one comes
+        sync(file)
+
+
+def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
+    content = tensor.view(-1).view(torch.uint8).numpy()
+    for start in range(0, len(content), BLOCK):
+        file.write(content[start : start + BLOCK].data)
+
+
+def _header(entries: Sequence[Entry]) -> bytes:
+    """What stands in front of the tensors."""
+    found: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for entry in entries:
+        kind, stop = FORMATS[str(entry.dtype).removeprefix("torch.")], start + entry.num_bytes
+        found[entry.place.name] = {"dtype": kind, "shape": entry.stored, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(found).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_json(path: Path, content: object) -> None:
+    write_synced(path, (json.dumps(content, indent=2) + "\n").encode())

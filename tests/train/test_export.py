@@ -1,0 +1,207 @@
+"""A checkpoint written as a model of `transformers`: a tensor of it at a time, complete or nothing that reads as a model."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.engine.torch.initialise import initial_weights
+from shardwise.engine.torch.weights import Weights
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.train.box import Box
+from shardwise.train.checkpoint import Checkpointer, Piece, latest
+from shardwise.train.checkpoint.reading import Opened
+from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
+from shardwise.train.huggingface.publishing import CONFIG, INDEX, SINGLE
+
+MODEL = Architecture(
+    name="small", d_model=16, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, vocab_size=31, num_experts=4,
+    experts_per_token=2,
+)  # fmt: skip
+FILE = 10_000  # bytes of a file at most
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the tensors that operations have made and that live; what is mapped from a file is not the process's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mapped = {id(one.untyped_storage()) for one in args if isinstance(one, torch.Tensor)} - self.sizes.keys()
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and "from_file" not in str(func):
+            storage = out.untyped_storage()
+            if id(storage) not in self.sizes and id(storage) not in mapped:
+                self.sizes[id(storage)] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, id(storage))
+                self.most = max(self.most, sum(self.sizes.values()))
+        return out
+
+
+def saved(folder: Path, weights: Weights, num_ranks: int = 3) -> Path:
+    """A checkpoint of which each parameter lies in several parts."""
+
+    def pieces(tensor: torch.Tensor) -> tuple[Piece, ...]:
+        starts, parts = [0], tensor.flatten().tensor_split(num_ranks)
+        for part in parts:
+            starts.append(starts[-1] + len(part))
+        return tuple(Piece(tuple(tensor.shape), (start,), part) for start, part in zip(starts, parts, strict=False))
+
+    with Checkpointer(folder, keep=1) as writer:
+        writer.save(1, {f"model.{name}": pieces(tensor) for name, tensor in weights.tensors.items()})
+    path = latest(folder)
+    assert path is not None
+    return path
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_one_tensor_is_held_at_a_time(
+    dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = initial_weights(MODEL, 1)
+    path, count, read = saved(tmp_path / "run", weights), [0], Opened.read
+
+    def counted(self: Opened, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
+        found = read(self, name, shape, box)
+        count[0] += found.nbytes
+        return found
+
+    monkeypatch.setattr(Opened, "read", counted)
+    with Alive() as alive:
+        checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16, dtype=dtype, bytes_per_file=FILE)
+    whole = sum(tensor.nbytes for tensor in weights.tensors.values())
+    largest = max(math.prod(tensor.shape[1:] if "experts" in name else tensor.shape) * 4
+                  for name, tensor in weights.tensors.items())  # fmt: skip
+    assert largest < FILE < whole / 5
+    assert largest <= alive.most <= 2 * largest, "a tensor as it is read and as the file has it"
+    assert not alive.sizes, "nothing is kept"
+    assert count[0] == whole, "every element is read once"
+    files = sorted(file.name for file in (tmp_path / "hf").glob("*.safetensors"))
+    assert len(files) > 5
+    assert files == [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
+    found = load_hf(tmp_path / "hf").tensors
+    assert all(torch.equal(found[name], tensor.to(dtype or tensor.dtype)) for name, tensor in weights.tensors.items())
+
+
+def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a parameter in as many parts as it has experts, each expert's tensor is one of them."""
+    from shardwise.train.checkpoint.manifest import CurrentFiles, Part
+
+    weights = initial_weights(MODEL, 1)
+    path, opened, elements = saved(tmp_path / "run", weights, MODEL.num_experts), [0], CurrentFiles.elements
+
+    def counted(self: CurrentFiles, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        opened[0] += part.box.volume
+        return elements(self, part, dtype)
+
+    monkeypatch.setattr(CurrentFiles, "elements", counted)
+    checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
+    assert opened[0] == sum(tensor.numel() for tensor in weights.tensors.values())
+
+
+class Killed(BaseException):
+    """As a process is: nothing catches it."""
+
+
+def dies(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, after: int) -> list[int]:
+    """Have a function fail after so many calls; how many there were."""
+    count, plain = [0], getattr(where, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if count[0] == after:
+            raise Killed
+        count[0] += 1
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, dying)
+    return count
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "unlink"])
+def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model before, the new one, or none: in a folder that had a model, at every call of a kind that there is."""
+    old, new = initial_weights(MODEL, 1), initial_weights(MODEL, 2)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    where: dict[str, tuple[Any, str]] = {
+        "write": (Opened, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
+    }  # fmt: skip
+    path, left, after = saved(tmp_path / "run", new), set(), 0
+    while True:
+        save_hf(old, tmp_path / "hf", seq_len=16)
+        with monkeypatch.context() as patch:
+            dies(patch, *where[call], after)
+            patch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # a process that is killed removes nothing
+            try:
+                checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16, bytes_per_file=FILE)
+            except Killed:
+                left.add(found_in(tmp_path / "hf", {"old": old, "new": new}))
+            else:
+                break
+        after += 1
+    assert after > 0
+    assert (
+        left == {"write": {"old"}, "fsync": {"old", "none", "new"}, "rename": {"none"}, "unlink": {"old", "none"}}[call]
+    )
+    checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
+    assert found_in(tmp_path / "hf", {"new": new}) == "new"
+    assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [CONFIG, SINGLE], "no litter"
+
+
+def found_in(folder: Path, models: dict[str, Weights]) -> str:
+    """Which of some models a folder reads as."""
+    if not (folder / CONFIG).exists():
+        with pytest.raises(InputError, match="cannot read"):
+            load_hf(folder)
+        return "none"
+    found = load_hf(folder).tensors
+    (name,) = (
+        name for name, one in models.items() if all(torch.equal(found[w], tensor) for w, tensor in one.tensors.items())
+    )
+    return name
+
+
+def test_another_model_takes_the_place_of_one_in_several_files(tmp_path: Path) -> None:
+    """An index that is left would name the files of the model before."""
+    save_hf(initial_weights(MODEL, 1), tmp_path, seq_len=16, bytes_per_file=FILE)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert (tmp_path / INDEX).exists()
+    save_hf(initial_weights(MODEL, 2), tmp_path, seq_len=16)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CONFIG, SINGLE, "tokenizer.json"]
+    assert found_in(tmp_path, {"new": initial_weights(MODEL, 2)}) == "new"
+
+
+@pytest.mark.parametrize("fault", ["full", "file"])
+def test_what_cannot_be_written_is_said(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "hf"
+    if fault == "full":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        folder.write_text("a file")
+    wanted = {"full": "No space left", "file": "Not a directory"}[fault]
+    with pytest.raises(InputError, match=rf"cannot write to .*hf: {wanted}.*; a folder with room"):
+        save_hf(initial_weights(MODEL, 1), folder, seq_len=16)
+    assert fault == "file" or not list(folder.iterdir())
+
+
+def test_formats_that_no_weights_have_are_refused(tmp_path: Path) -> None:
+    cast: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.long
+    weights = Weights(MODEL, {name: cast(tensor) for name, tensor in initial_weights(MODEL, 1).tensors.items()})
+    with pytest.raises(InputError, match="int64"):
+        save_hf(weights, tmp_path / "hf", seq_len=16)
