@@ -196,7 +196,8 @@ def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "parts"), [("dp=2", 1), ("zero-1 of 3", 3), ("zero-2 of 2", 2), ("hybrid zero-3 of 4", 2), ("tp=2 fsdp=2", 4)]
+    ("layout", "parts"),
+    [("dp=2", 1), ("zero-1 of 3", 3), ("zero-2 of 2", 2), ("hybrid zero-3 of 4", 2), ("tp=2 fsdp=2", 4)],
 )
 def test_each_rank_reads_what_it_keeps_of_a_model(layout: str, parts: int, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "moe")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwise.engine.torch.build import balance_biases
 from shardwise.engine.torch.initialise import initial_weights
 from shardwise.engine.torch.weights import Weights
 from shardwise.errors import InputError
@@ -27,6 +28,7 @@ MODEL = Architecture(
     name="small", d_model=16, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, vocab_size=31, num_experts=4,
     experts_per_token=2,
 )  # fmt: skip
+BIASES = {name: torch.zeros(MODEL.num_experts) for name in balance_biases(MODEL).values()}
 FILE = 10_000  # bytes of a file at most
 
 
@@ -60,7 +62,8 @@ def saved(folder: Path, weights: Weights, num_ranks: int = 3) -> Path:
         return tuple(Piece(tuple(tensor.shape), (start,), part) for start, part in zip(starts, parts, strict=False))
 
     with Checkpointer(folder, keep=1) as writer:
-        writer.save(1, {f"model.{name}": pieces(tensor) for name, tensor in weights.tensors.items()})
+        state = {f"model.{name}": pieces(tensor) for name, tensor in weights.tensors.items()}
+        writer.save(1, state | {f"buffer.{name}": pieces(bias) for name, bias in BIASES.items()})
     path = latest(folder)
     assert path is not None
     return path
@@ -81,7 +84,7 @@ def test_one_tensor_is_held_at_a_time(
     monkeypatch.setattr(Opened, "read", counted)
     with Alive() as alive:
         checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16, dtype=dtype, bytes_per_file=FILE)
-    whole = sum(tensor.nbytes for tensor in weights.tensors.values())
+    whole = sum(tensor.nbytes for tensor in (*weights.tensors.values(), *BIASES.values()))
     largest = max(math.prod(tensor.shape[1:] if "experts" in name else tensor.shape) * 4
                   for name, tensor in weights.tensors.items())  # fmt: skip
     assert largest < FILE < whole / 5
@@ -108,7 +111,7 @@ def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(CurrentFiles, "elements", counted)
     checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
-    assert opened[0] == sum(tensor.numel() for tensor in weights.tensors.values())
+    assert opened[0] == sum(tensor.numel() for tensor in (*weights.tensors.values(), *BIASES.values()))
 
 
 class Killed(BaseException):

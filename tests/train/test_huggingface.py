@@ -38,6 +38,11 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+SIGMOID: dict[str, Any] = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+}  # fmt: skip
 LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -54,6 +59,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 12}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "glm4_moe": ("glm4_moe", {**SIGMOID, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "use_qk_norm": True}),
+    "glm4_moe without groups": ("glm4_moe", {**SIGMOID, "norm_topk_prob": False, "attention_bias": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
                           "final_logit_softcapping": 3.0}),
@@ -93,6 +100,9 @@ def theirs(name: str, dtype: torch.dtype, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.4, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.4, generator=generator)
     return model
 
 
@@ -125,7 +135,8 @@ def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path
     read = {name: stored.read(name, Box((0,) * len(shape), shape)) for name, shape in stored.shapes.items()}
     with torch.no_grad(), fine(torch.float64):
         wanted = model(ids()).logits
-    found = Weights(load_plan(tmp_path / "plan.json").model, read).logits(ids())
+    biases = {name: stored.bias(name) for name in stored.biases}
+    found = Weights(load_plan(tmp_path / "plan.json").model, read, biases).logits(ids())
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
 
 

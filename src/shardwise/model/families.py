@@ -288,7 +288,7 @@ FAMILIES: dict[str, FamilyRule] = {
             **leading_dense("first_k_dense_replace"),
         },
         only={"moe_layer_freq": (1,)},
-        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER),
+        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER, rotary_part=0.5),
     ),
     "deepseek_v2": replace(
         DEEPSEEK,

@@ -59,16 +59,17 @@ class NumericsRule:
     """How a family spells its constants.
 
     `epsilon` and `theta` (the base of rotary angles; None: it has none) are its defaults, `local_theta` that of layers with a
-    window, where they have angles of their own. `gemma`: norms add one to their weight and the embedding is scaled by √D.
-    `scaled_scores`: the config may cap scores and logits and scale scores. `multipliers`: it multiplies the embedding and, in
-    place of 1/√H, the scores. `gates`: the key that says whether gates are normalised ("": they are). `router`: it has groups of
-    experts (None: the softmax chooses among all). `lacks`: what every model
+    window, where they have angles of their own, `rotary_part` the share of a head's width that they turn. `gemma`: norms add one
+    to their weight and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.
+    `multipliers`: it multiplies the embedding and, in place of 1/√H, the scores. `gates`: the key that says whether gates are
+    normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `lacks`: what every model
     of the family has and our arithmetic does not.
     """
 
     epsilon: float = 1e-6
     theta: float | None = 10_000.0
     local_theta: float | None = None
+    rotary_part: float = 1.0
     gemma: bool = False
     scaled_scores: bool = False
     multipliers: bool = False
@@ -156,7 +157,7 @@ def _rotaries(config: Mapping[str, Any], rule: NumericsRule) -> tuple[Rotary, Ro
     if rule.theta is None:
         return Rotary(), None, ()
     found = config.get("rope_parameters") or {}
-    whole = _older(config, rule.theta)
+    whole = _older(config, rule.theta, rule.rotary_part)
     if rule.local_theta is None:
         rotary, unread = _rotary({**whole, **found})
         return rotary, None, unread
@@ -165,10 +166,12 @@ def _rotaries(config: Mapping[str, Any], rule: NumericsRule) -> tuple[Rotary, Ro
     return rotary, near, (*unread, *also)
 
 
-def _older(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
+def _older(config: Mapping[str, Any], theta: float, part: float) -> dict[str, Any]:
     """The parameters as older configs write them: `rope_theta` and `rope_scaling`."""
-    partial = {key: config[key] for key in ("partial_rotary_factor", "rotary_pct") if config.get(key) is not None}
-    return {"rope_theta": config.get("rope_theta") or theta, **partial, **(config.get("rope_scaling") or {})}
+    keys = ("partial_rotary_factor", "rotary_pct")
+    part = next((config[key] for key in keys if config.get(key) is not None), part)
+    named = {} if part == 1.0 else {"partial_rotary_factor": part}
+    return {"rope_theta": config.get("rope_theta") or theta, **named, **(config.get("rope_scaling") or {})}
 
 
 def _rotary(found: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:

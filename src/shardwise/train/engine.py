@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwise.engine.torch.batch import MicroBatch
-from shardwise.engine.torch.build import Ends, torch_model
+from shardwise.engine.torch.build import Ends, balance_biases, torch_model
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.initialise import initial_value
 from shardwise.engine.torch.rank import Rank
@@ -163,8 +163,9 @@ class Engine:
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""
+        names = balance_biases(self.instance.architecture)
         biases = self.model.balance_biases
-        yield from ((f"{self.model.layers[place].path}.balance_bias", bias) for place, bias in biases.items())
+        yield from ((names[self.model.layers[place].path], bias) for place, bias in biases.items())
 
     def watch(self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None]) -> None:
         """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with

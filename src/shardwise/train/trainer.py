@@ -16,10 +16,11 @@ from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
+from shardwise.train.checkpoint.loading import BUFFER
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
-from shardwise.train.huggingface.initial import require_same, values_of
+from shardwise.train.huggingface.initial import begin_with, require_same
 from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
 from shardwise.train.parallel.flat import Interval
@@ -42,7 +43,7 @@ class Trainer:
         if recipe.initial is None:
             self.engine.initialise(recipe.seed)
         else:
-            self.engine.fill(values_of(recipe.initial))
+            begin_with(self.engine, recipe.initial)
         replica = world.position(self.engine.instance.batch_axes)
         self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents)
         self._ahead = self.feed.ahead(batches, recipe.steps)
@@ -90,7 +91,7 @@ class Trainer:
             f"{kind}.{one.name}": _pieces(one, values.detach()) for kind, one, values in self.engine.pieces()
         }
         for name, buffer in self.engine.buffers():
-            found[f"buffer.{name}"] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
+            found[BUFFER + name] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
         return {**found, "step": self.step}
 
     def restore(self, values: Mapping[str, Any]) -> None:

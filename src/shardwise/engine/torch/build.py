@@ -22,10 +22,12 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 
 
 class Ends(NamedTuple):
-    """Of the unit at a path: its weights by their names in the program, and where their gradients go."""
+    """Of the unit at a path: its weights by their names in the program, where their gradients go, and of a router the bias of its
+    choice [E] (None: zero)."""
 
     weights: Mapping[str, Tensor]
     gradients: Gradients | None = None
+    balance_bias: Tensor | None = None
 
 
 def torch_model(
@@ -42,7 +44,7 @@ def torch_model(
     units: dict[tuple[str, str], TorchUnit] = {}
     rank = rank or Rank(instance.mesh)
     layers = []
-    numbers = _numbers(architecture)
+    numbers, biases = _numbers(architecture), balance_biases(architecture)
     for path, kind in instance.units:
         key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
         if key not in units:
@@ -51,9 +53,10 @@ def torch_model(
                 instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
                 split=instance.splits and kind in SPLIT,
             )  # fmt: skip
-        layers.append(
-            Layer(path, units[key], *ends_of(path), number=number, balance_bias=_bias(architecture, kind, device))
-        )
+        weights, gradients, bias = ends_of(path)
+        if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
+            bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
+        layers.append(Layer(path, units[key], weights, gradients, number, bias))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     return TorchModel(
         architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
@@ -67,8 +70,7 @@ def _numbers(architecture: Architecture) -> dict[str, int]:
     return {path: number for number, path in enumerate(blocks)}
 
 
-def _bias(architecture: Architecture, kind: str, device: torch.device) -> Tensor | None:
-    """Of a router's choice, zero at first; in fp32 at least, for its steps would vanish in bf16."""
-    if kind not in ("block", *PREDICTS) or not architecture.num_experts:
-        return None
-    return torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
+def balance_biases(architecture: Architecture) -> dict[str, str]:
+    """The name of the bias of each router's choice, by the path of its unit."""
+    routed = ("block", *PREDICTS) if architecture.num_experts else ()
+    return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if kind in routed}

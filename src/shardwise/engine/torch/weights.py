@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch.build import Ends, torch_model
+from shardwise.engine.torch.build import Ends, balance_biases, torch_model
 from shardwise.engine.torch.model import TorchModel
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
@@ -41,10 +41,12 @@ def shape_of(parameter: Parameter, architecture: Architecture) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors in one format by the full names of parameters."""
+    """Tensors in one format by the full names of parameters, and the biases of routers' choices [E] by theirs
+    (`build.balance_biases`), zero where there is none."""
 
     architecture: Architecture
     tensors: Mapping[str, Tensor]
+    biases: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,10 +56,11 @@ class Weights:
     def model(self) -> TorchModel:
         """The model on one device, which uses these tensors as they are."""
         instance = on_one_device(self.architecture)
-        device = next(iter(self.tensors.values())).device
+        device, names = next(iter(self.tensors.values())).device, balance_biases(self.architecture)
 
         def ends(path: str) -> Ends:
-            return Ends({weight: self.tensors[one.name] for weight, one in instance.used[path].items()})
+            bias = self.biases.get(names.get(path, ""))
+            return Ends({weight: self.tensors[one.name] for weight, one in instance.used[path].items()}, None, bias)
 
         return torch_model(instance, self.dtype, ends, device)
 

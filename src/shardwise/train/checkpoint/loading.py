@@ -18,6 +18,7 @@ from shardwise.train.checkpoint.reading import common_shape, opened
 
 SHOWN = 4  # names of tensors in a message
 MODEL = "model."  # what the names of a model's own weights begin with
+BUFFER = "buffer."  # and those of what a model has beside them (`Engine.buffers`)
 FIX = "load it with the plan and the optimizer that it was saved with"
 Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 

@@ -72,7 +72,7 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
         "architectures": [family.built_as], "model_type": kind, "hidden_size": architecture.d_model,
         "num_hidden_layers": architecture.num_layers, "num_attention_heads": architecture.num_heads,
         "num_key_value_heads": architecture.num_kv_heads, "head_dim": architecture.head_dim,
-        "intermediate_size": architecture.d_ff, "vocab_size": architecture.vocab_size,
+        "intermediate_size": architecture.dense_d_ff or architecture.d_ff, "vocab_size": architecture.vocab_size,
         "max_position_embeddings": seq_len, "rms_norm_eps": numerics.norm_epsilon,
         "tie_word_embeddings": architecture.tied_embeddings, family.activation: ACTIVATIONS.get(architecture.mlp, ("",))[0],
         "attention_bias": qkv, "qkv_bias": qkv, "mlp_bias": "mlp" in architecture.bias,
@@ -89,11 +89,32 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
             "query_pre_attn_scalar": architecture.head_dim if scale is None else round(scale**-2),
             "attn_logit_softcapping": numerics.attention_cap, "final_logit_softcapping": numerics.logit_cap,
         }  # fmt: skip
-    number, width = family.experts
-    if number:
-        config |= {
-            number: architecture.num_experts, "num_experts_per_tok": architecture.experts_per_token,
-            width: architecture.d_ff, "norm_topk_prob": numerics.normalised_gates, "decoder_sparse_step": 1,
-            "mlp_only_layers": [], "shared_expert_intermediate_size": architecture.shared_expert_width,
-        }  # fmt: skip
+    if family.experts[0]:
+        config |= _experts(architecture, family) | (_router(architecture) if rule.router else _everywhere(architecture))
     return config
+
+
+def _experts(architecture: Architecture, family: StoredFamily) -> dict[str, Any]:
+    number, width = family.experts
+    return {
+        number: architecture.num_experts, "num_experts_per_tok": architecture.experts_per_token, width: architecture.d_ff,
+        "norm_topk_prob": architecture.numerics.normalised_gates,
+    }  # fmt: skip
+
+
+def _everywhere(architecture: Architecture) -> dict[str, Any]:
+    """What configs say of experts on all layers."""
+    return {
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": architecture.shared_expert_width,
+    }  # fmt: skip
+
+
+def _router(architecture: Architecture) -> dict[str, Any]:
+    """What configs with DeepSeek's router say of it, of shared experts and of the layers before those with experts."""
+    gating = architecture.numerics.gating
+    return {
+        "n_group": gating.groups, "topk_group": gating.chosen_groups, "routed_scaling_factor": gating.scale,
+        "n_shared_experts": architecture.shared_expert_width // max(architecture.d_ff, 1),
+        "first_k_dense_replace": architecture.num_dense_layers, "use_qk_norm": architecture.qk_norm,
+        "num_nextn_predict_layers": architecture.num_predict_layers,
+    }  # fmt: skip

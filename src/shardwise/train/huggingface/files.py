@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import InputError, require
 from shardwise.train.box import Box, Shape
@@ -24,7 +25,10 @@ SHOWN = 4  # names of tensors in a message
 
 
 class StoredModel:
-    """The model of a folder, whose parameters are read box by box. Raises `InputError` for what its config does not say."""
+    """The model of a folder, whose parameters are read box by box; `biases` are the names of those of its routers' choices.
+
+    Raises `InputError` for what its config does not say.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
@@ -32,6 +36,7 @@ class StoredModel:
         self.tensors = Tensors(folder)
         self.shapes = parameter_shapes(self.architecture)
         found = [place for place in places(self.architecture, family) if not place.copy]
+        self.biases = {place.parameter for place in found} - self.shapes.keys()
         copies = {place.name for place in places(self.architecture, family) if place.copy}
         self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found}, copies)
         self.places: dict[str, list[Place]] = {}
@@ -40,7 +45,8 @@ class StoredModel:
 
     def _part(self, place: Place) -> Shape:
         """The shape of what a tensor holds of a parameter."""
-        return place.part(self.shapes[place.parameter])
+        shape = (self.architecture.num_experts,) if place.parameter in self.biases else self.shapes[place.parameter]
+        return place.part(shape)
 
     def read(self, parameter: str, box: Box) -> Tensor:
         """A box of a parameter, in the format of the files. Nothing else of it is read."""
@@ -53,6 +59,11 @@ class StoredModel:
 
     def _taken(self, place: Place, box: Box) -> Tensor:
         return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
+
+    def bias(self, name: str) -> Tensor:
+        """The bias of a router's choice [E], one of `biases`, in fp32 at least."""
+        found = self.read(name, Box((0,), (self.architecture.num_experts,)))
+        return found.to(at_least_fp32(found.dtype))
 
     def flat(self, parameter: str, boxes: Iterable[Box]) -> torch.Tensor:
         """The elements of some boxes of a parameter, one box after the other, [n]."""
@@ -67,7 +78,7 @@ def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
         (name, stored.read(name, Box((0,) * len(shape), shape)).to(wanted).contiguous())
         for name, shape in stored.shapes.items()
     )
-    return Weights(stored.architecture, dict(read))
+    return Weights(stored.architecture, dict(read), {name: stored.bias(name) for name in sorted(stored.biases)})
 
 
 def save_hf(
@@ -77,9 +88,11 @@ def save_hf(
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
+    zero = torch.zeros(weights.architecture.num_experts)
 
-    def read(parameter: str, box: Box) -> Tensor:
-        return weights.tensors[parameter][box.slices]
+    def read(name: str, box: Box) -> Tensor:
+        found = weights.tensors.get(name)
+        return (weights.biases.get(name, zero) if found is None else found)[box.slices]
 
     write_model(
         folder, weights.architecture, read, weights.dtype, seq_len=seq_len, model_type=model_type, bytes_per_file=bytes_per_file

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from torch import Tensor
-
 from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
+from shardwise.train.engine import Engine
 from shardwise.train.huggingface.config import read_config
 from shardwise.train.huggingface.files import StoredModel
 from shardwise.train.huggingface.publishing import CONFIG
-from shardwise.train.parallel.flat import Interval
 
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
 
@@ -37,7 +34,13 @@ def require_same(folder: str | Path, architecture: Architecture) -> None:
     )
 
 
-def values_of(folder: str | Path) -> Callable[[Interval], Tensor]:
-    """The elements of each parameter's interval, of which alone this process reads. Raises `InputError` as `load_hf` does."""
+def begin_with(engine: Engine, folder: str | Path) -> None:
+    """Give an engine the weights of a folder, and its routers the biases of their choices where the files have them.
+
+    A process reads what it keeps, and nothing else. Raises `InputError` as `load_hf` does.
+    """
     stored = StoredModel(folder)
-    return lambda part: stored.flat(part.name, part.boxes())
+    engine.fill(lambda part: stored.flat(part.name, part.boxes()))
+    for name, bias in engine.buffers():
+        if name in stored.biases:
+            bias.copy_(stored.bias(name))

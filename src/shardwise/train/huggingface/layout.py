@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.build import balance_biases
 from shardwise.engine.torch.weights import on_one_device
 from shardwise.errors import InputError
 from shardwise.lowering.parameters import Parameter, unit_paths
@@ -20,7 +21,8 @@ from shardwise.train.huggingface.names import COPIES, Stored, StoredFamily
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor's name in the files, whose parameter it holds (of one expert, or all), and the groups of our dims in it.
+    """A tensor's name in the files, whose parameter it holds (of one expert, or all; or the bias of a router's choice), and the
+    groups of our dims in it.
 
     A `copy` of what another tensor holds is written, and not read.
     """
@@ -51,7 +53,7 @@ class Place:
 
 def places(architecture: Architecture, family: StoredFamily) -> Iterator[Place]:
     """Where a family keeps each parameter. Raises `InputError` that names what it has no place for."""
-    instance = on_one_device(architecture)
+    instance, biases = on_one_device(architecture), balance_biases(architecture)
     for layer, (path, unit) in enumerate(unit_paths(architecture), start=-1):  # behind the embedding
         copies = COPIES if unit in PREDICTS else {}
         for weight, one in instance.used[path].items():
@@ -61,6 +63,8 @@ def places(architecture: Architecture, family: StoredFamily) -> Iterator[Place]:
                 yield from _places(one, found, layer, architecture.num_experts, copy=lent)
             elif not lent:
                 raise InputError(f"model: {one.weight} of the {one.unit} has no place in a {family.built_as}")
+        if path in biases and family.balance_bias:
+            yield Place(family.balance_bias.format(layer=layer), biases[path], None, ("E",), (("E",),))
 
 
 def _places(one: Parameter, found: Stored, layer: int, num_experts: int, *, copy: bool) -> Iterator[Place]:

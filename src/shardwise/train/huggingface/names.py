@@ -88,6 +88,13 @@ _MIXTRAL = _in_layers(
         "experts_down": Stored("block_sparse_moe.experts.{expert}.w2.weight", "D, M"),
     }
 )
+_SHARED_EXPERTS = _in_layers(
+    {
+        "shared_gate": Stored("mlp.shared_experts.gate_proj.weight", "S, D"),
+        "shared_up": Stored("mlp.shared_experts.up_proj.weight", "S, D"),
+        "shared_down": Stored("mlp.shared_experts.down_proj.weight", "D, S"),
+    }
+)
 _POST_NORMS = _in_layers(
     {
         "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
@@ -102,7 +109,8 @@ class StoredFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
     `elsewhere` are names other than `NAMES`. `layer_types`: the config lists each layer's kind. `experts` are the keys of their
-    number and width. How it spells constants of its arithmetic: `FamilyRule.numerics`.
+    number and width, `balance_bias` the name of the bias of a router's choice ("": it has none). How it spells constants of its
+    arithmetic: `FamilyRule.numerics`.
     """
 
     built_as: str
@@ -110,6 +118,7 @@ class StoredFamily:
     activation: str = "hidden_act"
     layer_types: bool = False
     experts: tuple[str, str] = ("", "")
+    balance_bias: str = ""
 
     def stored(self, parameter: Parameter) -> Stored | None:
         """Where it keeps a parameter, if anywhere."""
@@ -128,6 +137,10 @@ FAMILIES: Mapping[str, StoredFamily] = {
     ),
     "qwen2_moe": StoredFamily(built_as="Qwen2MoeForCausalLM", experts=_QWEN_EXPERTS),
     "qwen3_moe": StoredFamily(built_as="Qwen3MoeForCausalLM", experts=_QWEN_EXPERTS),
+    "glm4_moe": StoredFamily(
+        built_as="Glm4MoeForCausalLM", elsewhere=_SHARED_EXPERTS, experts=("n_routed_experts", "moe_intermediate_size"),
+        balance_bias=LAYER + "mlp.gate.e_score_correction_bias",
+    ),
     "gemma": StoredFamily(built_as="GemmaForCausalLM"),
     "gemma2": StoredFamily(
         built_as="Gemma2ForCausalLM", elsewhere=_POST_NORMS, activation="hidden_activation", layer_types=True

@@ -10,7 +10,7 @@ from shardwise.model.numerics_reader import FULL, SLIDING, NumericsRule
 
 def write_rotaries(numerics: Numerics, rule: NumericsRule) -> dict[str, Any]:
     """The value of `rope_parameters`: of a family whose layers with a window have angles of their own, both."""
-    whole = _written(numerics.rotary)
+    whole = _written(numerics.rotary) | ({"partial_rotary_factor": 1.0} if rule.rotary_part != 1.0 else {})
     if rule.local_theta is None:
         return whole
     return {FULL: whole, SLIDING: _written(numerics.local_rotary or numerics.rotary)}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.build import balance_biases
 from shardwise.engine.torch.weights import parameter_shapes
 from shardwise.errors import InputError, chosen
 from shardwise.files import BLOCK, sync, write_synced
@@ -22,13 +23,16 @@ from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.config import write_config
 from shardwise.train.huggingface.layout import Place, places, shape_of, stored
+from shardwise.train.huggingface.names import FAMILIES, StoredFamily
 from shardwise.train.huggingface.publishing import CONFIG, INDEX, draft, file_of
 
 BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as its default (max_shard_size) for years
 # Formats by their names in a header. Source: the format's description; those that weights are trained in.
 FORMATS: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 ALIGNED = 8  # bytes: tensors begin at a multiple of it, behind a header that is filled with spaces
-Read = Callable[[str, Box], Tensor]  # a box of a parameter
+# Of the biases of routers' choices, whatever that of the weights is: `_keep_in_fp32_modules_strict` of DeepseekV3PreTrainedModel.
+BIAS_FORMAT = torch.float32
+Read = Callable[[str, Box], Tensor]  # a box of a parameter, or of the bias of a router's choice, by its name
 
 
 class Entry(NamedTuple):
@@ -60,13 +64,15 @@ def write_model(
     """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or nothing that reads as a model.
 
     A file has `bytes_per_file` of tensors at most, or one tensor. Raises `InputError` where no family (or not the one named) has
-    what the model has, for a format that no weights have, and where the folder cannot be written.
+    what the model has, biases that its routers have moved included, for a format that no weights have, and where the folder
+    cannot be written.
     """
     config, family = write_config(architecture, seq_len, model_type)
     config["dtype"] = str(dtype).removeprefix("torch.")
     chosen(FORMATS, config["dtype"], "dtype")
-    shapes = parameter_shapes(architecture)
-    entries = [Entry(place, shapes[place.parameter], dtype) for place in places(architecture, family)]
+    if not family.balance_bias:
+        _require_no_bias(architecture, read, family)
+    entries = list(_entries(architecture, family, dtype))
     try:
         with draft(Path(folder)) as part:
             _write_files(part, _files(entries, bytes_per_file), read)
@@ -76,6 +82,24 @@ def write_model(
             f"model: cannot write to {folder}: {error.strerror}; a folder with room, and the permission to write in it, are "
             "required"
         ) from None
+
+
+def _entries(architecture: Architecture, family: StoredFamily, dtype: torch.dtype) -> Iterator[Entry]:
+    shapes, bias = parameter_shapes(architecture), (architecture.num_experts,)
+    for place in places(architecture, family):
+        is_bias = place.parameter not in shapes
+        yield Entry(place, bias if is_bias else shapes[place.parameter], BIAS_FORMAT if is_bias else dtype)
+
+
+def _require_no_bias(architecture: Architecture, read: Read, family: StoredFamily) -> None:
+    """Raise `InputError` where a router's choice has moved by a bias: without it tokens would go to other experts."""
+    for name in balance_biases(architecture).values():
+        if read(name, Box((0,), (architecture.num_experts,))).any():
+            having = ", ".join(one for one, other in FAMILIES.items() if other.balance_bias)
+            raise InputError(
+                f"model {architecture.name}: {name}, which its experts are chosen by, has no place in a {family.built_as}; one "
+                f"of {having} (routers that score by sigmoid), or training with --set recipe.balance=auxiliary is required"
+            )
 
 
 def _files(entries: Sequence[Entry], bytes_per_file: int) -> list[list[Entry]]:
@@ -103,6 +127,9 @@ def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> 
 
 
 def _write_file(path: Path, entries: Sequence[Entry], read: Read) -> None:
+    entries = sorted(
+        entries, key=lambda entry: -entry.dtype.itemsize
+    )  # so that each begins at a multiple of its elements
     with path.open("wb") as file:
         file.write(_header(entries))
         for entry in entries:
