@@ -33,7 +33,8 @@ def shards(shards_of: Shards) -> TokenShards:
 
 def stacked(batches: list[Batch]) -> dict[str, list[object]]:
     """The rows of several batches, in order of their sequences and not of their batches."""
-    rows = {name: np.concatenate([getattr(one, name) for one in batches]) for name in Batch.__dataclass_fields__}
+    names = Batch.__dataclass_fields__.keys() - {"begins_BN"}  # as wide as the fullest sequence of a batch needs it
+    rows = {name: np.concatenate([getattr(one, name) for one in batches]) for name in names}
     order = np.argsort(rows["sequences_B"], kind="stable")
     return {name: values[order].tolist() for name, values in rows.items()}
 
@@ -157,3 +158,30 @@ def test_what_is_asked_for_must_be_there(shards: TokenShards) -> None:
         Batches(shards, seq_len=0, batch=2)
     with pytest.raises(InputError, match="at least one sequence"):
         Batches(shards, seq_len=4, batch=0)
+
+
+@given(
+    step=st.integers(0, 9), seq_len=st.integers(2, 24), ignore=st.booleans(), cuts=st.lists(st.integers(0, 24), max_size=6),
+)  # fmt: skip
+def test_some_places_are_read_as_they_are_in_the_whole(
+    shards: TokenShards, step: int, seq_len: int, ignore: bool, cuts: list[int]
+) -> None:
+    """Targets and documents at a cut too; of tokens what is asked for, and one behind each part."""
+    bounds = sorted({min(cut, seq_len) for cut in cuts})
+    places = [(one, other - one) for one, other in zip(bounds[::2], bounds[1::2], strict=False)] or [(0, seq_len)]
+    batches, count, read = Batches(shards, seq_len=seq_len, batch=RAMP, ignore_boundaries=ignore), [0], shards.tokens
+    whole = next(batches.sequences(step, 0, 1, 9))
+    shards.tokens = lambda start, stop: count.append(stop - start) or read(start, stop)  # type: ignore[method-assign]
+    try:
+        found = next(batches.sequences(step, 0, 1, 9, places))
+    finally:
+        del shards.tokens  # type: ignore[method-assign]
+    own = np.concatenate([np.arange(first, first + length) for first, length in places])
+    for name in ("inputs_BT", "targets_BT", "documents_BT"):
+        assert getattr(found, name).tolist() == getattr(whole, name)[:, own].tolist()
+    assert sum(count) == len(whole.sequences_B) * (len(own) + len(places))
+    for begins, documents, number in zip(found.begins_BN, whole.documents_BT, whole.sequences_B, strict=True):
+        counted = np.searchsorted(begins, np.arange(seq_len), side="right")
+        assert (documents - documents[0]).tolist() == counted.tolist()
+        behind = shards.documents(number * seq_len, (number + 1) * seq_len + 1)
+        assert (seq_len in begins) == (behind[-1] != behind[-2])

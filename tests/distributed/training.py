@@ -210,7 +210,8 @@ def replica_of(engine: Engine, case: Case) -> int:
 
 
 def run_step(engine: Engine, case: Case, step: int) -> Any:
-    batches = case.micro_batches(step, replica_of(engine, case), case.layout.num_replicas)
+    whole = case.micro_batches(step, replica_of(engine, case), case.layout.num_replicas)
+    batches = [batch.at(engine.places_read(POSITIONS)) for batch in whole]
     return engine.step(batches, case.num_seqs * POSITIONS, case.num_micro_batches, step)
 
 

@@ -311,13 +311,26 @@ def test_further_targets_stay_in_their_documents() -> None:
     assert (ids[0].tolist(), targets[1].tolist()) == ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6])
 
 
-@pytest.mark.parametrize("has_documents", [False, True])
-def test_a_micro_batch_goes_to_a_device_as_a_whole(has_documents: bool) -> None:
-    ids, targets, documents = (torch.zeros(2, size, dtype=torch.long) for size in (3, 4, 5))
-    moved = MicroBatch(ids, targets, documents if has_documents else None).to(torch.device("meta"))
-    found = (moved.ids_BT, moved.targets_BT, *([] if moved.documents_BT is None else [moved.documents_BT]))
-    assert [(one.device.type, one.shape[1]) for one in found] == [("meta", 3), ("meta", 4), ("meta", 5)][: len(found)]
-    assert len(found) == 2 + has_documents
+def test_a_part_has_the_further_tokens_of_the_whole() -> None:
+    """Of runs of places with as many behind them as there are further tokens, also where these reach into the next run."""
+    tokens = torch.arange(2 * 13).view(2, 13)
+    documents = torch.tensor([[0] * 3 + [1] * 4 + [2] * 5, [0] * 12])
+    targets = tokens[:, 1:].clone()
+    targets[0, [2, 6]] = IGNORED
+    whole = MicroBatch(tokens[:, :-1], targets, documents)
+    own = ((0, 3), (4, 3), (9, 3))
+    part = whole.at(((0, 5), (4, 5), (9, 3)))
+    assert (part.ids_BT.shape, part.seq_len, part.documents_BT) == ((2, 13), 12, documents)
+    for _ in range(3):
+        rows = part.rows(own)
+        assert rows == [(0, 3), (5, 3), (10, 3)]
+        for found, wanted in ((part.ids_BT, whole.ids_BT), (part.targets_BT, whole.targets_BT)):
+            for (row, count), (place, _) in zip(rows, own, strict=True):
+                assert torch.equal(found[:, row : row + count], wanted[:, place : place + count])
+        whole, part = whole.further(), part.further()
+    for places in ((3, 4), (8, 2), (11, 2)):
+        with pytest.raises(ValueError, match="are required"):
+            whole.at(((0, 5), (4, 4), (9, 3))).rows((places,))
 
 
 def test_a_window_shuts_out_what_is_further_back() -> None:

@@ -5,7 +5,7 @@ Letters: B sequences, T positions of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from shardwise.data.order import BatchRamp, Int64s, sequence_numbers
 from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError, require
 
+Places = Sequence[tuple[int, int]]  # parts of each sequence: the first place of each, and how many
 IGNORED = -100  # the target that PyTorch's cross_entropy leaves out (its `ignore_index`)
 
 
@@ -23,13 +24,17 @@ class Batch:
 
     `inputs_BT` and `targets_BT`: token ids, the target of a position being the next token. `documents_BT`: the number of the
     document that the input is of; attention that respects boundaries joins positions of one number. `sequences_B`: which
-    sequences of the split these are.
+    sequences of the split these are. T are all places of a sequence, or those that were asked for.
+
+    `begins_BN`: the places of the whole sequence, and of the token behind it, at which another document begins than that of the
+    place before, filled up with a number above all places.
     """
 
     sequences_B: Int64s
     inputs_BT: Int64s
     targets_BT: Int64s
     documents_BT: Int64s
+    begins_BN: Int64s
 
     @property
     def num_targets(self) -> int:
@@ -93,8 +98,12 @@ class Batches:
         _require_replicas(0, num_replicas, micro_batch_seqs)
         return -(-self.ramp.sequences(step) // (num_replicas * micro_batch_seqs))
 
-    def sequences(self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int) -> Iterator[Batch]:
+    def sequences(
+        self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int, places: Places | None = None
+    ) -> Iterator[Batch]:
         """The micro-batches of one replica in a step, as many for every replica.
+
+        Of their sequences some `places` (None: all): no other token is read but the one behind each part, its last target.
 
         The global batch is cut into global micro-batches of `num_replicas` x `micro_batch_seqs` sequences, and each of these
         among the replicas: one process with micro-batches of that size runs the same ones. The last one is dealt out evenly
@@ -104,7 +113,7 @@ class Batches:
         numbers = self.sequence_numbers(step)
         size = num_replicas * micro_batch_seqs
         for start in range(0, len(numbers), size):
-            yield self._read(np.array_split(numbers[start : start + size], num_replicas)[replica])
+            yield self._read(np.array_split(numbers[start : start + size], num_replicas)[replica], places)
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
@@ -114,22 +123,37 @@ class Batches:
             num_boundaries = (self.shards.num_ends(starts + self.seq_len) - self.shards.num_ends(starts)).sum()
         return len(starts) * self.seq_len - int(num_boundaries)
 
-    def _read(self, numbers: Int64s) -> Batch:
-        length = self.seq_len + 1
-        tokens, documents = np.empty((2, len(numbers), length), np.int64)
+    def _read(self, numbers: Int64s, places: Places | None = None) -> Batch:
+        parts = places or ((0, self.seq_len),)
+        place_T = np.concatenate([np.arange(first, first + count) for first, count in parts])
+        inputs, targets, documents = np.empty((3, len(numbers), len(place_T)), np.int64)
+        begins = []
         for row, number in enumerate(numbers.tolist()):
             start = number * self.seq_len
-            tokens[row] = self.shards.tokens(start, start + length)
-            documents[row] = self.shards.documents(start, start + length)
-        targets = tokens[:, 1:].copy()
-        if self.ignore_boundaries:
-            targets[documents[:, 1:] != documents[:, :-1]] = IGNORED
+            tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in parts]
+            inputs[row], targets[row] = (
+                np.concatenate([one[cut] for one in tokens]) for cut in (np.s_[:-1], np.s_[1:])
+            )
+            document, ends = self.shards.begins(start, start + self.seq_len + 1)
+            begins.append(ends - start)
+            documents[row] = document + np.searchsorted(begins[row], place_T, side="right")
+            if self.ignore_boundaries:
+                targets[row, np.isin(place_T + 1, begins[row])] = IGNORED
         return Batch(
             sequences_B=numbers,
-            inputs_BT=tokens[:, :-1].copy(),
+            inputs_BT=inputs,
             targets_BT=targets,
-            documents_BT=documents[:, :-1].copy(),
+            documents_BT=documents,
+            begins_BN=_filled(begins, self.seq_len + 1),
         )
+
+
+def _filled(rows: Sequence[Int64s], value: int) -> Int64s:
+    """Rows of different lengths as one array, the shorter ones filled up with a value."""
+    found = np.full((len(rows), max(map(len, rows), default=0)), value, np.int64)
+    for into, row in zip(found, rows, strict=True):
+        into[: len(row)] = row
+    return found
 
 
 def _require_replicas(replica: int, num_replicas: int, micro_batch_seqs: int) -> None:

@@ -104,10 +104,17 @@ class TokenShards:
 
     def documents(self, start: int, stop: int) -> Int64s:
         """The number of the document that each of the tokens `start` to `stop` is of, in the split."""
+        first, begins = self.begins(start, stop)
+        return np.repeat(np.arange(first, first + len(begins) + 1), np.diff([start, *begins, stop]))
+
+    def begins(self, start: int, stop: int) -> tuple[int, Int64s]:
+        """The number of the document that token `start` is of, and where up to `stop` each of the next ones begins.
+
+        No token is read. Raises `InputError` for a range outside the split.
+        """
         self._check(start, stop)
         first, last = self.num_ends(np.array([start, stop - 1])).tolist()
-        changes = [self.end(number) for number in range(first, last)]
-        return np.repeat(np.arange(first, last + 1), np.diff([start, *changes, stop]))
+        return first, np.array([self.end(number) for number in range(first, last)], np.int64)
 
     def num_ends(self, positions: Int64s) -> Int64s:
         """Documents that end at or before each of `positions`, before the token of that number: the number of its document."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch.batch import MicroBatch
+from shardwise.engine.torch.batch import MicroBatch, places_read
 from shardwise.engine.torch.build import Ends, balance_biases, torch_model
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.initialise import initial_value
 from shardwise.engine.torch.rank import Rank
+from shardwise.engine.torch.sight import Run
 from shardwise.layout.context import variant_of
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.traffic import PIPELINE
@@ -67,8 +68,9 @@ class Engine:
         )  # fmt: skip
         self.gatherer = self._gatherer()
         self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
+        self.rank = self._rank()
         self.model = torch_model(
-            instance, formats.weights, self._ends, world.device, rank=self._rank(), movement=self.gatherer,
+            instance, formats.weights, self._ends, world.device, rank=self.rank, movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
         stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
@@ -102,6 +104,10 @@ class Engine:
         )
         kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
         return WeightGatherer(forward, backward, kept, self.exchange)
+
+    def places_read(self, seq_len: int) -> tuple[Run, ...] | None:
+        """The places of sequences of so many tokens whose ids and targets this process reads; None: all."""
+        return places_read(self.rank, seq_len, self.instance.architecture.num_predict_layers)
 
     def initialise(self, seed: int) -> None:
         """Give every weight its initial value (`engine.torch.initialise`): the same in every layout."""

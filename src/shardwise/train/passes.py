@@ -156,7 +156,7 @@ class StepPasses:
         while len(self.shapes) <= number:
             batch = next(self.coming)
             self.batches[len(self.shapes)] = batch
-            self.shapes.append(tuple(batch.ids_BT.shape))
+            self.shapes.append((len(batch.ids_BT), batch.seq_len))
         return self.batches[number]
 
     def _receive(self, message: Message) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.testing._internal.distributed import fake_pg
 
 from shardwise.errors import InputError
@@ -64,7 +65,7 @@ def rehearse(plan: Plan, recipe: Recipe, rank: int) -> Rehearsed:
     with rank_alone(instance.mesh, rank) as world:
         engine = Engine(instance, recipe, world)
         with watched(engine) as watch:
-            engine.step(_micro_batches(plan, recipe, count), plan.job.global_batch_tokens, count, 0)
+            engine.step(_micro_batches(engine, plan, recipe, count), plan.job.global_batch_tokens, count, 0)
         return Rehearsed(
             rank=rank, coordinate=world.coordinate,
             groups={axes: tuple(dist.get_process_group_ranks(world.group(axes))) for axes in sorted(instance.axes)},
@@ -72,8 +73,14 @@ def rehearse(plan: Plan, recipe: Recipe, rank: int) -> Rehearsed:
         )  # fmt: skip
 
 
-def _micro_batches(plan: Plan, recipe: Recipe, count: int) -> Iterator[MicroBatch]:
-    """So many of a rank, of a length and of nothing else."""
-    shape, parts = (plan.layout.micro_batch_seqs, plan.job.seq_len), 3 if recipe.respect_documents else 2
+def _micro_batches(engine: Engine, plan: Plan, recipe: Recipe, count: int) -> Iterator[MicroBatch]:
+    """So many of a rank, of a length and of nothing else: ids and targets of the places that it reads."""
+    num_seqs, length = plan.layout.micro_batch_seqs, plan.job.seq_len
+    runs = engine.places_read(length)
+    width = sum(places for _, places in runs or ((0, length),))
+
+    def empty(places: int) -> Tensor:
+        return torch.empty((num_seqs, places), dtype=torch.int64, device=DEVICE)
+
     for _ in range(count):
-        yield MicroBatch(*(torch.empty(shape, dtype=torch.int64, device=DEVICE) for _ in range(parts)))
+        yield MicroBatch(empty(width), empty(width), empty(length) if recipe.respect_documents else None, runs, length)

@@ -45,7 +45,7 @@ class Trainer:
         else:
             begin_with(self.engine, recipe.initial)
         replica = world.position(self.engine.instance.batch_axes)
-        self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents)
+        self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read)
         self._ahead = self.feed.ahead(batches, recipe.steps)
         self.step = 0
 

@@ -13,9 +13,9 @@ from shardwise.model.numerics import Rotary
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, H/2] or [B, T, H/2]
 
 
-def positions_of(ids: Tensor, document_ids: Tensor | None) -> Tensor:
-    """Positions [T] in the sequence, or [B, T] from the beginning of each token's document."""
-    places = torch.arange(ids.shape[-1], device=ids.device)
+def positions_of(length: int, document_ids: Tensor | None, device: torch.device) -> Tensor:
+    """Positions [T] in a sequence of a length, or [B, T] from the beginning of each token's document."""
+    places = torch.arange(length, device=device)
     if document_ids is None:
         return places
     begins = torch.ones_like(document_ids, dtype=torch.bool)

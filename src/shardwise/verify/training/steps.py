@@ -55,14 +55,15 @@ def run_case(case: Case) -> Found:
 
 def _step(engine: Engine, case: Case, step: int) -> StepResult:
     replica = engine.world.position(engine.instance.batch_axes)
-    batches = [micro_batch(*arrays) for arrays in case.micro_batches(step, replica)]
+    own = engine.places_read(case.seq_len)
+    batches = [micro_batch(*arrays).at(own) for arrays in case.micro_batches(step, replica)]
     return engine.step(batches, case.num_targets, case.num_micro_batches, step)
 
 
 def micro_batch(ids: Ids, targets: Ids, documents: Ids | None) -> MicroBatch:
     """Arrays of a case as the engine takes them."""
-    arrays = (ids, targets) if documents is None else (ids, targets, documents)
-    return MicroBatch(*(torch.from_numpy(one.copy()) for one in arrays))
+    numbers = None if documents is None else torch.from_numpy(documents.copy())
+    return MicroBatch(torch.from_numpy(ids.copy()), torch.from_numpy(targets.copy()), numbers)
 
 
 def gathered(engine: Engine, tensor: str) -> dict[str, Values]:

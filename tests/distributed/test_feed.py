@@ -1,0 +1,96 @@
+"""What each rank reads, holds and copies of a batch whose sequences are split over `cp`: its own positions, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import run_ranks
+from train.shard_files import write_shards
+from training import MODELS
+
+from shardwise.cluster.load import load_cluster
+from shardwise.data.batches import Batches
+from shardwise.data.shards import Int64s, TokenShards
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.measurement.record import StepRecord
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.issued import instance_of
+from shardwise.train.recipe import Recipe
+from shardwise.train.trainer import Trainer
+from shardwise.train.world import World
+
+SEQ_LEN, SEQS, STEPS = 48, 4, 2
+VOCABULARY = MODELS["dense"].vocab_size
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of one token to a few dozens."""
+    folder, rng = tmp_path_factory.mktemp("data") / "tokens", np.random.default_rng(0)
+    documents = [rng.integers(1, VOCABULARY, size).tolist() for size in rng.integers(1, 40, 40)]
+    write_shards(folder, documents, vocab_size=VOCABULARY, shard_tokens=100)
+    return folder
+
+
+def planned(model: str, layout: Layout) -> Plan:
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+    return plan_layout(MODELS[model], load_cluster(f"local:{layout.num_devices}"), job, layout)
+
+
+def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
+    """The steps of a run; the tokens that this rank reads from the shards for one, and the bytes that wait on its host."""
+    count, read = [0], TokenShards.tokens
+
+    def counted(self: TokenShards, start: int, stop: int) -> Int64s:
+        count[0] += stop - start
+        return read(self, start, stop)
+
+    recipe = Recipe(steps=STEPS, learning_rate=1e-2, seed=3, balance="none", respect_documents=True)
+    batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3, ignore_boundaries=True)
+    trainer = Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    records = [trainer.train_step() for _ in range(STEPS)]
+    TokenShards.tokens = counted  # type: ignore[method-assign]
+    try:
+        held = list(trainer.feed.on_host(batches, 0))
+    finally:
+        TokenShards.tokens = read  # type: ignore[method-assign]
+    tensors = [one for batch in held for one in (batch.ids_BT, batch.targets_BT)]
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in tensors), "no view of more"
+    assert all(batch.to(torch.device("cpu")).documents_BT is not None for batch in held)
+    return records, count[0], sum(one.nbytes for one in tensors)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "runs"),
+    [
+        ("dense", Layout(cp=2, cp_variant="all_gather", micro_batch_seqs=2), 2),
+        ("dense", Layout(cp=4, cp_variant="zigzag", micro_batch_seqs=4), 2),
+        ("dense", Layout(cp=2, cp_variant="ulysses", micro_batch_seqs=4), 2),
+        ("predicting", Layout(cp=4, cp_variant="ring", micro_batch_seqs=2), 1),
+        ("predicting", Layout(cp=2, tp=2, sequence_parallel=True, cp_variant="zigzag", micro_batch_seqs=2), 2),
+        ("tied predicting", Layout(cp=2, dp=2, cp_variant="zigzag", micro_batch_seqs=2), 2),
+        ("predicting", Layout(cp=2, pp=2, schedule="1f1b", cp_variant="all_gather", micro_batch_seqs=2), 2),
+    ],
+    ids=str,
+)
+def test_a_rank_reads_its_own_positions(model: str, layout: Layout, runs: int, data: Path) -> None:
+    """And the run is that of one process: losses, those of further tokens among them, and norms."""
+    ((wanted, whole, held_whole),) = run_ranks(trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data)
+    further = MODELS[model].num_predict_layers
+    assert (whole, held_whole) == (SEQS * (SEQ_LEN + 1), 2 * 8 * SEQS * SEQ_LEN)
+    seqs = SEQS // layout.num_replicas
+    for records, read, held in run_ranks(trained, layout.num_devices, planned(model, layout), data):
+        beyond = runs * further  # places behind each run from which further tokens are predicted
+        own = SEQ_LEN // layout.cp
+        assert seqs * own < read <= seqs * (own + beyond + runs), "a share of 1/cp, and what is beyond each cut"
+        assert held <= 2 * 8 * seqs * (own + beyond)
+        for one, other in zip(records, wanted, strict=True):
+            assert one.loss == pytest.approx(other.loss, rel=1e-5)
+            assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+            assert (one.prediction_loss is None) == (further == 0)
+            assert one.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
+            assert one.num_targets == other.num_targets < SEQS * SEQ_LEN
