@@ -16,6 +16,7 @@ import torch
 
 from shardwise.derive.derivation import derive_unit
 from shardwise.engine.numpy import kernels
+from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.virtual import VirtualDevices
 from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture
@@ -45,6 +46,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {**SMALL, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 64},
     "qwen3_moe": {**SMALL, **EXPERTS},
     "qwen2_moe": {**SMALL, **EXPERTS, "shared_expert_intermediate_size": 12},
+    "glm4_moe": {
+        **SMALL,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 0,
+        "n_group": 3,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.8,
+        "num_nextn_predict_layers": 0,
+        "rope_parameters": {**SMALL["rope_parameters"], "partial_rotary_factor": 1.0},
+    },
     "olmoe": {**SMALL, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 4},
 }
 # Where the model of `transformers` keeps each weight of ours, without the prefix `model.layers.N.`.
@@ -95,14 +109,19 @@ def weights(model: Any, architecture: Architecture) -> Iterator[tuple[str, Any]]
         if architecture.pre_norms and not architecture.post_norms:
             names |= {"mlp_norm.weight": "post_attention_layernorm.weight"}
             names.pop("attention_post_norm.weight")
-        yield from ((f"{layer}.{name}", own[theirs]) for name, theirs in names.items() if theirs in own)
+        plural = {name: theirs.replace("shared_expert.", "shared_experts.") for name, theirs in names.items()}
+        found = {name: own[theirs] for each in (names, plural) for name, theirs in each.items() if theirs in own}
+        yield from ((f"{layer}.{name}", array) for name, array in found.items())
         yield from ((f"{layer}.{name}", array) for name, array in turned(own, architecture))
 
 
 def turned(own: dict[str, Any], architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Matrices that lie the other way round, or in which gate and up are one tensor."""
     yield "wo", own["self_attn.o_proj.weight"].T
-    for name, theirs in (("w_down", "mlp.down_proj.weight"), ("shared_down", "mlp.shared_expert.down_proj.weight")):
+    for name, theirs in (
+        ("w_down", "mlp.down_proj.weight"), ("shared_down", "mlp.shared_expert.down_proj.weight"),
+        ("shared_down", "mlp.shared_experts.down_proj.weight"),
+    ):  # fmt: skip
         if theirs in own:
             yield name, own[theirs].T
     if not architecture.num_experts:
@@ -125,7 +144,8 @@ def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> floa
     program, specs = unit.forward.program, unit.forward.specs
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     assert set(given) == set(program.weights)
-    devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes)
+    router = Router.of(architecture.numerics)
+    devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), sizes, router=router)
     scale = np.array(1.0 / (SEQS * POSITIONS))
     batch = {"ids": ids[:, :-1], "targets": ids[:, 1:], "positions": np.arange(POSITIONS), "loss_scale": scale}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.model.numerics import SIGMOID, Gating, Numerics
+
 Structure = tuple[tuple[str, Any], ...]
 
 LATENT: Structure = (("kv_lora_rank", 8), ("rope_head_dim", 2), ("v_head_dim", 3), ("head_dim", 5))
@@ -47,6 +49,14 @@ STRUCTURES: dict[str, Structure] = {
         *LATENT, ("v_head_dim", 8), ("lora_rank", 2), ("lora_targets", ("attention_out",)),
     ),
     "adapters_beside_experts": (("num_experts", 4), ("experts_per_token", 2), ("lora_rank", 2), ("lora_targets", ("qkv",))),
+    "groups_of_experts": (
+        ("num_experts", 8), ("experts_per_token", 2), ("shared_expert_width", 4),
+        ("numerics", Numerics(gating=Gating(scores=SIGMOID, scale=2.5, groups=4, chosen_groups=2, votes=2))),
+    ),
+    "gates_as_they_are": (
+        ("num_experts", 8), ("experts_per_token", 2),
+        ("numerics", Numerics(gating=Gating(scale=3.0, groups=4, chosen_groups=1), normalised_gates=False)),
+    ),
     "gpt_oss": (
         ("num_experts", 8), ("experts_per_token", 2), ("sinks", True), ("mlp", "clamped_swiglu"),
         ("bias", ("qkv", "attention_out", "router", "experts")),

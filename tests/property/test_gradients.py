@@ -31,7 +31,7 @@ def loss_of(case: Case) -> Callable[[Mapping[str, Any]], float]:
     def loss(weights: Mapping[str, Any]) -> float:
         total = 0.0
         for batch in batches:
-            devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), case.sizes)
+            devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), case.sizes, router=case.router)
             devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
             for name, array in weights.items():
                 devices.put(name, specs[name], array)

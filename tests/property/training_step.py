@@ -14,6 +14,7 @@ import numpy as np
 from shardwise.derive.derivation import Unit, derive, derive_unit
 from shardwise.derive.shardings import hidden_spec, optimizer_rest
 from shardwise.engine.numpy import step as step_module
+from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.step import StepResult, derived_moves, loss_spec, run_step
 from shardwise.engine.numpy.virtual import VirtualDevices
 from shardwise.issuing import IssuePolicy
@@ -101,6 +102,10 @@ class Case:
         return Architecture(**{**fields, **dict(self.structure)})
 
     @property
+    def router(self) -> Router:
+        return Router.of(self.architecture.numerics)
+
+    @property
     def sizes(self) -> dict[str, int]:
         ranks = self.cp * (self.tp_kv * self.tp_rep if self.sequence_parallel else 1)
         return {**self.architecture.dims, "B": self.seqs * self.dp * self.fsdp * self.ep, "T": self.positions * ranks}
@@ -164,8 +169,10 @@ class StrictDevices(VirtualDevices):
     has to be rebuilt.
     """
 
-    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, unit: Unit) -> None:
-        super().__init__(mesh, sizes, unit.family)
+    def __init__(
+        self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, unit: Unit, router: Router
+    ) -> None:
+        super().__init__(mesh, sizes, unit.family, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
         self.state = tuple(f".{part}" for part in optimizer_named(unit.family.optimizer).state)
@@ -215,7 +222,7 @@ def unsharded(case: Case) -> Outcome:
     unit = derive_unit("whole", whole_program(case.architecture), family, recompute="none")
     state, batches = case.inputs()
     one = Mesh(tuple((axis, 1) for axis in AXES))
-    outcome = _outcome(case, unit, run_step(unit, family, one, case.sizes, state, batches))
+    outcome = _outcome(case, unit, run_step(unit, family, one, case.sizes, state, batches, case.router))
     assert outcome.moved == {"micro_batch": {}, "step": {}}
     return outcome
 
@@ -225,7 +232,7 @@ def whole(case: Case, change: Change = lambda unit: unit) -> Outcome:
     unit = change(derive_unit("whole", whole_program(case.architecture), case.family, recompute=case.recompute))
     state, batches = case.inputs()
     with mock.patch.object(step_module, "VirtualDevices", partial(StrictDevices, unit=unit)):
-        return _outcome(case, unit, run_step(unit, case.family, case.mesh, case.sizes, state, batches))
+        return _outcome(case, unit, run_step(unit, case.family, case.mesh, case.sizes, state, batches, case.router))
 
 
 def _outcome(case: Case, unit: Unit, result: StepResult) -> Outcome:
@@ -249,7 +256,8 @@ class _Chain:
         layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
         names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
         self.links = [
-            (units[name], prefix, StrictDevices(case.mesh, case.sizes, unit=units[name])) for name, prefix in names
+            (units[name], prefix, StrictDevices(case.mesh, case.sizes, unit=units[name], router=case.router))
+            for name, prefix in names
         ]
 
     def run(self) -> Outcome:

@@ -13,6 +13,7 @@ from executing import Executor, batch_of, decoder_of, errors, random_weights
 
 from shardwise.data.batches import IGNORED
 from shardwise.derive.derivation import derive_unit
+from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.step import run_step
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.engine.torch.weights import Weights
@@ -74,6 +75,19 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+ROUTERS: dict[str, tuple[dict[str, Any], Numerics]] = {
+    "gates as they are": (EXPERTS, Numerics(normalised_gates=False)),
+    "sigmoid gates": (EXPERTS, Numerics(gating=Gating(scores="sigmoid", scale=2.5))),
+    "sigmoid gates as they are": (EXPERTS, Numerics(gating=Gating(scores="sigmoid"), normalised_gates=False)),
+    "experts of some groups": (
+        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(scores="sigmoid", groups=3, chosen_groups=2, votes=2))
+    ),
+    "experts of the group with the best": (
+        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(groups=3, chosen_groups=1, scale=16.0), normalised_gates=False),
+    ),
+}  # fmt: skip
+
+
 def small(structure: str) -> Architecture:
     return dataclasses.replace(SMALL, **STRUCTURES[structure])
 
@@ -106,8 +120,8 @@ def judged(weights: Weights, batches: Iterable[MicroBatch], num_targets: int) ->
         scale = WEIGHT / architecture.num_predict_layers / num_targets if prefix else 1 / num_targets
         own = {"ids": one.ids_BT.numpy(), "targets": one.targets_BT.numpy(), "loss_scale": np.array(scale)}
         batch |= {f"{prefix}{name}": array for name, array in own.items()}
-    sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
-    result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch])
+    sizes, router = {**architecture.dims, "B": SEQS, "T": POSITIONS}, Router.of(architecture.numerics)
+    result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch], router)
     trained = {name: unit.gradients[whole] for name, whole in names.items() if whole in unit.gradients}
     assert len(result.gradients) == len(trained)
     return result.loss, {name: result.gradients[gradient] for name, gradient in trained.items()}
@@ -119,13 +133,14 @@ def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("takes_products", [True, False])
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("case", [*STRUCTURES, *ROUTERS])
 def test_loss_and_gradients_are_the_derivations(
-    structure: str, takes_products: bool, monkeypatch: pytest.MonkeyPatch
+    case: str, takes_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether products write gradients where these rest, or hand them over. What further tokens are is left to others: the
     program counts all targets."""
-    weights = random_weights(small(structure))
+    structure, numerics, _ = HAND_WRITTEN[case]
+    weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
     num_batches, num_targets = weights.architecture.num_predict_layers + 1, 3 * SEQS * POSITIONS
     batches = [batch_of(*tokens(weights.architecture, seed)) for seed in range(num_batches)]
     further = iter(batches[1:])
@@ -162,15 +177,6 @@ FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
     "scaled scores": ({}, Numerics(attention_scale=0.2), False),
     "scaled and capped scores": ({}, Numerics(attention_scale=0.2, attention_cap=0.7), False),
     "other angles in windows": (LAYERS, Numerics(local_rotary=Rotary(base=50.0)), True),
-    "gates as they are": (EXPERTS, Numerics(normalised_gates=False), False),
-    "sigmoid gates": (EXPERTS, Numerics(gating=Gating(scores="sigmoid", scale=2.5)), False),
-    "experts of some groups": (
-        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(scores="sigmoid", groups=3, chosen_groups=2, votes=2)), False
-    ),
-    "experts of the group with the best": (
-        {**EXPERTS, "num_experts": 6}, Numerics(gating=Gating(groups=3, chosen_groups=1, scale=16.0), normalised_gates=False),
-        False,
-    ),
     "angles of long sequences": ({}, Numerics(rotary=BENT), True),
     "divided angles": ({}, Numerics(rotary=Rotary(base=10.0, factor=4.0)), False),
     "sinks and windows": ({**STRUCTURES["sinks"], **LAYERS}, Numerics(), False),
@@ -181,7 +187,11 @@ FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
         Numerics(local_rotary=Rotary(base=50.0), logit_cap=1.5, embedding_scale=3.0, norm_offset=1.0), True,
     ),
 }  # fmt: skip
-HAND_WRITTEN = {**{name: (structure, Numerics(), False) for name, structure in STRUCTURES.items()}, **FURTHER}
+HAND_WRITTEN = {
+    **{name: (structure, Numerics(), False) for name, structure in STRUCTURES.items()},
+    **{name: (*router, False) for name, router in ROUTERS.items()},
+    **FURTHER,
+}
 
 
 @pytest.mark.parametrize("case", HAND_WRITTEN)
@@ -219,10 +229,10 @@ def test_a_micro_batch_without_sequences_has_no_loss_and_gradients_of_nothing(ca
     assert not any(gradient.any() for gradient in executor.gradients.found.values())
 
 
-@pytest.mark.parametrize("case", FURTHER)
-def test_what_numpy_lacks_is_not_without_effect(case: str) -> None:
+@pytest.mark.parametrize("case", [*FURTHER, *ROUTERS])
+def test_what_the_plain_program_lacks_is_not_without_effect(case: str) -> None:
     """Otherwise it would prove nothing that both decoders agree."""
-    structure, numerics, with_documents = FURTHER[case]
+    structure, numerics, with_documents = HAND_WRITTEN[case]
     plain = dataclasses.replace(SMALL, **{**structure, "sliding_window": None}, numerics=Numerics())
     weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
     documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]) if with_documents else None

@@ -65,7 +65,7 @@ class Gating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Constants of a decoder's arithmetic; the defaults are those of the NumPy kernels.
+    """Constants of a decoder's arithmetic; the defaults are those of the NumPy kernels, which take those of routers alone.
 
     `norm_offset` is added to every norm's weight and `embedding_scale` multiplies what leaves the embedding (Gemma);
     `local_rotary` serves the layers with a sliding window (Gemma 3; None: `rotary` does). Scores are multiplied by

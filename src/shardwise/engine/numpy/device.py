@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,11 +37,11 @@ Array = NDArray[Any]
 class DeviceKernel:
     """One operation on one device."""
 
-    def __init__(self, devices: VirtualDevices, step: Compute, coordinate: Mapping[str, int]) -> None:
-        self.devices = devices
+    def __init__(self, devices: VirtualDevices, step: Compute, device: int) -> None:
+        self.devices, self.device = devices, device
         self.operation: Operation = step.operation
         self.placed = step.placed
-        self.coordinate = coordinate
+        self.coordinate = devices.coordinates[device]
 
     def __call__(self, arrays: list[Array]) -> tuple[Array, ...]:
         operation = self.operation
@@ -61,9 +60,13 @@ class DeviceKernel:
         if isinstance(operation, Scatter):
             return (self.scatter(operation, *arrays),)
         if isinstance(operation, RouteGradient):
-            return (kernels.route_gradient(*arrays),)
+            scores = self.devices.scores[operation.inputs[1], self.device]
+            dgates, gates = arrays
+            return (self.devices.router.gradient(dgates, gates, scores),)
         if isinstance(operation, Route):
-            return (kernels.route(arrays[0], self.devices.sizes[operation.num_chosen]),)
+            gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
+            self.devices.scores[operation.outputs[0], self.device] = scores
+            return (gates,)
         if isinstance(operation, Scan):
             part = kernels.attention(*arrays[:5])
             return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part

@@ -161,20 +161,6 @@ def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> A
     return found
 
 
-def route(logits: Array, num_chosen: int) -> Array:
-    """Gates [B, T, E]: softmax over each token's largest logits, zero elsewhere."""
-    least = np.sort(logits, axis=-1)[..., -num_chosen, None]
-    weights = np.where(logits >= least, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0.0)
-    gates: Array = weights / weights.sum(axis=-1, keepdims=True)
-    return gates
-
-
-def route_gradient(dgates: Array, gates: Array) -> Array:
-    """The softmax's Jacobian on the chosen experts; experts that were not chosen get nothing."""
-    dlogits: Array = gates * (dgates - (dgates * gates).sum(axis=-1, keepdims=True))
-    return dlogits
-
-
 MASKED = -1e300  # of a score that a query may not see, and the log-sum-exp of a query that sees none of the keys
 
 

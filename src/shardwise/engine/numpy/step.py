@@ -14,6 +14,7 @@ from shardwise.derive.derivation import Unit
 from shardwise.derive.shardings import optimizer_rest
 from shardwise.derive.walk import Communicate
 from shardwise.engine.numpy.ring import rings_of
+from shardwise.engine.numpy.routing import ROUTER, Router
 from shardwise.engine.numpy.virtual import Moved, VirtualDevices
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
@@ -44,13 +45,14 @@ def run_step(
     sizes: Mapping[str, int],
     state: Mapping[str, Array],
     batches: Sequence[Mapping[str, Array]],
+    router: Router = ROUTER,
 ) -> StepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 
     `state` maps each weight, and of one that is trained each tensor of the optimizer's state (`w.master`, ...), to whole arrays;
-    each batch maps the program's constants to whole arrays.
+    each batch maps the program's constants to whole arrays. `router` says how experts are chosen.
     """
-    devices, template = VirtualDevices(mesh, sizes, family), template_of(unit, IssuePolicy())
+    devices, template = VirtualDevices(mesh, sizes, family, router=router), template_of(unit, IssuePolicy())
     _load(devices, unit, family, state)
     moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
     for batch in batches:

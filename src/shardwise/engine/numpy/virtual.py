@@ -13,6 +13,7 @@ from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.engine.numpy.device import DeviceKernel
 from shardwise.engine.numpy.exchanges import COLLECTIVES, Array, Shards
 from shardwise.engine.numpy.ring import run_ring
+from shardwise.engine.numpy.routing import ROUTER, Router
 from shardwise.layout.family import Family
 from shardwise.lowering.instruction import Free, Instruction, Launch, Slice, Start, Wait
 from shardwise.model.operations import Contract
@@ -29,17 +30,21 @@ class VirtualDevices:
     """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
 
     `sizes` are those of the dims as they hold them (`padded`), `true_sizes` those of whole arrays. `moved` counts the elements
-    that all devices together have received, by kind and axes of the collective.
+    that all devices together have received, by kind and axes of the collective. `scores` are those of a router's experts, by the
+    name of its gates and the device, as long as there are gates.
     """
 
-    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None) -> None:
-        self.family = family
+    def __init__(
+        self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, router: Router = ROUTER
+    ) -> None:
+        self.family, self.router = family, router
         self.mesh = mesh
         self.true_sizes, self.sizes = sizes, padded(sizes, mesh)
         self.coordinates = list(mesh.coordinates())
         self.held: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
         self.moved: Moved = Counter()
+        self.scores: dict[tuple[str, int], Array] = {}
         self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
 
     def put(self, name: str, spec: Spec, whole: Array) -> None:
@@ -108,7 +113,14 @@ class VirtualDevices:
                     self.held |= self.arriving.pop(id(one.traffic))
                 case Free():
                     for held in one.held:
-                        self.held.pop(held, None)
+                        self.free(*held)
+
+    def free(self, name: str, spec: Spec) -> None:
+        """Let go of a tensor in a sharding; with the last of a router's gates their experts' scores go."""
+        self.held.pop((name, spec), None)
+        if not any(name == other for other, _ in self.held):
+            for device in range(len(self.coordinates)):
+                self.scores.pop((name, device), None)
 
     def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[Communicate]]:
         """By its first result each attention that runs in a ring, with the collectives that it takes the place of."""
@@ -135,8 +147,8 @@ class VirtualDevices:
         read = list(zip(operation.operands, placed.inputs, strict=False))
         operands = [self.shards(program, name, spec) for name, spec in read]
         results: list[Shards] = [[] for _ in operation.outputs]
-        for device, coordinate in enumerate(self.coordinates):
-            kernel = DeviceKernel(self, step, coordinate)
+        for device in range(len(self.coordinates)):
+            kernel = DeviceKernel(self, step, device)
             for result, array in zip(results, kernel([o[device] for o in operands]), strict=True):
                 result.append(array)
         for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
