@@ -32,9 +32,14 @@ SMALL: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
     "vocab_size": VOCABULARY, "head_dim": 8, "rms_norm_eps": 1e-4, "num_experts_per_tok": 2,
 }  # fmt: skip
-CONFIG = {
-    **SMALL, "model_type": "glm4_moe", "n_routed_experts": 6, "moe_intermediate_size": 12, "n_shared_experts": 1,
-    "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2, "partial_rotary_factor": 1.0,
+ROUTED = {
+    **SMALL, "n_routed_experts": 6, "moe_intermediate_size": 12, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "n_group": 3, "topk_group": 2,
+}  # fmt: skip
+CONFIG = {**ROUTED, "model_type": "glm4_moe", "partial_rotary_factor": 1.0}
+DEEPSEEK = {
+    **ROUTED, "model_type": "deepseek_v3", "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 6, "kv_lora_rank": 10,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 2, "rms_norm_eps": 1e-6, "rope_interleave": False,
 }  # fmt: skip
 
 
@@ -76,12 +81,18 @@ def begun(plan: Plan, data: Path, folder: str) -> dict[str, torch.Tensor]:
     return biases(trainer_of(plan, data, initial=folder))
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_transformers_routes_as_the_run_did(dtype: torch.dtype | None, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(CONFIG, None), (CONFIG, torch.bfloat16), (DEEPSEEK, None)],
+    ids=["glm", "glm in bf16", "deepseek"],
+)
+def test_transformers_routes_as_the_run_did(
+    config: dict[str, Any], dtype: torch.dtype | None, data: Path, tmp_path: Path
+) -> None:
     """Of a checkpoint of two ranks: the biases to the bit, in float32, and each token's experts and gates."""
     import transformers
 
-    model, _ = read_config(CONFIG)
+    model, _ = read_config(config)
     wanted = run_ranks(
         checkpointed, 2, planned(model, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=3)), data, tmp_path / "run"
     )[0]
@@ -130,7 +141,8 @@ def test_biases_that_files_have_no_place_for_are_refused(data: Path, tmp_path: P
     path = latest(tmp_path / "run")
     assert path is not None
     with pytest.raises(
-        InputError, match=r"layers.0.balance_bias.* no place in a Mixtral.*; one of glm4_moe .* is required"
+        InputError,
+        match=r"layers.0.balance_bias.* no place in a Mixtral.*; one of glm4_moe, deepseek_v3 .* is required",
     ):
         checkpoint_to_hf(path, model, tmp_path / "hf", seq_len=SEQ_LEN)
     assert not (tmp_path / "hf").exists()

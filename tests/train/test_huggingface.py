@@ -43,6 +43,11 @@ SIGMOID: dict[str, Any] = {
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
 }  # fmt: skip
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 7, "kv_lora_rank": 5, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+    "v_head_dim": 3, "rms_norm_eps": 1e-6, "rope_interleave": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+}  # fmt: skip
 LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -60,6 +65,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 12}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "glm4_moe": ("glm4_moe", {**SIGMOID, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "use_qk_norm": True}),
+    "deepseek_v3": ("deepseek_v3", {**SIGMOID, **LATENT, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}),
     "glm4_moe without groups": ("glm4_moe", {**SIGMOID, "norm_topk_prob": False, "attention_bias": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
@@ -161,7 +167,7 @@ def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(again(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama with biases", "mixtral", "qwen2_moe", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "mixtral", "qwen2_moe", "gemma2", "deepseek_v3"])
 def test_any_box_and_interval_of_a_parameter_is_read_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +199,9 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
                 assert torch.equal(stored.read(parameter, box), values[box.slices]), (parameter, box)
 
 
-PREDICTING = {name: CONFIGS[name] for name in ("llama", "qwen3", "mixtral", "qwen2_moe", "gemma2", "olmo2")}
+PREDICTING = {
+    name: CONFIGS[name] for name in ("llama", "qwen3", "mixtral", "qwen2_moe", "gemma2", "olmo2", "deepseek_v3")
+}
 
 
 def predicting(name: str) -> Weights:
@@ -374,6 +382,26 @@ def test_older_configs_say_the_same_in_other_words(case: str) -> None:
     kind, older, newer = OLDER[case]
     config = {"model_type": kind, **SMALL, "sliding_window": 5}
     assert read_config({**config, **older})[0].numerics == read_config({**config, **newer})[0].numerics
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ({"rope_interleave": True}, "sets rope_interleave = True"),
+        ({"rope_interleave": None}, "sets rope_interleave = True"),
+        (
+            {"rms_norm_eps": 1e-5},
+            "has rms_norm_eps = 1e-05; 1e-06, which this family's code has in places, is required",
+        ),
+    ],
+    ids=str,
+)
+def test_what_deepseek_v3_has_of_its_own_is_refused(own: dict[str, Any], problem: str) -> None:
+    """Where the config is silent pairs lie side by side, and its norms of latents do not read the epsilon."""
+    kind, usual = CONFIGS["deepseek_v3"]
+    config = {"model_type": kind, **SMALL, "hidden_act": "silu", **usual, **own}
+    with pytest.raises(InputError, match=problem):
+        read_config({key: value for key, value in config.items() if value is not None})
 
 
 def test_files_that_are_not_there_or_broken_are_refused(tmp_path: Path) -> None:

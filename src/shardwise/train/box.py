@@ -56,6 +56,14 @@ class Box:
         starts = (start - origin for start, origin in zip(self.offsets, outer.offsets, strict=True))
         return Box(tuple(starts), self.lengths)
 
+    def along(self, dim: int) -> Iterator[Box]:
+        """The boxes of length 1 in a dim that it is made of."""
+        for place in range(self.offsets[dim], self.offsets[dim] + self.lengths[dim]):
+            yield Box(
+                (*self.offsets[:dim], place, *self.offsets[dim + 1 :]),
+                (*self.lengths[:dim], 1, *self.lengths[dim + 1 :]),
+            )
+
     def span(self, shape: Sequence[int]) -> tuple[int, int]:
         """From its first element to behind its last one, in the flattened tensor of this shape (row-major)."""
         first = last = 0

@@ -22,6 +22,7 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
         raise InputError(
             f"model: weights of model_type {config.get('model_type')!r} cannot be read; one of {', '.join(FAMILIES)} is required"
         )
+    config = {**family.silent, **config}
     architecture = parse_config(config, name=name)
     require(list(_problems(config, architecture, family)))
     return architecture, family
@@ -29,6 +30,9 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: StoredFamily) -> Iterator[str]:
     yield from (f"model: the config sets {what}, which is not known here" for what in architecture.numerics.unread)
+    for key, value in family.needed.items():
+        if config.get(key, value) != value:
+            yield f"model: the config has {key} = {config[key]!r}; {value!r}, which this family's code has in places, is required"
     kinds, mixed = config.get("layer_types"), bool(architecture.sliding_window and architecture.global_every)
     if mixed and not family.layer_types:
         yield "model: layers with and without a sliding window; this family has one kind of layer"
@@ -89,6 +93,8 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
             "query_pre_attn_scalar": architecture.head_dim if scale is None else round(scale**-2),
             "attn_logit_softcapping": numerics.attention_cap, "final_logit_softcapping": numerics.logit_cap,
         }  # fmt: skip
+    if architecture.kv_lora_rank:
+        config |= _latent(architecture)
     if family.experts[0]:
         config |= _experts(architecture, family) | (_router(architecture) if rule.router else _everywhere(architecture))
     return config
@@ -99,6 +105,16 @@ def _experts(architecture: Architecture, family: StoredFamily) -> dict[str, Any]
     return {
         number: architecture.num_experts, "num_experts_per_tok": architecture.experts_per_token, width: architecture.d_ff,
         "norm_topk_prob": architecture.numerics.normalised_gates,
+    }  # fmt: skip
+
+
+def _latent(architecture: Architecture) -> dict[str, Any]:
+    """What configs say of latent attention; a head's width is there that of what is turned."""
+    return {
+        "q_lora_rank": architecture.q_lora_rank or None, "kv_lora_rank": architecture.kv_lora_rank,
+        "qk_rope_head_dim": architecture.rope_head_dim, "head_dim": architecture.rope_head_dim,
+        "qk_nope_head_dim": architecture.head_dim - architecture.rope_head_dim, "v_head_dim": architecture.v_head_dim,
+        "rope_interleave": False,
     }  # fmt: skip
 
 

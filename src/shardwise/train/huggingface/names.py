@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardwise.lowering.parameters import Parameter
 from shardwise.model.decoder import PREDICTS
@@ -16,7 +17,8 @@ LAYER = "model.layers.{layer}."  # modules of multi-token prediction are numbere
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor's name, and its dims in our letters: those between commas are one dim of theirs, `1` is one of size 1.
+    """A tensor's name, and its dims in our letters: those between commas are one dim of theirs, `1` is one of size 1. `I+R` are
+    I places and R places behind them, of two weights, each of which has one of the letters.
 
     Without a layout it is a vector of our dims in their order. A name with `{expert}` is one tensor for each of E.
     """
@@ -95,6 +97,20 @@ _SHARED_EXPERTS = _in_layers(
         "shared_down": Stored("mlp.shared_experts.down_proj.weight", "D, S"),
     }
 )
+_LATENT = _in_layers(
+    {
+        "w_q_down": Stored("self_attn.q_a_proj.weight", "Q, D"),
+        "q_latent_norm.weight": Stored("self_attn.q_a_layernorm.weight"),
+        "w_q_plain": Stored("self_attn.q_b_proj.weight", "K G I+R, Q"),
+        "w_q_rotary": Stored("self_attn.q_b_proj.weight", "K G I+R, Q"),
+        "w_kv_down": Stored("self_attn.kv_a_proj_with_mqa.weight", "C+R, D"),
+        "w_k_rotary": Stored("self_attn.kv_a_proj_with_mqa.weight", "C+R, D"),
+        "kv_latent_norm.weight": Stored("self_attn.kv_a_layernorm.weight"),
+        "w_k_up": Stored("self_attn.kv_b_proj.weight", "K I+U, C"),
+        "w_v_up": Stored("self_attn.kv_b_proj.weight", "K I+U, C"),
+        "wo": Stored("self_attn.o_proj.weight", "D, K G U"),
+    }
+)
 _POST_NORMS = _in_layers(
     {
         "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
@@ -109,8 +125,9 @@ class StoredFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
     `elsewhere` are names other than `NAMES`. `layer_types`: the config lists each layer's kind. `experts` are the keys of their
-    number and width, `balance_bias` the name of the bias of a router's choice ("": it has none). How it spells constants of its
-    arithmetic: `FamilyRule.numerics`.
+    number and width, `balance_bias` the name of the bias of a router's choice ("": it has none). `silent` is what a config means
+    that does not say it, `needed` what its code has whatever the config says. How it spells constants of its arithmetic:
+    `FamilyRule.numerics`.
     """
 
     built_as: str
@@ -119,6 +136,8 @@ class StoredFamily:
     layer_types: bool = False
     experts: tuple[str, str] = ("", "")
     balance_bias: str = ""
+    silent: Mapping[str, Any] = field(default_factory=dict)
+    needed: Mapping[str, Any] = field(default_factory=dict)
 
     def stored(self, parameter: Parameter) -> Stored | None:
         """Where it keeps a parameter, if anywhere."""
@@ -126,6 +145,8 @@ class StoredFamily:
         return own or {**NAMES, **self.elsewhere}.get(parameter.in_block)
 
 
+_DEEPSEEK_EXPERTS = ("n_routed_experts", "moe_intermediate_size")
+_BALANCE_BIAS = LAYER + "mlp.gate.e_score_correction_bias"
 _QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")
 FAMILIES: Mapping[str, StoredFamily] = {
     "llama": StoredFamily(built_as="LlamaForCausalLM"),
@@ -138,8 +159,13 @@ FAMILIES: Mapping[str, StoredFamily] = {
     "qwen2_moe": StoredFamily(built_as="Qwen2MoeForCausalLM", experts=_QWEN_EXPERTS),
     "qwen3_moe": StoredFamily(built_as="Qwen3MoeForCausalLM", experts=_QWEN_EXPERTS),
     "glm4_moe": StoredFamily(
-        built_as="Glm4MoeForCausalLM", elsewhere=_SHARED_EXPERTS, experts=("n_routed_experts", "moe_intermediate_size"),
-        balance_bias=LAYER + "mlp.gate.e_score_correction_bias",
+        built_as="Glm4MoeForCausalLM", elsewhere=_SHARED_EXPERTS, experts=_DEEPSEEK_EXPERTS, balance_bias=_BALANCE_BIAS
+    ),
+    # Pairs of a head's width that turn together lie side by side unless the config says otherwise (DeepseekV3Config), and norms
+    # of latents have an epsilon of their own (DeepseekV3RMSNorm).
+    "deepseek_v3": StoredFamily(
+        built_as="DeepseekV3ForCausalLM", elsewhere={**_SHARED_EXPERTS, **_LATENT}, experts=_DEEPSEEK_EXPERTS,
+        balance_bias=_BALANCE_BIAS, silent={"rope_interleave": True}, needed={"rms_norm_eps": 1e-6},
     ),
     "gemma": StoredFamily(built_as="GemmaForCausalLM"),
     "gemma2": StoredFamily(

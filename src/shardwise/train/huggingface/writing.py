@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,7 +22,7 @@ from shardwise.files import BLOCK, sync, write_synced
 from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box, Shape
 from shardwise.train.huggingface.config import write_config
-from shardwise.train.huggingface.layout import Place, places, shape_of, stored
+from shardwise.train.huggingface.layout import Place, places, put, shape_of
 from shardwise.train.huggingface.names import FAMILIES, StoredFamily
 from shardwise.train.huggingface.publishing import CONFIG, INDEX, draft, file_of
 
@@ -36,16 +36,20 @@ Read = Callable[[str, Box], Tensor]  # a box of a parameter, or of the bias of a
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: where it comes from, the shape of the whole parameter, and its format."""
+    """A tensor of a file: the places of what it holds, with the shapes of the whole parameters, and its format."""
 
-    place: Place
-    shape: Shape
+    places: list[tuple[Place, Shape]]
     dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.places[0][0].name
 
     @property
     def stored(self) -> Shape:
         """Its shape in the file."""
-        return shape_of(self.place, self.place.part(self.shape))
+        place, shape = self.places[0]
+        return shape_of(place, place.part(shape))
 
     @property
     def num_bytes(self) -> int:
@@ -53,8 +57,10 @@ class Entry(NamedTuple):
 
     def value(self, read: Read) -> Tensor:
         """What the file has of it; nothing else is read."""
-        part = read(self.place.parameter, self.place.box(self.shape)).to(self.dtype)
-        return stored(part.view(self.place.part(self.shape)), self.place)
+        found = torch.empty(self.stored, dtype=self.dtype)
+        for place, shape in self.places:
+            put(read(place.parameter, place.box(shape)).view(place.part(shape)), place, found)
+        return found
 
 
 def write_model(
@@ -72,7 +78,7 @@ def write_model(
     chosen(FORMATS, config["dtype"], "dtype")
     if not family.balance_bias:
         _require_no_bias(architecture, read, family)
-    entries = list(_entries(architecture, family, dtype))
+    entries = _entries(architecture, family, dtype)
     try:
         with draft(Path(folder)) as part:
             _write_files(part, _files(entries, bytes_per_file), read)
@@ -84,11 +90,13 @@ def write_model(
         ) from None
 
 
-def _entries(architecture: Architecture, family: StoredFamily, dtype: torch.dtype) -> Iterator[Entry]:
+def _entries(architecture: Architecture, family: StoredFamily, dtype: torch.dtype) -> list[Entry]:
     shapes, bias = parameter_shapes(architecture), (architecture.num_experts,)
+    found: dict[str, Entry] = {}
     for place in places(architecture, family):
-        is_bias = place.parameter not in shapes
-        yield Entry(place, bias if is_bias else shapes[place.parameter], BIAS_FORMAT if is_bias else dtype)
+        entry = found.setdefault(place.name, Entry([], dtype if place.parameter in shapes else BIAS_FORMAT))
+        entry.places.append((place, shapes.get(place.parameter, bias)))
+    return list(found.values())
 
 
 def _require_no_bias(architecture: Architecture, read: Read, family: StoredFamily) -> None:
@@ -120,7 +128,7 @@ def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> 
     for number, entries in enumerate(files, start=1):
         name = file_of(number, len(files))
         _write_file(folder / name, entries, read)
-        index |= {entry.place.name: name for entry in entries}
+        index |= {entry.name: name for entry in entries}
     if len(files) > 1:
         size = sum(entry.num_bytes for entries in files for entry in entries)
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
@@ -151,7 +159,7 @@ def _header(entries: Sequence[Entry]) -> bytes:
     start = 0
     for entry in entries:
         kind, stop = FORMATS[str(entry.dtype).removeprefix("torch.")], start + entry.num_bytes
-        found[entry.place.name] = {"dtype": kind, "shape": entry.stored, "data_offsets": [start, stop]}
+        found[entry.name] = {"dtype": kind, "shape": entry.stored, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(found).encode()
     text += b" " * (-len(text) % ALIGNED)
