@@ -16,6 +16,7 @@ from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
 from shardwise.planning.plan import as_planned
 from shardwise.search.search import search
 from shardwise.search.space import Choices
+from shardwise.search.stages import with_balanced_stages
 
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
 
@@ -36,7 +37,10 @@ def num_splitting(layout: sw.Layout) -> int:
 def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str, name: str, job: sw.Job) -> None:
     architecture = sw.load_model(model)
     taken = sw.plan(architecture, sw.load_cluster(name), job)
-    found = search(architecture, *as_planned(sw.load_cluster(name), job), reserve=MEMORY_RESERVE)
+    cluster, asked = as_planned(sw.load_cluster(name), job)
+    found = search(architecture, cluster, asked, reserve=MEMORY_RESERVE)
+    room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
+    found = with_balanced_stages(architecture, cluster, asked, found, room)
     fastest = found.best[0].step_time_s
     assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
     near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]

@@ -41,7 +41,7 @@ def check_counts(told: Told) -> None:
 def test_a_search_says_how_far_it_is() -> None:
     told = Told()
     found = plan(MODEL, load_cluster("h100:64"), JOB, progress=told)
-    assert told.stages() == ["blocks derived", "layouts priced", "runners-up"]
+    assert told.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
     check_counts(told)
     totals = {what: total for what, _, total in told}
     assert found.search is not None

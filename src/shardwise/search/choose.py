@@ -25,21 +25,22 @@ def simplest(
     """The simplest fitting layout whose predicted step is within `RESOLUTION` of the fastest; of bounds, which hold exactly under
     what they assume, the simplest of those that are equal.
 
-    First degrees: batches that come out even, then fewer axes that split the model or the sequence, then smaller cp, tp and pp,
-    then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these degrees, an even batch and
-    the fewest virtual stages.
+    First degrees: batches that come out even, then fewer axes that split the model or the sequence, then stages as they come out
+    even, then smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of
+    these degrees, an even batch and the fewest virtual stages.
     """
     within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL))
 
     def near(rows: Iterable[Found]) -> Iterator[Found]:
         return (row for row in rows if row.step_time_s <= within)
 
-    def key(row: Found) -> tuple[float, ...]:
-        return (*_degrees_key(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
-
     rows = list(near((*found.best, *found.even, *found.by_factorisation)))
     degrees = min(rows, key=lambda row: (*_degrees_key(job, row.layout), row.step_time_s)).layout
-    return min((*rows, *near(_of_degrees(architecture, cluster, job, degrees, choices, reserve))), key=key).layout
+    same = [row for row in rows if _degrees(row.layout) == _degrees(degrees)]
+    same += near(_of_degrees(architecture, cluster, job, degrees, choices, reserve))
+    return min(
+        same, key=lambda row: (not is_even(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
+    ).layout
 
 
 def _of_degrees(
@@ -62,4 +63,9 @@ def _degrees_key(job: Job, layout: Layout) -> tuple[int, ...]:
     """What makes degrees simpler, the weightiest first; less is simpler."""
     splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
     twice = layout.dp > 1 and layout.fsdp > 1
-    return not is_even(job, layout), splitting, layout.cp, layout.tp, layout.pp, twice
+    given = layout.layers_per_stage is not None
+    return not is_even(job, layout), splitting, given, layout.cp, layout.tp, layout.pp, twice
+
+
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return (*(getattr(layout, axis) for axis in AXES), layout.expert_tp)

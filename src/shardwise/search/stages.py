@@ -69,13 +69,15 @@ def with_balanced_stages(
 
 def _balanced_row(architecture: Architecture, cluster: Cluster, job: Job, row: Found, capacity_bytes: float) -> Found:
     """The fastest that fits of a row, it with balanced stages, and with as many layers on each virtual stage."""
-    layouts = {
-        balanced(Pricing(architecture, cluster, job, row.layout), capacity_bytes),
-        *_alike(architecture, row.layout),
+    pricing = Pricing(architecture, cluster, job, row.layout)
+    layouts = {balanced(pricing, capacity_bytes), *_alike(architecture, row.layout)}
+    priced = {
+        layout: estimate(architecture, cluster, job, layout)
+        for layout in layouts
+        if layout.layers_per_stage not in (None, pricing.layers)
     }
-    priced = {layout: estimate(architecture, cluster, job, layout) for layout in layouts - {row.layout}}
-    others = (Found(layout, one.step_time_s, one.memory_bytes) for layout, one in priced.items())
-    return min((row, *(one for one in others if one.memory_bytes <= capacity_bytes)), key=lambda one: one.step_time_s)
+    found = (Found(layout, one.step_time_s, one.memory_bytes) for layout, one in priced.items())
+    return min((row, *(one for one in found if one.memory_bytes <= capacity_bytes)), key=lambda one: one.step_time_s)
 
 
 def _alike(architecture: Architecture, layout: Layout) -> Iterator[Layout]:

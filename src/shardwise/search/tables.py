@@ -158,7 +158,6 @@ def build_tables(
     """Evaluate every sub-table once, for the families that occur."""
     build = _Builder(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = build.block_tables(progress)
-    progress("stages")
     stages, waits, stage_row = build.stages()
     fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
     state, offset = build.state_tables()

@@ -229,11 +229,17 @@ def test_the_layers_of_each_stage_may_be_given() -> None:
     """The stage with the most sets the time and holds the most; what is uneven is stated."""
     given = (2, 4, 4, 4, 4, 4, 4, 6)
     even, uneven = priced("1f1b", layers_per_stage=(4,) * 8), priced("1f1b", layers_per_stage=given)
-    assert uneven.waste["stages"] == pytest.approx(1 - 32 / 48)
-    assert "stages" not in even.waste
+    assert uneven.waste["stages"] > even.waste["stages"] > 0  # the head's, which no other stage has
     pricing = Pricing(MODEL, CLUSTER, JOB, layout("1f1b", layers_per_stage=given))
     assert [pricing.counts(stage).layers["block"] for stage in range(8)] == list(given)
     activation, _ = pricing.unit_costs()
+    busy = {
+        unit: sum(getattr(activation[unit], name) for name in ("forward_s", "backward_s", "recompute_s"))
+        for unit in ("embedding", "block", "head", "carry")
+    }
+    whole = 32 * busy["block"] + busy["embedding"] + busy["head"] + 8 * busy["carry"]
+    last = 6 * busy["block"] + busy["head"] + busy["carry"]
+    assert uneven.waste["stages"] == pytest.approx(1 - whole / (8 * last))
     seconds = 6 * activation["block"].forward_s + activation["head"].forward_s
     assert uneven.time["forward"] == pytest.approx(16 * seconds, rel=1e-12)
     assert uneven.memory["parameters"] > even.memory["parameters"]
