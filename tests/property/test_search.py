@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,11 @@ def legal_layouts(cluster_name: str) -> tuple[tuple[Layout, ...], int, dict[str,
     return tuple(legal), number, illegal
 
 
+def in_turn(cases: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each case under one convention of overlap, which take turns."""
+    return [(*case, OVERLAPS[number % len(OVERLAPS)]) for number, case in enumerate(cases)]
+
+
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
 def test_counts_equal_a_recount(cluster_name: str) -> None:
     result = search(SMALL, load_cluster(cluster_name), JOB, choices=CHOICES)
@@ -149,9 +155,10 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(
-    ("model", "cluster_name", "job"), ROWS, ids=lambda value: value if isinstance(value, str) else ""
+    ("model", "cluster_name", "job", "overlap"),
+    in_turn(ROWS),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
     """Vectorised tables and the plain evaluation of one layout agree on random rows of all kinds."""
@@ -206,9 +213,10 @@ PREDICTED = [
 ]
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(
-    ("model", "cluster_name", "stack", "job"), PREDICTED, ids=lambda value: value if isinstance(value, str) else ""
+    ("model", "cluster_name", "stack", "job", "overlap"),
+    in_turn(PREDICTED),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_equal_the_scalar_prediction(
     model: str, cluster_name: str, stack: str, job: Job, overlap: Overlap
@@ -256,16 +264,17 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *QUARTERS), offload=OFFLOADS)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(
-    ("model", "cluster_name", "job"),
-    [
-        ("small", "h100:16", JOB),
-        ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024, precision="fp8_deepseek_v3")),
-        ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096, precision="mxfp8")),
-        ("llama-3-8b", "h100:16", Job(global_batch_tokens=2**19, seq_len=8192, precision="fp8_torchao")),
-        ("llama-3.2-1b", "tpu-v5e:4x4", Job(global_batch_tokens=2**18, seq_len=4096)),
-    ],
+    ("model", "cluster_name", "job", "overlap"),
+    in_turn(
+        [
+            ("small", "h100:16", JOB),
+            ("deep", "h100:48", Job(global_batch_tokens=96 * 1024, seq_len=1024, precision="fp8_deepseek_v3")),
+            ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096, precision="mxfp8")),
+            ("llama-3-8b", "h100:16", Job(global_batch_tokens=2**19, seq_len=8192, precision="fp8_torchao")),
+            ("llama-3.2-1b", "tpu-v5e:4x4", Job(global_batch_tokens=2**18, seq_len=4096)),
+        ]
+    ),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(

@@ -51,8 +51,15 @@ class Routing(Rows):
 
     def by_token(self, rows: Tensor) -> Tensor:
         """Rows [R, D] of each token [N, k, D], with 0 for what is dropped."""
-        found = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]) if self.dropped else rows
-        return torch.unflatten(found.index_select(0, self.places), 0, (-1, self.num_chosen))
+        return torch.unflatten(self._with_dropped(rows).index_select(0, self.places), 0, (-1, self.num_chosen))
+
+    def by_choice(self, rows: Tensor) -> Iterator[Tensor]:
+        """Likewise of each token that of its first choice [N, D], of its second and so on: a part of the memory."""
+        found = self._with_dropped(rows)
+        yield from (found.index_select(0, places) for places in self.places.view(-1, self.num_chosen).unbind(1))
+
+    def _with_dropped(self, rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows.new_zeros(1, rows.shape[1])]) if self.dropped else rows
 
     @property
     def num_chosen(self) -> int:
@@ -161,18 +168,17 @@ def dispatch_dx(drows: Tensor, routing: Routing | Share) -> Tensor:
 
 def combine(routing: Routing, rows: Tensor) -> Tensor:
     """The results of each token's experts, weighted by its gates."""
-    return (
-        (routing.gates[..., None] * routing.by_token(rows))
-        .sum(dim=1)
-        .to(rows.dtype)
-        .view(*routing.shape, rows.shape[-1])
-    )
+    found = torch.zeros(len(routing.gates), rows.shape[-1], dtype=routing.gates.dtype, device=rows.device)
+    for gates, chosen in zip(routing.gates.unbind(-1), routing.by_choice(rows), strict=True):
+        found.addcmul_(gates[:, None], chosen)
+    return found.to(rows.dtype).view(*routing.shape, rows.shape[-1])
 
 
 def combine_dgates(dy: Tensor, rows: Tensor, routing: Routing) -> Tensor:
     """The gradient of the gates [N, k]."""
-    back = routing.by_token(rows).to(routing.gates.dtype)
-    return torch.einsum("nd,nkd->nk", dy.flatten(0, -2).to(routing.gates.dtype), back)
+    wide = dy.flatten(0, -2).to(routing.gates.dtype)
+    found = [torch.linalg.vecdot(wide, chosen.to(wide.dtype)) for chosen in routing.by_choice(rows)]
+    return torch.stack(found, dim=-1)
 
 
 def combine_dx(dy: Tensor, routing: Routing) -> Tensor:
