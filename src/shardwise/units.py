@@ -90,11 +90,11 @@ def lacks_unit(given: object, value: float, unit: str) -> bool:
     return bare and 0 < value < LEAST.get(unit, 0.0)
 
 
-def parse_count(text: str | float, *, what: str) -> int:
-    """A whole, positive quantity ("4Mi" is 4194304). Raises `InputError` otherwise."""
+def parse_count(text: str | float, *, what: str, least: int = 1) -> int:
+    """A whole quantity of at least `least` ("4Mi" is 4194304). Raises `InputError` otherwise."""
     value = parse_quantity(text, what=what, unit="")
-    if value < 1 or value != int(value):
-        raise InputError(f"{what}: found {text!r}; a whole number of at least 1 is required")
+    if value < least or value != int(value):
+        raise InputError(f"{what}: found {text!r}; a whole number of at least {least} is required")
     return int(value)
 
 

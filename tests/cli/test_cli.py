@@ -397,10 +397,10 @@ WRONG = [
         ["layers_per_stage: 33 layers are given, llama-3-8b has 32"],
     ),
     ([*ESTIMATE, "--layout", "pp=8 layers_per_stage=16,16"], ["2 stages are given for pp = 8"]),
-    ([*ESTIMATE, "--layout", "pp=8 layers_per_stage=25,1,1,1,1,1,1,0"], ["found '0'; a whole number of at least 1"]),
+    ([*ESTIMATE, "--layout", "pp=8 layers_per_stage=25,1,1,1,1,1,1,-1"], ["found '-1'; a whole number of at least"]),
     (
-        [*ESTIMATE, "--layout", "pp=8 num_virtual_stages=2 layers_per_stage=7,4,4,4,4,4,4,1"],
-        ["a stage of 1 layers is in num_virtual_stages = 2 parts"],
+        [*ESTIMATE, "--layout", "pp=8 num_virtual_stages=2 layers_per_stage=7,4,1,4,4,4,4,4"],
+        ["stage 2 of 1 layers is in num_virtual_stages = 2 parts; at least 2 layers are required"],
     ),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "model.colour=red"], ["no 'colour'", "d_model"]),
     ([*ESTIMATE, "--layout", "fsdp=8", "--set", "num_layers=2"], ["model.NAME=VALUE"]),

@@ -16,7 +16,7 @@ from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
 from shardwise.planning.plan import as_planned
 from shardwise.search.search import search
 from shardwise.search.space import Choices
-from shardwise.search.stages import with_balanced_stages
+from shardwise.search.stages import Balancing
 
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
 
@@ -40,7 +40,7 @@ def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str,
     cluster, asked = as_planned(sw.load_cluster(name), job)
     found = search(architecture, cluster, asked, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
-    found = with_balanced_stages(architecture, cluster, asked, found, room)
+    found = Balancing(architecture, cluster, asked, room).of_search(found)
     fastest = found.best[0].step_time_s
     assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
     near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]

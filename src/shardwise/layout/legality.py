@@ -11,7 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import MOST_EMPTY, fewest_layers
+from shardwise.layout.stages import MOST_EMPTY, are_alike, fewest_layers
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.schedule import natural_schedule, schedule_of
 from shardwise.symbolic import Value, ceil_div, maximum
@@ -262,6 +262,17 @@ EVEN_BATCH = Rule(
     lambda a, j, n, d: (
         f"dp·fsdp·micro_batch_seqs = {d['dp'] * d['fsdp'] * d['micro_batch_seqs']} does not divide the {j.num_seqs} sequences of "
         "a batch; choose other degrees, or leave out --divisible"
+    ),
+)
+
+
+# Asked of a search that may choose among virtual stages; others are legal, and what they add is priced (`schedule.uneven`).
+ALIKE_STAGES = Rule(
+    "alike_stages",
+    lambda a, j, n, d: are_alike(a, d["pp"], d["num_virtual_stages"]),
+    lambda a, j, n, d: (
+        f"{a.num_layers} layers over pp·num_virtual_stages = {d['pp'] * d['num_virtual_stages']} virtual stages are not alike, "
+        "and some would wait for others; choose other numbers, or pin num_virtual_stages"
     ),
 )
 

@@ -2,7 +2,8 @@
 
 The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
 virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first. The first and the last virtual stage, which have the embedding and the head, may go without a layer (126
+interior stages first. Several virtual stages on each stage are alike where the layers by themselves come out even. The first and
+the last virtual stage, which have the embedding and the head, may go without a layer (126
 layers on 128 virtual stages). A layout may give other numbers; each stage deals its own out to its virtual stages.
 """
 
@@ -58,18 +59,37 @@ def _dealt(layers: int, virtual: int, *, reverse: bool) -> list[int]:
 
 def even_virtual_stages(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """Layers of each of pp times so many virtual stages, as even as they can be."""
-    return _virtual_stages(architecture, pp * num_virtual_stages)
+    count = pp * num_virtual_stages
+    if num_virtual_stages > 1 and architecture.num_layers % count == 0:
+        return (architecture.num_layers // count,) * count
+    return _virtual_stages(architecture, count)
+
+
+def are_alike(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
+    """Whether virtual stages, as even as they can be, are alike, but for the first and the last with embedding and head.
+
+    Else some wait for others in every micro-batch, and a stage holds other than its layers say; of one on each stage it is not
+    asked. Source: Megatron-LM, which asks the same unless a layout says its stages.
+
+    >>> from shardwise.model.load import load_model
+    >>> [v for v in range(1, 9) if are_alike(load_model("llama-3-405b"), 16, v)]
+    [1, 2, 4, 8]
+    """
+    count, alike = pp * num_virtual_stages, num_virtual_stages == 1
+    for ends in {0, 2, 2 + 2 * architecture.num_predict_layers}:
+        alike = alike | ((architecture.num_layers + ends) % count == 0)
+    return alike
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """Layers on each of `pp` stages, each with its virtual stages i, i + pp, i + 2 pp, ... added up."""
-    layers = _virtual_stages(architecture, pp * num_virtual_stages)
+    layers = even_virtual_stages(architecture, pp, num_virtual_stages)
     return tuple(sum(layers[stage::pp]) for stage in range(pp))
 
 
 def dense_layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """How many of them are leading dense layers, whose MLP has no experts."""
-    dense = _dense(architecture, _virtual_stages(architecture, pp * num_virtual_stages))
+    dense = _dense(architecture, even_virtual_stages(architecture, pp, num_virtual_stages))
     return tuple(sum(dense[stage::pp]) for stage in range(pp))
 
 

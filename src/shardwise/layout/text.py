@@ -60,7 +60,7 @@ def _value(key: str, text: str, what: str) -> Any:
     if key == "placement":
         return _placement(text, label)
     if key == "layers_per_stage":
-        return tuple(parse_count(part, what=label) for part in text.strip("[]").split(","))
+        return tuple(parse_count(part, what=label, least=0) for part in text.strip("[]").split(","))
     return parse_count(text, what=label) if key in ABSENT else convert(text, LIKE.get(key, 1), label)
 
 

@@ -30,7 +30,7 @@ from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
-from shardwise.search.stages import with_balanced_stages
+from shardwise.search.stages import Balancing
 
 NUM_ALTERNATIVES = 6
 
@@ -59,12 +59,14 @@ def plan(
         remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
         remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
         raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, remedies=remedies))
-    if BALANCED in (choices or Choices()).stages:
+    stages = Balancing(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
+    balances = BALANCED in (choices or Choices()).stages
+    if balances:
         progress("layers of each stage")
-        capacity = cluster.chip.memory_bytes * (1 - reserve)
-        found = with_balanced_stages(architecture, cluster, job, found, capacity)
+        found = stages.of_search(found)
     progress("runners-up")
     layout = simplest(architecture, cluster, job, found, choices, reserve)
+    layout = stages.of_layout(layout) if balances else layout
     chosen = estimate(architecture, cluster, job, layout)
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,

@@ -20,7 +20,7 @@ from shardwise.job import Job
 from shardwise.layout.context import VARIANTS, variant_names
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
-from shardwise.layout.legality import EVEN_BATCH, RULES, Rule, no_experts
+from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown
@@ -90,7 +90,8 @@ class Choices(Limits):
     and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
     So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
     every micro-batch, and few engines have the others. Layouts are compared with even stages, and the pipelines near the best
-    then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. `divisible` refuses layouts
+    then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. Of several numbers of virtual
+    stages those are looked at whose virtual stages are alike. `divisible` refuses layouts
     with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of.
     """
 
@@ -119,7 +120,8 @@ class Choices(Limits):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules that layouts must keep."""
-        return (*RULES, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
+        chooses = len(self.num_virtual_stages) > 1
+        return (*RULES, *(ALIKE_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
 
     @property
     def policies(self) -> tuple[Policy, ...]:

@@ -3,7 +3,7 @@
 Even stages count the embedding and the head as a layer each (`layout.stages`); what they take depends on the vocabulary and on
 the layout. Each device of a pipeline gets layers in turn; for each number of layers that the devices so far have, the division
 whose slowest device takes least is kept. That is exact for the price of a layout, which asks of a device how many layers of
-either kind it has, as long as leading dense layers are on the first virtual stage of their device, as in published models.
+either kind it has.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shardwise.cost.pricing import Pricing
 from shardwise.cost.stage import Stage
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import fewest_layers
+from shardwise.layout.stages import fewest_layers, layers_per_stage
 from shardwise.model.architecture import Architecture
 from shardwise.search.search import Found, SearchResult
 
 NEAR = 1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
-NUM_NEAR = 16  # of these the fastest: a few milliseconds each
+NUM_NEAR = 8  # of these the fastest: some ten milliseconds each
 
 
 class Division(NamedTuple):
@@ -38,61 +38,64 @@ class Division(NamedTuple):
 
 def balanced(pricing: Pricing, capacity_bytes: float) -> Layout:
     """The layout with layers of each stage that make its slowest stage as fast as can be with so much memory on each device; the
-    layout itself where none is faster."""
-    if pricing.layout.pp == 1:
+    layout itself where none is faster, and where virtual stages, which others would wait for, are as even as they can be."""
+    if pricing.layout.pp == 1 or pricing.layout.num_virtual_stages > 1:
         return pricing.layout
     devices = _Devices(pricing, capacity_bytes)
     found = devices.divided()
     if found is None or found.slowest_s >= devices.bound_s:
         return pricing.layout
-    return replace(pricing.layout, layers_per_stage=devices.of_stages(found.layers))
+    return _given(pricing.architecture, pricing.layout, devices.of_stages(found.layers))
 
 
-def with_balanced_stages(
-    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, capacity_bytes: float
-) -> SearchResult:
-    """What a search found, the pipelines among the fastest layouts with balanced stages."""
-    rows = (*found.best, *found.even, *found.by_factorisation)
-    within = found.best[0].step_time_s * NEAR
-    near = sorted(
-        (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within), key=lambda row: row.step_time_s
-    )
-    tried = list(dict.fromkeys(near))[:NUM_NEAR]
-    better = {row.layout: _balanced_row(architecture, cluster, job, row, capacity_bytes) for row in tried}
+@dataclass(frozen=True)
+class Balancing:
+    """Layers of each stage for layouts of a job, where a device may hold so much."""
 
-    def changed(rows: Sequence[Found]) -> tuple[Found, ...]:
-        return tuple(better.get(row.layout, row) for row in rows)
+    architecture: Architecture
+    cluster: Cluster
+    job: Job
+    capacity_bytes: float
 
-    best = sorted({*better.values(), *changed(found.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
-    return replace(found, best=tuple(best), even=changed(found.even), by_factorisation=changed(found.by_factorisation))
+    def of_search(self, found: SearchResult) -> SearchResult:
+        """What a search found, the pipelines among the fastest layouts with their best stages."""
+        rows = (*found.best, *found.even, *found.by_factorisation)
+        within = found.best[0].step_time_s * NEAR
+        near = (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within)
+        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_NEAR]
+        better = {row.layout: self.best(row) for row in tried}
+
+        def changed(rows: Sequence[Found]) -> tuple[Found, ...]:
+            return tuple(better.get(row.layout, row) for row in rows)
+
+        best = sorted({*better.values(), *changed(found.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
+        return replace(
+            found, best=tuple(best), even=changed(found.even), by_factorisation=changed(found.by_factorisation)
+        )
+
+    def of_layout(self, layout: Layout) -> Layout:
+        """A layout with its best stages."""
+        return self.best(self._found(layout)).layout if layout.pp > 1 else layout
+
+    def best(self, row: Found) -> Found:
+        """The faster of a row and it with balanced stages."""
+        layout = balanced(Pricing(self.architecture, self.cluster, self.job, row.layout), self.capacity_bytes)
+        return row if layout == row.layout else min(row, self._found(layout), key=lambda one: one.step_time_s)
+
+    def _found(self, layout: Layout) -> Found:
+        priced = estimate(self.architecture, self.cluster, self.job, layout)
+        return Found(layout, priced.step_time_s, priced.memory_bytes)
 
 
-def _balanced_row(architecture: Architecture, cluster: Cluster, job: Job, row: Found, capacity_bytes: float) -> Found:
-    """The fastest that fits of a row, it with balanced stages, and with as many layers on each virtual stage."""
-    pricing = Pricing(architecture, cluster, job, row.layout)
-    layouts = {balanced(pricing, capacity_bytes), *_alike(architecture, row.layout)}
-    priced = {
-        layout: estimate(architecture, cluster, job, layout)
-        for layout in layouts
-        if layout.layers_per_stage not in (None, pricing.layers)
-    }
-    found = (Found(layout, one.step_time_s, one.memory_bytes) for layout, one in priced.items())
-    return min((row, *(one for one in found if one.memory_bytes <= capacity_bytes)), key=lambda one: one.step_time_s)
-
-
-def _alike(architecture: Architecture, layout: Layout) -> Iterator[Layout]:
-    """The layout with as many layers on each virtual stage, where these come out even: then none waits for another."""
-    layers, rest = divmod(architecture.num_layers, layout.pp)
-    if not rest and not layers % layout.num_virtual_stages:
-        yield replace(layout, layers_per_stage=(layers,) * layout.pp)
+def _given(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
+    """The layout with layers of each stage; without, where these are the even ones."""
+    even = layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+    return replace(layout, layers_per_stage=None if layers == even else layers)
 
 
 @dataclass
 class _Devices:
-    """The devices of a pipeline, each with the layers of one stage, or of a stage and its mirror image.
-
-    `first[d]` are the stages with which device d begins.
-    """
+    """The devices of a pipeline, each with the layers of one stage, or of a stage and its mirror image."""
 
     pricing: Pricing
     capacity_bytes: float
@@ -101,7 +104,7 @@ class _Devices:
         layout, pricing = self.pricing.layout, self.pricing
         self.both_ends = pricing.pipeline.ends > 1
         self.num_devices = layout.pp // 2 if self.both_ends else layout.pp
-        fewest = fewest_layers(layout.pp, layout.num_virtual_stages)
+        fewest = fewest_layers(layout.pp, 1)
         self.fewest = [fewest[d] + (fewest[-1 - d] if self.both_ends else 0) for d in range(self.num_devices)]
         self.costs = pricing.unit_costs()
         self.known: dict[tuple[bool, bool, int, int], float] = {}
@@ -129,7 +132,7 @@ class _Devices:
         """How many layers a device can have, of which how many are leading dense ones, and how long it takes: `most` at most, and
         none that makes it slower than the layout is, or that it has no room for."""
         for count in range(self.fewest[device], most + 1):
-            own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._of_first(device, count))
+            own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._of_first(count))
             seconds = self._seconds(device, count, own_dense)
             if seconds > self.bound_s or not self._fits(device, count, own_dense):
                 return
@@ -153,10 +156,9 @@ class _Devices:
             count += 1
         return count
 
-    def _of_first(self, device: int, count: int) -> int:
-        """How many of a device's layers are on the first of its virtual stages."""
-        virtual = self.pricing.layout.num_virtual_stages * (2 if self.both_ends else 1)
-        return count // virtual if device == 0 and not self.both_ends else -(-count // virtual)
+    def _of_first(self, count: int) -> int:
+        """How many of a device's layers are on the stage nearer to the model's beginning."""
+        return -(-count // 2) if self.both_ends else count
 
     def _stage(self, device: int, count: int, dense: int) -> Stage:
         return self.pricing.stage(self.pricing.counts_with(device, count, dense), self.costs)

@@ -17,6 +17,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.architecture import Architecture
 from shardwise.search.plan import plan
+from shardwise.search.search import search
 from shardwise.search.space import Choices
 from shardwise.search.stages import balanced
 
@@ -53,19 +54,15 @@ def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
         Layout(pp=2, schedule="1f1b"),
         Layout(pp=3, schedule="zb_h1"),
         Layout(pp=4, schedule="1f1b", recompute="full"),
-        Layout(pp=2, schedule="interleaved", num_virtual_stages=2),
         Layout(pp=2, schedule="dualpipe"),
     ],
     ids=str,
 )
 def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
-    """For the price without what uneven virtual stages add, which the division is made before."""
     found = balanced(Pricing(model, cluster(layout.pp), JOB, layout), EVERYTHING)
 
     def seconds(layers: tuple[int, ...] | None) -> float:
-        pricing = Pricing(model, cluster(layout.pp), JOB, replace(layout, layers_per_stage=layers))
-        pricing.pipeline = pricing.pipeline._replace(uneven=0.0)
-        return float(pricing.slowest_s())
+        return float(Pricing(model, cluster(layout.pp), JOB, replace(layout, layers_per_stage=layers)).slowest_s())
 
     divisions = [seconds(layers) for layers in every_division(layout, model.num_layers)]
     assert len(divisions) > 5
@@ -90,8 +87,9 @@ def test_the_memory_of_a_device_bounds_its_layers() -> None:
     assert estimate(DENSE, cluster(3), JOB, bounded).memory_bytes <= full * 0.97 or bounded == layout
 
 
-def test_without_a_pipeline_nothing_is_divided() -> None:
-    layout = Layout(fsdp=2, zero_stage=3)
+@pytest.mark.parametrize("text", ["fsdp=2", "pp=2 num_virtual_stages=3"])
+def test_without_a_pipeline_or_with_virtual_stages_nothing_is_divided(text: str) -> None:
+    layout = Layout.parse(text)
     assert balanced(Pricing(DENSE, cluster(2), JOB, layout), EVERYTHING) is layout
 
 
@@ -105,6 +103,16 @@ def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
     assert even.layout.layers_per_stage is None
     assert balanced_plan.estimate.step_time_s < even.estimate.step_time_s
     assert balanced_plan.estimate.waste["stages"] < even.estimate.waste["stages"]
+
+
+def test_virtual_stages_of_a_search_are_alike() -> None:
+    """Others are there where they are asked for."""
+    rows = search(DENSE, cluster(8), JOB, choices=Choices().narrowed({"pp": 2}, {})).best
+    assert {row.layout.num_virtual_stages for row in rows} == {1}  # 9 and 11 over 2 v
+    longer = replace(DENSE, num_layers=10)
+    rows = search(longer, cluster(8), JOB, choices=Choices().narrowed({"pp": 2}, {}), top=10**6).best
+    assert {row.layout.num_virtual_stages for row in rows} == {1, 2, 3, 5, 6}  # 12 over 4 and 12, 10 over 10, 12 over 6
+    assert search(longer, cluster(8), JOB, choices=Choices().narrowed({"pp": 2, "num_virtual_stages": 4}, {})).best
 
 
 def test_the_planned_stages_are_priced_as_anyone_prices_them() -> None:

@@ -155,15 +155,16 @@ def test_what_has_to_move_moves() -> None:
 
 
 def test_uneven_virtual_stages_have_the_bubble_that_is_played() -> None:
-    """Llama-3-405B on 16 stages of 7 virtual ones: 126 layers on 112, so some have two. By the closed form a seventh as much."""
+    """Llama-3-405B on 16 stages of 7 virtual ones: 126 layers on 112, so some have two, and others wait for them. A price has two
+    fifths more than the closed form, without the head, which shares a virtual stage with a layer."""
     layout = "fsdp=128 tp=8 pp=16 num_virtual_stages=7 zero_stage=1"
     job = Job(global_batch_tokens=2**24, seq_len=8192)
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
     found = simulate(model, cluster, job, Layout.parse(layout))
     cost = estimate(model, cluster, job, Layout.parse(layout))
-    closed = cost.time["bubble"] / (cost.step_time_s - cost.time["bubble"])
-    assert closed == pytest.approx(15 / (7 * 16), rel=0.03)
-    assert found.bubble > 1.6 * closed
+    priced, closed = cost.time["bubble"] / (cost.step_time_s - cost.time["bubble"]), 15 / (7 * 16)
+    assert priced == pytest.approx(1.4 * closed, rel=0.03)
+    assert found.bubble > 1.5 * priced
 
 
 def test_a_message_takes_its_time() -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
 from shardwise.job import PRECISIONS, Job
 from shardwise.layout.layout import Layout
+from shardwise.layout.stages import MOST_EMPTY
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.schedule.schedule import natural_schedule, pipelines_by_any_name, schedule_of
@@ -209,8 +210,7 @@ def _pipeline(
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
         whole = schedule_of(named).goes_with(degrees.pp, 1) if named else False
         virtual = 1 if whole else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
-    # Megatron may leave the first and the last virtual stage without a block; here each has one
-    virtual = min(virtual, max(architecture.num_layers // degrees.pp, 1))
+    virtual = min(virtual, max((architecture.num_layers + MOST_EMPTY) // degrees.pp, 1))
     stands_for_both = named in ("", plain, virtual_ones)
     return natural_schedule(degrees.pp, virtual) if stands_for_both else named, virtual
 
