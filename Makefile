@@ -33,8 +33,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# More workers than the two cores it is timed on: tests with several processes wait for one another.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .

@@ -166,21 +166,12 @@ CASES = {
         num_seqs=4,
     ),
     "compiled pp 2 zb_h1": Case(layout=Layout(pp=2, schedule="zb_h1"), num_seqs=4, recipe={"compile": True}),
-    "uneven vocabulary, tp 2": Case("uneven", Layout(tp=2, micro_batch_seqs=2)),
     "uneven vocabulary, tp 4 sp": Case("uneven", Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
-    "uneven vocabulary, tp 2 in pieces, zero-1": Case(
-        "uneven", Layout(tp=2, fsdp=2, zero_stage=1, sequence_parallel=True, async_tp=True)
-    ),
-    "uneven vocabulary, tp 2 zero-3, compiled": Case(
-        "uneven tied", Layout(tp=2, fsdp=2, zero_stage=3), recipe={"compile": True}
-    ),
-    "uneven vocabulary, pp 2 tp 2": Case("uneven", Layout(pp=2, tp=2, schedule="1f1b"), num_seqs=4),
     "uneven vocabulary, tied, pp 2 tp 2 sp zero-2": Case(
         "uneven tied", Layout(pp=2, tp=2, fsdp=2, zero_stage=2, sequence_parallel=True, schedule="1f1b")
     ),
     "uneven vocabulary, predicting tp 4": Case("uneven predicting", Layout(tp=4, micro_batch_seqs=2)),
     "uneven vocabulary, adapted tp 2 zero-3": Case("uneven adapted", Layout(tp=2, fsdp=2, zero_stage=3)),
-    "a rank without a word": Case("nine words", Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
     "a rank without a word, zero-3": Case("nine words", Layout(tp=4, fsdp=2, zero_stage=3)),
     "a rank without a word, capped logits, tied": Case("uneven capped", Layout(tp=4, micro_batch_seqs=2)),
     "lion 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="lion"),
