@@ -24,6 +24,9 @@ MOST_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
 
 
+ROUNDING = 1e-9  # of the whole: a smaller difference is none, only how sums round
+
+
 def reconcile_text(plan: Plan, found: Reconciliation, folder: str) -> str:
     """The report for people."""
     head = [f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"]
@@ -83,6 +86,7 @@ def _table(title: str, rows: Iterable[_Row], whole: float, form: Callable[[float
         predicted = "" if row.predicted is None else form(row.predicted)
         measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
         difference = row.measured - (row.predicted or 0.0)
+        difference = 0.0 if abs(difference) < ROUNDING * whole else difference
         signed = ("+" if difference >= 0 else "-") + form(abs(difference))
         numbers = f"{predicted:>11}{measured:>11}{row.measured / whole:>8.1%}{signed:>12}"
         yield f"  {row.name:<18}{numbers}  {_bar(row, most):<{BAR}}  {row.note}".rstrip()
