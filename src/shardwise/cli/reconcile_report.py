@@ -22,8 +22,6 @@ BAR_IS = "# predicted and measured   + measured only   - predicted only"
 MOST_NAMED = 5  # of what a term depends on; --json has all
 MOST_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
-
-
 ROUNDING = 1e-9  # of the whole: a smaller difference is none, only how sums round
 
 

@@ -2,9 +2,9 @@
 
 The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
 virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first. Several virtual stages on each stage are alike where the layers by themselves come out even. The first and
-the last virtual stage, which have the embedding and the head, may go without a layer (126
-layers on 128 virtual stages). A layout may give other numbers; each stage deals its own out to its virtual stages.
+interior stages first. Several virtual stages on each rank are alike where that can be, with or without what the ends count. The
+first and the last virtual stage, which have the embedding and the head, may go without a layer (126 layers on 128). A layout
+may give other numbers; each stage deals its own out to its virtual stages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from functools import lru_cache
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.symbolic import Value, minimum
+
+NO_ENDS = (0, 0)  # ends that count their layers alone
+MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
 
 
 def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
@@ -37,9 +40,6 @@ def virtual_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...
     return tuple(own[turn] for turn in range(virtual) for own in dealt)
 
 
-MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
-
-
 def fewest_layers(pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """The fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
 
@@ -58,15 +58,23 @@ def _dealt(layers: int, virtual: int, *, reverse: bool) -> list[int]:
 
 
 def even_virtual_stages(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each of pp times so many virtual stages, as even as they can be."""
-    count = pp * num_virtual_stages
-    if num_virtual_stages > 1 and architecture.num_layers % count == 0:
-        return (architecture.num_layers // count,) * count
-    return _virtual_stages(architecture, count)
+    """Layers of each of pp times so many virtual stages, as even as they can be.
+
+    The ends make room as long as that leaves no stage without a layer; where there are too few, the last goes without one, then
+    the first.
+    """
+    num_layers, count = architecture.num_layers, pp * num_virtual_stages
+    if num_layers < count:
+        return (int(num_layers == count - 1), *[1] * (count - 2), 0)
+    ends = _ends(architecture)
+    if num_virtual_stages > 1:
+        ends = (*(one for one in (NO_ENDS, *ends) if _comes_out(num_layers, count, one)), *ends)
+    divisions = (_evenly(num_layers, count, *one) for one in ends)
+    return next((one for one in divisions if min(one) >= 1), _evenly(num_layers, count, *NO_ENDS))
 
 
 def are_alike(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
-    """Whether virtual stages, as even as they can be, are alike, but for the first and the last with embedding and head.
+    """Whether virtual stages, as even as they can be, are alike, with embedding and head counted or without.
 
     Else some wait for others in every micro-batch, and a stage holds other than its layers say; of one on each stage it is not
     asked. Source: Megatron-LM, which asks the same unless a layout says its stages.
@@ -75,10 +83,21 @@ def are_alike(architecture: Architecture, pp: Value, num_virtual_stages: Value) 
     >>> [v for v in range(1, 9) if are_alike(load_model("llama-3-405b"), 16, v)]
     [1, 2, 4, 8]
     """
-    count, alike = pp * num_virtual_stages, num_virtual_stages == 1
-    for ends in {0, 2, 2 + 2 * architecture.num_predict_layers}:
-        alike = alike | ((architecture.num_layers + ends) % count == 0)
-    return alike
+    num_layers, count, alike = architecture.num_layers, pp * num_virtual_stages, num_virtual_stages == 1
+    for one in (NO_ENDS, *_ends(architecture)):
+        alike = alike | _comes_out(num_layers, count, one)
+    return alike | (num_layers + MOST_EMPTY == count)
+
+
+def _ends(architecture: Architecture) -> tuple[tuple[int, int], ...]:
+    """What the first and the last stage count beside their layers: a head with modules of multi-token prediction, or alone."""
+    return (1, 1 + 2 * architecture.num_predict_layers), (1, 1)
+
+
+def _comes_out(num_layers: int, count: Value, ends: tuple[int, int]) -> Value:
+    """Whether stages that count this at their ends all count the same, with a layer on each."""
+    counted = num_layers + sum(ends)
+    return (counted % count == 0) & (counted // count > max(ends))
 
 
 def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
@@ -100,19 +119,6 @@ def _dense(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]
         dense.append(min(layers, left))
         left -= dense[-1]
     return tuple(dense)
-
-
-def _virtual_stages(architecture: Architecture, count: int) -> tuple[int, ...]:
-    """Layers of each virtual stage. The ends make room as long as that leaves no stage without a layer; where there are too few,
-    the last goes without one, then the first."""
-    if architecture.num_layers < count:
-        return (int(architecture.num_layers == count - 1), *[1] * (count - 2), 0)
-    last = 1 + 2 * architecture.num_predict_layers
-    for at_start, at_end in ((1, last), (1, 1), (0, 0)):
-        layers = _evenly(architecture.num_layers, count, at_start, at_end)
-        if min(layers) >= 1:
-            break
-    return layers
 
 
 def recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[str, Value]:

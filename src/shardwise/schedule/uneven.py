@@ -17,9 +17,8 @@ from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import play
 from shardwise.symbolic import Value, maximum
 
-MOST_RANKS = (
-    16  # that are played: of more, so many from the first to the last; within 1% of all for those played in the tests
-)
+# Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
+MOST_RANKS = 16
 
 
 class Waiting(NamedTuple):

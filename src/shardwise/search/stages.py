@@ -25,7 +25,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.search.search import Found, SearchResult
 
 NEAR = 1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
-NUM_NEAR = 8  # of these the fastest: some ten milliseconds each
+NUM_TRIED = 8  # of these the fastest: some ten milliseconds each
 
 
 class Division(NamedTuple):
@@ -62,7 +62,7 @@ class Balancing:
         rows = (*found.best, *found.even, *found.by_factorisation)
         within = found.best[0].step_time_s * NEAR
         near = (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within)
-        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_NEAR]
+        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_TRIED]
         better = {row.layout: self.best(row) for row in tried}
 
         def changed(rows: Sequence[Found]) -> tuple[Found, ...]:

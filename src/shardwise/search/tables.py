@@ -143,7 +143,7 @@ class Tables:
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
     waiting: Mapping[
         int, Waiting | None
-    ]  # by schedule, over the same: what uneven virtual stages add; None: nowhere anything
+    ]  # by schedule, likewise: what uneven virtual stages add; None: nothing anywhere
 
 
 def build_tables(

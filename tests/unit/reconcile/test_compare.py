@@ -179,6 +179,20 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
+def test_a_difference_that_only_rounds_is_none() -> None:
+    found = reconciled()
+    whole = found.time.measured_s
+
+    def line(difference_s: float) -> str:
+        terms = (TimeTerm(name="forward", predicted_s=whole, measured_s=whole + difference_s), *found.time.terms[1:])
+        text = reconcile_text(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a")
+        return next(line for line in text.splitlines() if "forward" in line)
+
+    assert line(1e-10 * whole).split("%")[1].split()[:2] == ["+0", "s"]
+    assert line(-1e-10 * whole) == line(1e-10 * whole)
+    assert line(1e-3 * whole) != line(0.0)
+
+
 def test_what_a_term_depends_on_is_what_moves_it() -> None:
     forward, weights = depends_on(PLAN, "forward"), depends_on(PLAN, "fsdp")
     assert {"chip.matmul_fraction", "stack.launch_s", "stack.elementwise"} <= set(forward)

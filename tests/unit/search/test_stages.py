@@ -77,14 +77,22 @@ def test_a_large_head_has_fewer_layers_beside_it() -> None:
 
 
 def test_the_memory_of_a_device_bounds_its_layers() -> None:
-    """The first stage keeps the most micro-batches."""
-    layout = Layout(pp=3, schedule="1f1b")
-    pricing = Pricing(DENSE, cluster(3), JOB, layout)
-    free = balanced(pricing, EVERYTHING)
-    full = estimate(DENSE, cluster(3), JOB, free).memory_bytes
-    bounded = balanced(pricing, full * 0.97)
-    assert bounded != free
-    assert estimate(DENSE, cluster(3), JOB, bounded).memory_bytes <= full * 0.97 or bounded == layout
+    """With any memory the fastest division that fits is found, where one is faster than even stages; with less it is another."""
+    model, layout = replace(DENSE, num_layers=12, vocab_size=64_000), Layout(pp=4, schedule="1f1b")
+    pricing = Pricing(model, cluster(4), JOB, layout)
+    every = (replace(layout, layers_per_stage=one) for one in every_division(layout, model.num_layers))
+    priced = [(one, estimate(model, cluster(4), JOB, one)) for one in every]
+    found = set()
+    for room in {one.memory_bytes for _, one in priced}:
+        best = min(one.step_time_s for _, one in priced if one.memory_bytes <= room)
+        bounded = balanced(pricing, room)
+        if best < float(pricing.slowest_s()):
+            estimated = estimate(model, cluster(4), JOB, bounded)
+            assert (estimated.step_time_s, estimated.memory_bytes <= room) == (pytest.approx(best, rel=1e-12), True)
+            found.add(bounded)
+        else:
+            assert bounded == layout
+    assert len(found) > 1
 
 
 @pytest.mark.parametrize("text", ["fsdp=2", "pp=2 num_virtual_stages=3"])
