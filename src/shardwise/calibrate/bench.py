@@ -57,7 +57,7 @@ class Machine:
         """The rates of the chip at given constants."""
         return rates_at(
             self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention,
-            synchronises=True, policy=self.stack.policy,
+            synchronises=True, stack=self.stack,
         )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def step_seconds(case: Case) -> Callable[[Constants], Value]:
     def seconds(constants: Constants) -> Value:
         rates = rates_at(
             chip, constants, clock=software.clock, fused_attention=software.fused_attention,
-            synchronises=software.synchronises, policy=software.stack.policy,
+            synchronises=software.synchronises, stack=software.stack,
         )  # fmt: skip
         links = scaled(case.cluster.topology, constants["link_fraction"], constants["network_fraction"])
         return pricing.at(rates, links).slowest_s()

@@ -18,7 +18,8 @@ never read by a prediction. Runs of quality A and A- count, each 1 over the numb
 EPILOG = """examples:
   shardwise validate
   shardwise validate --chip h100 --source dgxc --plot h100.svg
-  shardwise validate --rows mine.csv --json"""
+  shardwise validate --rows mine.csv --json
+  shardwise validate --groups"""
 
 
 def configure(verbs: Any) -> None:
@@ -44,6 +45,11 @@ def configure(verbs: Any) -> None:
         action="store_true",
         help="fit without some of the runs and predict these: a new model, a new lab, a lab with three runs given (a minute)",
     )
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="layouts of one model measured beside each other: how often the predicted order and the pick are right",
+    )
     parser.add_argument("--plot", metavar="FILE", help="write predicted against measured step times as an SVG")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -56,6 +62,8 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.calibrate.published_runs.rows import published_rows, read_rows
     from shardwise.cli.roofline import write_chart
 
+    if arguments.groups:
+        return _groups(arguments)
     rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
     chosen = _chosen(rows, arguments.chip, arguments.source)
     if arguments.folds:
@@ -74,6 +82,19 @@ def _folds(rows: Sequence[Row], progress: Progress, *, as_json: bool) -> str:
 
     found = fit_published(rows, progress)
     return json.dumps(fold_payload(found), indent=2) if as_json else fold_report(found)
+
+
+def _groups(arguments: argparse.Namespace) -> str:
+    """How well layouts are told apart. Raises `InputError` beside what chooses rows: the groups are those of the package."""
+    from shardwise.calibrate.groups import groups_payload, groups_report, published_groups
+    from shardwise.errors import InputError
+
+    others = ("chip", "source", "rows", "plot", "bound", "folds")
+    given = [f"--{name}" for name in others if getattr(arguments, name) not in (None, False)]
+    if given:
+        raise InputError(f"--groups: found {', '.join(given)} beside it; leave out one or the other")
+    found = published_groups(arguments.progress)
+    return json.dumps(groups_payload(found), indent=2) if arguments.json else groups_report(found)
 
 
 def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[Row]:

@@ -69,7 +69,8 @@ LIKE: Mapping[str, str] = {
 class Stack:
     """A stack as its table says: its kind, and whether attention writes its scores. `known`: published runs measured it.
 
-    `platforms`: which chips it runs on. `loss`: the leanest cross-entropy that it has.
+    `platforms`: which chips it runs on. `loss`: the leanest cross-entropy that it has. `host_s`: seconds that the host takes for
+    a kernel of those that are counted here; 0 where no run tells.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Stack:
     loss: str
     platforms: tuple[str, ...]
     unfused_attention: bool = False
+    host_s: float = 0.0
     known: bool = True
 
     @property
@@ -118,6 +120,7 @@ def stack_named(name: str) -> Stack:
     return Stack(
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
+        host_s=entry.get("host_s", 0.0),
     )  # fmt: skip
 
 

@@ -4,7 +4,8 @@ Without a calibration: products and attention at the chip's best measured matmul
 a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and ends once), and
 longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles; attention has a
 rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times, and those of the
-optimizer and of the loss as often as was measured, if it was; and the host launches every kernel.
+optimizer and of the loss as often as was measured, if it was; and the host launches every kernel, which leaves a gap
+behind each, and takes longer than the device where kernels are short.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.stacks import stack_named
+from shardwise.cluster.stacks import Stack, stack_named
 from shardwise.errors import InputError
 from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
@@ -52,8 +53,8 @@ class Formula(NamedTuple):
 _ROOFLINE = "Williams, Waterman and Patterson 2009, Roofline, CACM 52(4)"
 _BOUND = Formula("Σ max(FLOPs / matmul rate, bytes / memory rate)", "bytes of state / memory rate", _ROOFLINE)
 _PREDICTION = Formula(
-    "(device + kernels · launch_s): device = Σ max(FLOPs / rate · shape, bytes / memory rate), elementwise "
-    "bytes several times; with experts √(device² + host²), the host several launches a kernel",
+    "(device + kernels · launch_s), or kernels · host_s where that is longer: device = Σ max(FLOPs / rate · shape, bytes / "
+    "memory rate), elementwise bytes several times; with experts √(device² + host²), the host several launches a kernel",
     "elementwise · bytes of state / memory rate",
     f"{_ROOFLINE}; NVIDIA, Matrix Multiplication Background User's Guide (shape); constants of the calibration, docs/accuracy.md",
 )
@@ -90,6 +91,7 @@ class Rates:
     loss: Value | None = None
     exposed: Value | None = None
     launch_s: Value = 0.0
+    host_s: float = 0.0
     attention: Value = 1.0
     clock: Value = 1.0
     fused_attention: bool = True
@@ -153,16 +155,17 @@ class Rates:
         return shape / self.grouped_fraction * (1.0 + TILE / 2 / work.group_rows)
 
     def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Seconds of kernels as a host launches them. Each leaves the device idle for a moment.
+        """Seconds of kernels as a host launches them. Each leaves the device idle for a moment, and a host that takes longer for
+        them than the device is what it waits for.
 
-        `routed`: among them are a router and its experts, and the host may be slower than the device: as long as the slower
-        of the two, and more where both are as slow.
+        `routed`: among them are a router and its experts: as long as the slower of the two, and more where both are as slow.
         """
         if self.is_bound:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed:
-            return device_s + gaps_s
+            own_s = device_s + gaps_s
+            return maximum(own_s, num_kernels * self.host_s) if self.host_s else own_s
         host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
         return (device_s**2 + host_s**2) ** 0.5
 
@@ -181,7 +184,7 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
         )  # fmt: skip
     return rates_at(
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
-        synchronises=calibration.synchronises, policy=stack_named(calibration.stack).policy,
+        synchronises=calibration.synchronises, stack=stack_named(calibration.stack),
     )  # fmt: skip
 
 
@@ -208,10 +211,16 @@ def rates_at(
     clock: float,
     fused_attention: bool,
     synchronises: bool,
-    policy: IssuePolicy,
+    stack: Stack,
 ) -> Rates:
     """The rates at given constants, by name; each a number or an array. Those of links are the network's."""
     own = {name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")}
     return Rates(
-        chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, policy=policy, **own
+        chip=chip,
+        clock=clock,
+        fused_attention=fused_attention,
+        synchronises=synchronises,
+        policy=stack.policy,
+        host_s=stack.host_s,
+        **own,
     )

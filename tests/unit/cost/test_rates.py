@@ -81,6 +81,14 @@ def test_gaps_add_up_but_a_slow_host_hides_the_device() -> None:
     assert dropping.launched_s(0.0, 100, routed=True) == pytest.approx(gaps * ROUTED)
 
 
+def test_devices_wait_for_a_host_that_takes_longer() -> None:
+    slow = replace(RATES, host_s=1e-4)
+    assert slow.launched_s(1e-3, 100, routed=False) == pytest.approx(1e-2)
+    assert slow.launched_s(1.0, 100, routed=False) == RATES.launched_s(1.0, 100, routed=False)
+    both = slow.launched_s(np.array([1e-3, 1.0]), 100, routed=False)
+    assert both.tolist() == [slow.launched_s(one, 100, routed=False) for one in (1e-3, 1.0)]
+
+
 def test_a_measured_stack_shows_its_share_of_all_traffic() -> None:
     traffic = {"tp": 2.0, "fsdp": 6.0}
     assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0

@@ -81,9 +81,21 @@ def _positive(text: str) -> float | None:
 
 
 def published_rows() -> tuple[Row, ...]:
-    """The rows that come with the package."""
-    file = resources.files("shardwise.calibrate.published_runs").joinpath("runs.csv")
-    return _rows(file.read_text(encoding="utf-8"), "runs.csv")
+    """The runs that come with the package."""
+    return _packaged("runs.csv")
+
+
+def layout_rows() -> tuple[Row, ...]:
+    """Layouts of GPT models measured beside each other on A100s, with what the source leaves open as Megatron-LM has it.
+
+    Source: VIA-Research/vTrain, data/ground_truth_{single,multi}.csv (MIT). Assumed: 80 GB, a vocabulary of 51,200.
+    """
+    return _packaged("layouts.csv")
+
+
+def _packaged(name: str) -> tuple[Row, ...]:
+    file = resources.files("shardwise.calibrate.published_runs").joinpath(name)
+    return _rows(file.read_text(encoding="utf-8"), name)
 
 
 def read_rows(path: str, flag: str = "--rows") -> tuple[Row, ...]:
