@@ -74,12 +74,13 @@ class Model(NamedTuple):
 
 
 def stage_counts(
-    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, num_virtual_stages: Value,
-    recompute_layers: Value | None = None,
+    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, carries: Value, recompute_layers: Value | None = None
 ) -> Counts:  # fmt: skip
-    """The counts of a stage that is the first, the last, both (no pipeline) or neither.
+    """The counts of a device that has the first stage of the model, the last, both or neither.
 
-    A tied embedding is one tensor with two uses, and so is one that multi-token prediction borrows.
+    Both are on one device without a pipeline, with a stage and its mirror image (`layers` of both) for micro-batches from both
+    ends, and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so is one that
+    multi-token prediction borrows. `carries`: each virtual stage of the device hands over to another device or takes from one.
     """
     recomputed = recomputed_layers(layers, recompute_layers)
     alone = first and last
@@ -89,23 +90,12 @@ def stage_counts(
         embedding=int(first),
         head=int(last),
         predict=model.num_predict_layers if last else 0,
-        carries=0 if alone else num_virtual_stages,
+        carries=carries,
         copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
         kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
         untied=int(alone and model.untied),
     )
-
-
-def both_ends_counts(
-    layers: Mapping[str, Value], model: Model, *, ends: bool, recompute_layers: Value | None = None
-) -> Counts:
-    """The counts of a device that holds a stage and its mirror image (`layers` of both), for micro-batches from both ends.
-
-    At the ends that is the first and the last stage. Each of the two hands over.
-    """
-    own = stage_counts(layers, model, first=ends, last=ends, num_virtual_stages=1, recompute_layers=recompute_layers)
-    return own._replace(carries=2)
 
 
 def add_up(

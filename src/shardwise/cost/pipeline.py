@@ -33,6 +33,11 @@ class Pipeline(NamedTuple):
         return 2 if self.form.both_ends else 1
 
     @property
+    def at_once(self) -> int:
+        """Passes that run together on a device."""
+        return 2 if self.form.pairs else 1
+
+    @property
     def rounds(self) -> Value:
         return self._each(self.num_micro_batches)
 

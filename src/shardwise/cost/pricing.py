@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.counts import KEPT, Counts, Model, both_ends_counts, stage_counts
+from shardwise.cost.counts import KEPT, Counts, Model, stage_counts
 from shardwise.cost.expressions import Expressions
 from shardwise.cost.host import host_of
 from shardwise.cost.memory_terms import MEMORY
@@ -26,7 +26,7 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.layout.stages import held_dense_layers, held_layers, virtual_stages
+from shardwise.layout.stages import dense_layers, stages_on_ranks, virtual_stages
 from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import unit_training_flops
@@ -49,11 +49,11 @@ class Pricing:
         degrees = degrees_of(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
-        uneven = waiting(layout.schedule, virtual_stages(architecture, layout), layout.pp).in_step(
-            self.num_micro_batches
-        )
+        self.layers = virtual_stages(architecture, layout)
+        self.dense = dense_layers(architecture, self.layers)
+        self.placement = stages_on_ranks(layout)
+        uneven = waiting(layout.schedule, self.layers, layout.pp).in_step(self.num_micro_batches)
         self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches, uneven)
-        self.layers, self.dense = held_layers(architecture, layout), held_dense_layers(architecture, layout)
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
@@ -169,21 +169,18 @@ class Pricing:
             if without:
                 yield unit, without, plain
 
-    def counts(self, stage: int) -> Counts:
-        """What the device of a stage holds; of its mirror image too where micro-batches come from both ends."""
-        held = {stage, self.layout.pp - 1 - stage} if self.pipeline.ends > 1 else {stage}
-        return self.counts_with(stage, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
+    def counts(self, rank: int) -> Counts:
+        """What a device of a rank holds: its virtual stages; its mirror image too where micro-batches come from both ends."""
+        held = self.placement.held(rank)
+        return self.counts_with(rank, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
 
-    def counts_with(self, stage: int, num_layers: int, num_dense: int) -> Counts:
+    def counts_with(self, rank: int, num_layers: int, num_dense: int) -> Counts:
         """What it would hold with so many layers, of which some are leading dense ones."""
-        layers, model = {"dense_block": num_dense, "block": num_layers - num_dense}, Model.of(self.architecture)
-        last = self.layout.pp - 1
-        recomputed = self.layout.recompute_layers
-        if self.pipeline.ends > 1:
-            return both_ends_counts(layers, model, ends=stage in (0, last), recompute_layers=recomputed)
+        held = self.placement.held(rank)
         return stage_counts(
-            layers, model, first=stage == 0, last=stage == last,
-            num_virtual_stages=self.layout.num_virtual_stages, recompute_layers=recomputed,
+            {"dense_block": num_dense, "block": num_layers - num_dense}, Model.of(self.architecture),
+            first=0 in held, last=len(self.layers) - 1 in held, carries=len(held) if self.layout.pp > 1 else 0,
+            recompute_layers=self.layout.recompute_layers,
         )  # fmt: skip
 
 

@@ -179,14 +179,14 @@ class Memory:
     def gathered(self) -> Value:
         """What ZeRO gathers for all passes that run at once, and gradients on their way into another format."""
         passing = _largest(self.stage.state, self.stage.held, "passing_bytes")
-        return times_each(self.stage.pipeline.ends, self.fullest.gathered + passing)
+        return times_each(self.stage.pipeline.at_once, self.fullest.gathered + passing)
 
     @property
     def buffers(self) -> Value:
         """Those of the largest collective of each pass that runs at once."""
         counts = self.stage.counts
         several = {**self.stage.running, "head": counts.head, **counts.predicting}
-        return times_each(self.stage.pipeline.ends, _largest(self.stage.activation, several, "buffer_bytes"))
+        return times_each(self.stage.pipeline.at_once, _largest(self.stage.activation, several, "buffer_bytes"))
 
 
 def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False) -> Memory:

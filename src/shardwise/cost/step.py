@@ -126,13 +126,13 @@ class Step:
     def spans(self) -> Mapping[str, Span]:
         """The parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
         pipeline, work_b = self.stage.pipeline, self.backward_s + self.recompute_s
-        alone = pipeline.rounds - (1 + pipeline.overlapped if pipeline.ends > 1 else 1)
+        alone = pipeline.rounds - (1 + pipeline.overlapped if pipeline.form.pairs else 1)
         parts = {
             "forward": Span(alone, self.forward_s, self.forward_traffic),
             "backward": Span(alone, work_b, self.backward_traffic),
         }
         if (
-            pipeline.ends > 1
+            pipeline.form.pairs
         ):  # a forward and a backward pass of different micro-batches at once: each hides the other's traffic
             traffic = {axis: seconds + self.backward_traffic[axis] for axis, seconds in self.forward_traffic.items()}
             parts["together"] = Span(

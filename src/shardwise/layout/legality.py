@@ -11,7 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import MOST_EMPTY, are_alike, fewest_layers
+from shardwise.layout.stages import MOST_EMPTY, are_alike, fewest_layers, stages_on_ranks
 from shardwise.model.architecture import Architecture
 from shardwise.schedule.schedule import natural_schedule, schedule_of
 from shardwise.symbolic import Value, ceil_div, maximum
@@ -107,6 +107,13 @@ def _micro_batches_of(job: Job, degrees: Degrees) -> str:
         f"{schedule} requires {wanted}; there are {num_micro_batches(job, degrees)} for pp = {pp}; change "
         f"micro_batch_seqs or pp, or set schedule={natural_schedule(pp, 1)}{change}"
     )
+
+
+def _fitting_virtual_stages(degrees: Degrees) -> str:
+    """The fewest virtual stages that a schedule does go with; empty where there are none."""
+    goes_with, pp = schedule_of(degrees["schedule"]).goes_with, degrees["pp"]
+    fewest = next((virtual for virtual in (1, 2) if goes_with(pp, virtual)), None)
+    return f", or num_virtual_stages={fewest}" if fewest else ""
 
 
 def _fill(num_devices: int, degrees: Degrees) -> str:
@@ -244,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: schedule_of(d["schedule"]).goes_with(d["pp"], d["num_virtual_stages"]),
         lambda a, j, n, d: (
             f"{d['schedule']!r} with pp = {d['pp']} and num_virtual_stages = {d['num_virtual_stages']}; "
-            f"{natural_schedule(d['pp'], d['num_virtual_stages'])!r} is required"
+            f"{natural_schedule(d['pp'], d['num_virtual_stages'])!r} is required{_fitting_virtual_stages(d)}"
         ),
     ),
     Rule(
@@ -345,7 +352,7 @@ def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
     if layers is None:
         return []
     found = []
-    fewest = fewest_layers(layout.pp, layout.num_virtual_stages)
+    fewest = fewest_layers(stages_on_ranks(layout))
     short = [stage for stage, (own, least) in enumerate(zip(layers, fewest, strict=False)) if own < least]
     if short:
         found.append(

@@ -14,41 +14,45 @@ from functools import lru_cache
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.schedule.action import Placement
+from shardwise.schedule.schedule import schedule_of
 from shardwise.symbolic import Value, minimum
 
 NO_ENDS = (0, 0)  # ends that count their layers alone
 MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
 
 
+def stages_on_ranks(layout: Layout) -> Placement:
+    """On which rank along `pp` each virtual stage of a layout is."""
+    return schedule_of(layout.schedule).placement(layout.pp, layout.num_virtual_stages)
+
+
 def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """Layers on each stage of a layout: those that it gives, or the natural ones."""
-    return layout.layers_per_stage or layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
-
-
-def held_dense_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
-    """How many of them are leading dense layers."""
-    dense = _dense(architecture, virtual_stages(architecture, layout))
-    return tuple(sum(dense[stage :: layout.pp]) for stage in range(layout.pp))
+    return layout.layers_per_stage or layers_per_stage(architecture, stages_on_ranks(layout))
 
 
 def virtual_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """Layers of each virtual stage of a layout, in the model's order."""
-    virtual, given = layout.num_virtual_stages, layout.layers_per_stage
+    virtual, given, placement = layout.num_virtual_stages, layout.layers_per_stage, stages_on_ranks(layout)
     if given is None:
-        return even_virtual_stages(architecture, layout.pp, virtual)
-    dealt = [_dealt(layers, virtual, reverse=stage == 0 and layers < virtual) for stage, layers in enumerate(given)]
-    return tuple(own[turn] for turn in range(virtual) for own in dealt)
+        return evenly_placed(architecture, placement)
+    dealt = [
+        iter(_dealt(layers, virtual, reverse=stage == 0 and layers < virtual)) for stage, layers in enumerate(given)
+    ]
+    return tuple(next(dealt[rank]) for rank in placement.ranks)
 
 
-def fewest_layers(pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+def fewest_layers(placement: Placement) -> tuple[int, ...]:
     """The fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
 
-    >>> fewest_layers(4, 1), fewest_layers(4, 2), fewest_layers(1, 1)
-    ((0, 1, 1, 0), (1, 2, 2, 1), (1,))
+    >>> from shardwise.schedule.action import loop, v_shape
+    >>> fewest_layers(loop(4, 1)), fewest_layers(loop(4, 2)), fewest_layers(v_shape(4)), fewest_layers(loop(1, 1))
+    ((0, 1, 1, 0), (1, 2, 2, 1), (0, 2, 2, 2), (1,))
     """
-    if pp == 1:
+    if placement.num_ranks == 1:
         return (1,)
-    return tuple(num_virtual_stages - (stage in (0, pp - 1)) for stage in range(pp))
+    return placement.by_rank((0, *[1] * (len(placement.ranks) - 2), 0))
 
 
 def _dealt(layers: int, virtual: int, *, reverse: bool) -> list[int]:
@@ -100,20 +104,19 @@ def _comes_out(num_layers: int, count: Value, ends: tuple[int, int]) -> Value:
     return (counted % count == 0) & (counted // count > max(ends))
 
 
-def layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Layers on each of `pp` stages, each with its virtual stages i, i + pp, i + 2 pp, ... added up."""
-    layers = even_virtual_stages(architecture, pp, num_virtual_stages)
-    return tuple(sum(layers[stage::pp]) for stage in range(pp))
+def layers_per_stage(architecture: Architecture, placement: Placement) -> tuple[int, ...]:
+    """Layers on each stage of a pipeline where none are given, those of its virtual stages added up."""
+    return placement.by_rank(evenly_placed(architecture, placement))
 
 
-def dense_layers_per_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """How many of them are leading dense layers, whose MLP has no experts."""
-    dense = _dense(architecture, even_virtual_stages(architecture, pp, num_virtual_stages))
-    return tuple(sum(dense[stage::pp]) for stage in range(pp))
+def evenly_placed(architecture: Architecture, placement: Placement) -> tuple[int, ...]:
+    """Layers of each virtual stage of a placement, as even as they can be."""
+    p = placement.num_ranks
+    return even_virtual_stages(architecture, p, len(placement.ranks) // p)
 
 
-def _dense(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
-    """Leading dense layers of stages in order."""
+def dense_layers(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
+    """How many of the layers of stages, in the model's order, are leading dense ones, whose MLP has no experts."""
     dense, left = [], architecture.num_dense_layers
     for layers in stages:
         dense.append(min(layers, left))

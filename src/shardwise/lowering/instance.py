@@ -15,6 +15,7 @@ from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
+from shardwise.layout.stages import stages_on_ranks
 from shardwise.lowering import stages as pipeline
 from shardwise.lowering.control import NUM_ROUTERS, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
@@ -26,7 +27,7 @@ from shardwise.lowering.parameters import (
     unit_paths,
     used_parameters,
 )
-from shardwise.lowering.stages import SPLIT, held_stages, of_kind, stage_units
+from shardwise.lowering.stages import SPLIT, of_kind, stage_units
 from shardwise.lowering.step_traffic import in_order, issued_step
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic, unit_traffic
@@ -69,9 +70,7 @@ class Instance:
     def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
         """The virtual stages that the rank holds, in the model's order, and their units."""
         units = stage_units(self.architecture, self.layout)
-        return {
-            stage: units[stage] for stage in held_stages(pipeline.usual_actions(self.layout).placement, self.pp_rank)
-        }
+        return {stage: units[stage] for stage in stages_on_ranks(self.layout).held(self.pp_rank)}
 
     @cached_property
     def units(self) -> tuple[PlacedUnit, ...]:

@@ -12,7 +12,7 @@ from shardwise.lowering.parameters import PlacedUnit, unit_paths
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Placement
+from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList
 from shardwise.schedule.build import build
 from shardwise.schedule.messages import Step, exchanges, posted
 from shardwise.schedule.rounds import forward_passes
@@ -35,12 +35,6 @@ def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[Place
     stages[0].insert(0, embedding)
     stages[-1] += behind
     return tuple(map(tuple, stages))
-
-
-def held_stages(placement: Placement, rank: int) -> tuple[int, ...]:
-    """The virtual stages that a rank holds, in the model's order."""
-    opposite = placement.num_ranks - 1 - rank if placement.both_ends else rank
-    return tuple(stage for stage, holder in enumerate(placement.ranks) if holder in (rank, opposite))
 
 
 def actions_of(layout: Layout, num_micro_batches: int) -> ActionList:

@@ -26,7 +26,7 @@ from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
 from shardwise.layout.placement import Placement, cut_levels, default_placement
-from shardwise.layout.stages import MOST_EMPTY, held_layers, layers_per_stage
+from shardwise.layout.stages import MOST_EMPTY, held_layers, layers_per_stage, stages_on_ranks
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_active_params, num_params
 from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
@@ -280,12 +280,11 @@ def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture
 
 def _natural(layout: Layout, model: Architecture) -> Layout:
     """The layout without its layers of each stage where these are the natural ones."""
-    pp, virtual = layout.pp, layout.num_virtual_stages
-    if pp * virtual > model.num_layers + MOST_EMPTY:  # the rules say what is wrong
+    if layout.pp * layout.num_virtual_stages > model.num_layers + MOST_EMPTY:  # the rules say what is wrong
         return layout
     return (
         replace(layout, layers_per_stage=None)
-        if held_layers(model, layout) == layers_per_stage(model, pp, virtual)
+        if held_layers(model, layout) == layers_per_stage(model, stages_on_ranks(layout))
         else layout
     )
 

@@ -6,7 +6,7 @@ which rank each of them runs. Nothing here knows how long a pass takes (`play.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -51,6 +51,26 @@ class Placement(NamedTuple):
     def num_ranks(self) -> int:
         return max(self.ranks) + 1
 
+    def held(self, rank: int) -> tuple[int, ...]:
+        """The virtual stages of which a rank holds the weights, in the model's order.
+
+        >>> v_shape(3).held(0), from_both_ends(4).held(1)
+        ((0, 5), (1, 2))
+        """
+        holders = {rank, self.num_ranks - 1 - rank} if self.both_ends else {rank}
+        return tuple(stage for stage, own in enumerate(self.ranks) if own in holders)
+
+    def by_rank(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """What each virtual stage has, added up over those of each rank; second copies do not count.
+
+        >>> v_shape(2).by_rank((1, 2, 3, 4))
+        (5, 5)
+        """
+        found = [0] * self.num_ranks
+        for rank, number in zip(self.ranks, numbers, strict=True):
+            found[rank] += number
+        return tuple(found)
+
 
 def loop(num_ranks: int, num_virtual_stages: int) -> Placement:
     """Stage s on rank s mod p: around the ranks once for each virtual stage of a rank.
@@ -61,7 +81,7 @@ def loop(num_ranks: int, num_virtual_stages: int) -> Placement:
     return Placement("loop", tuple(range(num_ranks)) * num_virtual_stages)
 
 
-def v_shape(num_ranks: int) -> Placement:
+def v_shape(num_ranks: int, num_virtual_stages: int = 2) -> Placement:
     """Two virtual stages on each rank: down the ranks and up again, so that the first rank has both ends of the model.
 
     >>> v_shape(2).ranks
@@ -71,7 +91,7 @@ def v_shape(num_ranks: int) -> Placement:
     return Placement("v", down + down[::-1])
 
 
-def from_both_ends(num_ranks: int) -> Placement:
+def from_both_ends(num_ranks: int, num_virtual_stages: int = 1) -> Placement:
     """Stage s on rank s, and a copy of it on rank p - 1 - s."""
     return Placement("both_ends", tuple(range(num_ranks)), both_ends=True)
 

@@ -35,5 +35,6 @@ SCHEDULE = Schedule(
     goes_with=alone, actions=actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=bubble_s,
     in_flight=lambda p, v, m, stage: minimum(m, p + 1),
     num_waiting=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
-    fewest=lambda p, v: 2 * p, needs_fewest=True, multiple=lambda p, v: 2, splits_backward=True, both_ends=True,
+    fewest=lambda p, v: 2 * p, needs_fewest=True, multiple=lambda p, v: 2, splits_backward=True,
+    placement=from_both_ends,
 )  # fmt: skip

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardwise.errors import InputError
-from shardwise.schedule.action import ActionList
+from shardwise.schedule.action import ActionList, Placement, from_both_ends, loop
 from shardwise.symbolic import Value
 
 
 class Passes(NamedTuple):
-    """Seconds of one micro-batch on one stage, with the traffic that shows.
+    """Seconds of one micro-batch on one rank, through all of its virtual stages, with the traffic that shows.
 
     `backward_s` is the whole backward pass with what it recomputes, `weight_s` the part of it for the weights' gradients
     (0 where nobody asks for it), `overlapped_s` a forward and a backward pass that run together.
@@ -28,13 +28,17 @@ def _unpriced(*given: Any) -> Value:
     raise InputError("schedule: this one has no closed form; `shardwise schedule` plays it")
 
 
+def _none_together(p: Value, v: Value, m: Value) -> Value:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """All that a schedule decides: p stages of v virtual ones, m micro-batches, a stage counted from 0; numbers or arrays.
 
     Order: `actions(p, m, v, durations, memory_limit)` is the action list, of numbers only; durations and limit are read by a
     schedule that plans with them. One that `takes_round_size` has the keyword `round_size`: micro-batches of a virtual stage in a
-    row.
+    row. `placement(p, v)`: on which rank each virtual stage is, which the list has too.
 
     Legality: `goes_with(p, v)` says whether it runs on so many stages, `fewest(p, v)` is the least number of
     micro-batches with which its closed forms hold, and they come in a `multiple(p, v)`; its action list asks for as many
@@ -43,9 +47,9 @@ class Schedule:
 
     Cost: `bubble_s(p, v, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and between,
     never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer step
-    that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: forward passes of a device that run
-    together with a backward pass. `splits_backward`: the weights' gradients wait; `both_ends`: micro-batches come in from both
-    ends. `priced`: closed forms are there, so that layouts may name it.
+    that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: micro-batches whose forward pass runs
+    together with a backward pass; `pairs`: there are such. `splits_backward`: the weights' gradients wait; `both_ends`:
+    micro-batches come in from both ends. `priced`: closed forms are there, so that layouts may name it.
 
     Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
     stage)` may hold only what their weights' gradients are made of.
@@ -56,24 +60,34 @@ class Schedule:
     goes_with: Callable[[Value, Value], Value]
     actions: Callable[..., ActionList]
     takes_round_size: bool = False
+    placement: Callable[[int, int], Placement] = loop
     bubble_s: Callable[[Value, Value, Passes], Value] = _unpriced
     bubble: str = ""
     in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
     num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
-    num_overlapped: Callable[[Value, Value, Value], Value] = lambda p, v, m: 0
+    num_overlapped: Callable[[Value, Value, Value], Value] = _none_together
     fewest: Callable[[Value, Value], Value] = lambda p, v: 1
     needs_fewest: bool = False
     multiple: Callable[[Value, Value], Value] = lambda p, v: 1
     natural: bool = False
     searched: bool = False
     splits_backward: bool = False
-    both_ends: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
     def priced(self) -> bool:
         """Whether it has closed forms."""
         return self.bubble_s is not _unpriced
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a forward and a backward pass of different micro-batches run together."""
+        return self.num_overlapped is not _none_together
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether micro-batches come in from both ends, so that each rank has a copy of the opposite rank's stage."""
+        return self.placement is from_both_ends
 
 
 def alone(p: Value, v: Value) -> Value:

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 
 from shardwise.schedule.build import build, problems
 from shardwise.schedule.durations import Durations
+from shardwise.schedule.form import Passes
 from shardwise.schedule.play import play
+from shardwise.schedule.schedule import ACTION_LISTS
 from shardwise.symbolic import Value, maximum
 
 # Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
 MOST_RANKS = 16
+THIRDS = Passes(1 / 3, 2 / 3, 1 / 3, 1.0)  # a micro-batch of a second on the fullest rank, F, I and W alike
 
 
 class Waiting(NamedTuple):
@@ -59,13 +62,15 @@ def waiting(schedule: str, layers: Sequence[int], num_ranks: int) -> Waiting:
 def _played(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> Waiting:
     v, p = len(sizes) // num_ranks, min(num_ranks, MOST_RANKS)
     ranks = [round(rank * (num_ranks - 1) / (p - 1)) for rank in range(p)]
-    sizes = tuple(sizes[turn * num_ranks + rank] for turn in range(v) for rank in ranks)
     if problems(schedule, p, 2 * p, v):
         return NONE
-    most = max(sum(sizes[rank::p]) for rank in range(p))
+    form = ACTION_LISTS[schedule]
+    placed = zip(sizes, form.placement(num_ranks, v).ranks, strict=True)
+    sizes = tuple(size for size, rank in placed if rank in ranks)
+    most = max(form.placement(p, v).by_rank(sizes))
     seconds = tuple(size / most / 3.0 for size in sizes)  # of the fullest rank's micro-batch, a third forward
     durations = Durations(forward=seconds, input=seconds, weight=seconds)
     few, many = (play(build(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
     each = (many - few) / (2 * p)
-    ends, closed = few - 2 * p * each, (p - 1) / v
+    ends, closed = few - 2 * p * each, form.bubble_s(p, v, THIRDS)
     return Waiting((ends - closed) * (num_ranks - 1) / (p - 1), each - 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.counts import Counts, Model, both_ends_counts, stage_counts
+from shardwise.cost.counts import Counts, Model, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pipeline import Pipeline
@@ -191,12 +191,9 @@ class _Search:
     def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, again: Any, *, single: bool) -> Counts:
         """What a stage holds, over the rows of a chunk; `again` is how many of its layers recompute at most."""
         layers = {kind: n.take(rows) if isinstance(n, np.ndarray) else n for kind, n in stage.layers.items()}
-        if pipeline.ends > 1:
-            return both_ends_counts(layers, self.model, ends=stage.first, recompute_layers=again)
-        return stage_counts(
-            layers, self.model, first=stage.first, last=single or stage.last,
-            num_virtual_stages=pipeline.num_virtual_stages, recompute_layers=again,
-        )  # fmt: skip
+        carries = 0 if single else pipeline.num_virtual_stages * pipeline.ends
+        last = single or stage.last
+        return stage_counts(layers, self.model, first=stage.first, last=last, carries=carries, recompute_layers=again)
 
     def recompute_layers(self, policy: Policy, schedule: int, stage_row: Ints) -> Any:
         """How many of a stage's layers recompute at most, for some rows of stages; None: all."""

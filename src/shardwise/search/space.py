@@ -25,7 +25,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown
 from shardwise.planning.runnable import RUNNABLE_RULES
-from shardwise.schedule.schedule import SCHEDULES, searched_schedules
+from shardwise.schedule.schedule import SCHEDULES, schedule_of, searched_schedules
 
 Ints = NDArray[np.int64]
 FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
@@ -91,7 +91,7 @@ class Choices(Limits):
     So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
     every micro-batch, and few engines have the others. Layouts are compared with even stages, and the pipelines near the best
     then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. Of several numbers of virtual
-    stages those are looked at whose virtual stages are alike. `divisible` refuses layouts
+    stages that a schedule goes with those are looked at whose virtual stages are alike. `divisible` refuses layouts
     with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of.
     """
 
@@ -120,7 +120,10 @@ class Choices(Limits):
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules that layouts must keep."""
-        chooses = len(self.num_virtual_stages) > 1
+        chooses = any(
+            sum(bool(schedule_of(one).goes_with(2, virtual)) for virtual in self.num_virtual_stages) > 1
+            for one in self.schedule
+        )
         return (*RULES, *(ALIKE_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
 
     @property

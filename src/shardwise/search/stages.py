@@ -20,7 +20,7 @@ from shardwise.cost.pricing import Pricing
 from shardwise.cost.stage import Stage
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import fewest_layers, layers_per_stage
+from shardwise.layout.stages import fewest_layers, layers_per_stage, stages_on_ranks
 from shardwise.model.architecture import Architecture
 from shardwise.search.search import Found, SearchResult
 
@@ -89,7 +89,7 @@ class Balancing:
 
 def _given(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
     """The layout with layers of each stage; without, where these are the even ones."""
-    even = layers_per_stage(architecture, layout.pp, layout.num_virtual_stages)
+    even = layers_per_stage(architecture, stages_on_ranks(layout))
     return replace(layout, layers_per_stage=None if layers == even else layers)
 
 
@@ -104,8 +104,8 @@ class _Devices:
         layout, pricing = self.pricing.layout, self.pricing
         self.both_ends = pricing.pipeline.ends > 1
         self.num_devices = layout.pp // 2 if self.both_ends else layout.pp
-        fewest = fewest_layers(layout.pp, 1)
-        self.fewest = [fewest[d] + (fewest[-1 - d] if self.both_ends else 0) for d in range(self.num_devices)]
+        fewest, held = fewest_layers(pricing.placement), pricing.placement.held
+        self.fewest = [sum(fewest[stage] for stage in held(d)) for d in range(self.num_devices)]
         self.costs = pricing.unit_costs()
         self.known: dict[tuple[bool, bool, int, int], float] = {}
         self.bound_s = max(float(pricing.step(stage).total_s) for stage in pricing.stages(self.costs))

@@ -24,7 +24,7 @@ from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job, Overlap, precision_named
 from shardwise.layout.family import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.legality import possible_modes
-from shardwise.layout.stages import MOST_EMPTY, dense_layers_per_stage, even_virtual_stages, layers_per_stage
+from shardwise.layout.stages import MOST_EMPTY, dense_layers, even_virtual_stages, evenly_placed
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.progress import Progress, silent
@@ -247,7 +247,7 @@ class _Builder:
         found = [_worst_stages(self.architecture, schedule, pp, count) for pp, count in every]
         held = [_layers(self.architecture, schedule, *key, own) for key, own in zip(every, found, strict=True)]
         numbers, layers = np.array(found, dtype=np.int64), np.array(held, dtype=np.int64)
-        last = 0 if schedule_of(schedule).both_ends else numbers.shape[1] - 1
+        last = 0 if _has_both_ends(schedule) else numbers.shape[1] - 1
         return tuple(
             Stage(position == 0, position == last, numbers[:, position], self.by_kind(layers[:, position]))
             for position in range(numbers.shape[1])
@@ -317,28 +317,35 @@ def _worst_stages(architecture: Architecture, schedule: str, pp: int, num_virtua
     """Those with dense layers, the one after, and the last; in a pipeline with fewer, the last interior one again.
 
     Where the backward pass is split, more micro-batches wait for their weight gradients the later the stage: then also the
-    last interior stage, and the last with as many layers as any. Of devices that hold two stages the first half stands for
-    the other.
+    last interior stage, and the last with as many layers as any. Of devices that hold a stage and its mirror image the first half
+    stands for the other. Where the first holds the last stage too, all behind it are interior.
     """
     early = range(max(architecture.num_dense_layers, 1) + 1)
     end = max(pp // 2, 1) if schedule_of(schedule).both_ends else pp
     found = [min(stage, end - 1) for stage in early]
     if schedule_of(schedule).splits_backward:
-        inner = range(early.stop, end if schedule_of(schedule).both_ends else end - 1) or range(end - 1, end)
+        inner = range(early.stop, end if _has_both_ends(schedule) else end - 1) or range(end - 1, end)
         layers = [layers for layers, _ in _layers(architecture, schedule, pp, num_virtual_stages, inner)]
         found += [max(zip(layers, inner, strict=True))[1], inner[-1]]
-    return found if schedule_of(schedule).both_ends else [*found, pp - 1]
+    return found if _has_both_ends(schedule) else [*found, pp - 1]
+
+
+def _has_both_ends(schedule: str) -> bool:
+    """Whether the first device of any pipeline has the first and the last stage of the model."""
+    usual = schedule_of(schedule).placement(2, 2)
+    return len(usual.ranks) - 1 in usual.held(0)
 
 
 def _layers(
     architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int, stages: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(all, dense) layers of some stages, with those of their mirror images where micro-batches come from both ends."""
-    if pp * num_virtual_stages > architecture.num_layers + MOST_EMPTY:  # not legal
+    """(all, dense) layers that some devices hold."""
+    placement = schedule_of(schedule).placement(pp, num_virtual_stages)
+    if len(placement.ranks) > architecture.num_layers + MOST_EMPTY:  # not legal
         return [(0, 0)] * len(stages)
-    every = layers_per_stage(architecture, pp, num_virtual_stages)
-    dense = dense_layers_per_stage(architecture, pp, num_virtual_stages)
-    held = [{stage, pp - 1 - stage} if schedule_of(schedule).both_ends else {stage} for stage in stages]
+    every = evenly_placed(architecture, placement)
+    dense = dense_layers(architecture, every)
+    held = [placement.held(stage) for stage in stages]
     return [(sum(every[one] for one in own), sum(dense[one] for one in own)) for own in held]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shardwise.cost.counts import KEPT, add_up
 from shardwise.cost.pricing import Pricing
-from shardwise.lowering.stages import held_stages, stage_units
+from shardwise.lowering.stages import stage_units
 from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.schedule.action import Placement
 from shardwise.simulate.units import UnitWorks
@@ -36,7 +36,7 @@ def stages_of(works: UnitWorks, placement: Placement) -> tuple[tuple[Stage, ...]
     """All virtual stages, and those that each rank holds."""
     pricing = works.pricing
     placed = [tuple(unit.kind for unit in units) for units in stage_units(pricing.architecture, pricing.layout)]
-    held = tuple(held_stages(placement, rank) for rank in range(pricing.layout.pp))
+    held = tuple(placement.held(rank) for rank in range(pricing.layout.pp))
     found: dict[int, Stage] = {}
     for rank, numbers in enumerate(held):
         for number, units in zip(numbers, _recomputing(pricing, rank, [placed[n] for n in numbers]), strict=True):

@@ -19,17 +19,20 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cut_levels, default_placement
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
-from shardwise.schedule.schedule import pipeline_names, schedule_of
+from shardwise.schedule.build import fewest_virtual_stages
+from shardwise.schedule.schedule import pipeline_names
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas
 CLUSTER = load_cluster("h100:512")
-PIPELINES = tuple(schedule for schedule in pipeline_names() if schedule_of(schedule).goes_with(8, 1))
 FEW = Job(global_batch_tokens=32 * 1024, seq_len=1024)
 
 
 def layout(schedule: str, **changes: object) -> Layout:
-    return dataclasses.replace(Layout(dp=32, tp=2, pp=8, sequence_parallel=True, schedule=schedule), **changes)  # type: ignore[arg-type]
+    """Of the fewest virtual stages that the schedule goes with."""
+    virtual = fewest_virtual_stages(schedule, 8)
+    usual = Layout(dp=32, tp=2, pp=8, sequence_parallel=True, schedule=schedule, num_virtual_stages=virtual)
+    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
 
 def priced(schedule: str, overlap: Overlap = "per_axis", **changes: object) -> Estimate:
@@ -69,7 +72,7 @@ def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("schedule", PIPELINES)
+@pytest.mark.parametrize("schedule", pipeline_names())
 def test_terms_add_up(schedule: str, overlap: Overlap) -> None:
     found = priced(schedule, overlap)
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
@@ -188,6 +191,34 @@ def test_a_device_holds_a_stage_and_its_mirror_image() -> None:
         assert both_ways.counts(stage).layers == both_ways.counts(7 - stage).layers
 
 
+def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
+    """Its two virtual stages hand over as all others do; a tied embedding is one tensor there, and nobody exchanges it."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout("zb_v"))
+    first, *others = (pricing.counts(rank) for rank in range(8))
+    assert (first.embedding, first.head, first.copies, first.carries, first.layers["block"]) == (1, 1, 1, 2, 4)
+    assert {(one.embedding, one.head, one.carries, one.layers["block"]) for one in others} == {(0, 0, 2, 4)}
+    tied = Pricing(dataclasses.replace(MODEL, tied_embeddings=True), CLUSTER, JOB, layout("dualpipe_v"))
+    assert [(one.counts.copies, one.counts.exchanges) for one in tied.stages()] == [(0, 0)] * 8
+    step = tied.step(tied.stages()[0])
+    assert step.last_traffic["pp"] == step.backward_traffic["pp"]
+
+
+def test_dualpipe_v_by_hand() -> None:
+    """Of 16 micro-batches 7.5 run in pairs, each through both virtual stages; no weights are held twice."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe_v"))
+    steps = [pricing.step(stage) for stage in pricing.stages()]
+    expected = []
+    for step in steps:
+        forward, backward, weight, together = step.steady
+        bubble = 7 / 2 * max(together + forward - 2 * weight, together + backward - 3 * weight - forward / 7)
+        expected.append((7.5 * together + 8.5 * (forward + backward) + bubble, bubble))
+    found = priced("dualpipe_v")
+    seconds, bubble = max(expected)
+    assert found.time["bubble"] == pytest.approx(bubble, rel=1e-12)
+    rest = {"dp", "control", "optimizer"}
+    assert found.step_time_s - sum(found.time[one] for one in rest) == pytest.approx(seconds, rel=1e-9)
+
+
 def memories(pricing: Pricing, costs: Costs | None = None) -> list[dict[str, float]]:
     """Bytes of a device of each stage, by term; `costs` of other units."""
     return [MEMORY.values(memory) for memory in pricing.memories(pricing.stages(costs))]
@@ -213,6 +244,8 @@ def test_micro_batches_in_flight_on_each_stage() -> None:
     assert by_stage("zb_h1") == pytest.approx([8] * 8)
     assert by_stage("zb_h2") == pytest.approx([15] * 8)
     assert by_stage("dualpipe") == pytest.approx([4.5] * 8)
+    assert by_stage("zb_v") == pytest.approx([8] * 8)
+    assert by_stage("dualpipe_v") == pytest.approx([8.5] * 8)
 
 
 def test_what_waits_counts_where_it_is_more_than_what_is_saved() -> None:

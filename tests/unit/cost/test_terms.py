@@ -19,6 +19,7 @@ from shardwise.cost.recorded import Input, Recorder
 from shardwise.cost.term import Term
 from shardwise.cost.time_terms import TIME
 from shardwise.job import Job, Overlap
+from shardwise.layout.stages import held_layers
 from shardwise.loss import loss_named
 from shardwise.model.load import load_model
 from shardwise.schedule.schedule import schedule_of
@@ -136,7 +137,8 @@ def test_every_input_says_what_it_is_and_in_what_unit() -> None:
 
 def test_terms_by_hand() -> None:
     """Micro-batches, layers and what one of them takes; stages and passes; weights of layers and of the ends."""
-    forward, layers = numbers("bound", "time.forward"), pricing_of("bound").layers
+    forward, pricing = numbers("bound", "time.forward"), pricing_of("bound")
+    layers = held_layers(pricing.architecture, pricing.layout)
     assert forward["m"] == 2**19 / 4096 / 2
     assert forward["layers(block)"] in layers
     once = sum(forward.get(unit, 0.0) * forward.get(f"forward_s({unit})", 0.0) for unit in ("embedding", "head"))

@@ -145,9 +145,9 @@ def test_names_of_papers_and_engines() -> None:
 
 def test_layouts_may_name_those_with_closed_forms() -> None:
     assert set(ACTION_LISTS) - set(SCHEDULES) == {
-        "naive", "interleaved_breadth_first", "interleaved_zb", "zb_v", "zb_auto", "dualpipe_v",
+        "naive", "interleaved_breadth_first", "interleaved_zb", "zb_auto",
     }  # fmt: skip
     with pytest.raises(InputError, match="this one has no closed form; `shardwise schedule` plays it"):
-        ACTION_LISTS["zb_v"].in_flight(4, 2, 8, 0)
-    with pytest.raises(InputError, match=r"schedule is 'zb_v'.* is required \(zb_v has no closed form"):
-        Layout(pp=4, num_virtual_stages=2, schedule="zb_v")
+        ACTION_LISTS["interleaved_zb"].in_flight(4, 2, 8, 0)
+    with pytest.raises(InputError, match=r"schedule is 'interleaved_zb'.* is required \(interleaved_zb has no closed"):
+        Layout(pp=4, num_virtual_stages=2, schedule="interleaved_zb")

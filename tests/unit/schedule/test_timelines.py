@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from shardwise.schedule.build import build
+from shardwise.schedule.build import build, problems
 from shardwise.schedule.check import check
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import Timeline, play
-from shardwise.schedule.schedule import Passes, schedule_of
+from shardwise.schedule.schedule import ACTION_LISTS, Passes, schedule_of
 
 PASSES = [
     (2, 1.0, 1.0, 1.0),
@@ -130,6 +132,61 @@ def test_zb_v_waits_for_nothing_with_the_memory_of_1f1b(p: int, more: int) -> No
     assert line.local_bubble == pytest.approx(0.0, abs=1e-9)
     assert line.makespan == pytest.approx(3.0 * (2 * p - 1 + more) + (p - 1) / 2)
     assert max(line.peak_activations) == p
+
+
+# I and W in F: as transformers have them, with full recomputation (a long I), and over long sequences (a short W).
+V_PASSES = [(1.0, 1.0), (0.8, 0.6), (0.8, 1.2), (1.2, 0.6), (1.6, 0.6), (1.6, 1.2), (2.1, 1.0), (0.9, 0.2), (3.0, 0.4)]
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+@pytest.mark.parametrize(("input_", "weight"), V_PASSES)
+@pytest.mark.parametrize("p", [2, 3, 4, 7])
+def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
+    schedule: str, p: int, input_: float, weight: float
+) -> None:
+    """The micro-batches of a rank, those in pairs together, and the bubble: no rank waits less."""
+    form, whole = schedule_of(schedule), 1.0 + input_ + weight
+    for more, together in ((0, whole), (1, 0.85 * whole), (9, 0.95 * whole)):
+        m = int(form.fewest(p, 2)) + more
+        line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, together=together)
+        paired = form.num_overlapped(p, 2, m)
+        work = (m - paired) * whole + paired * together
+        bubble = form.bubble_s(p, 2, Passes(1.0, input_ + weight, weight, together))
+        assert line.makespan == pytest.approx(work + bubble, rel=1e-12)
+        assert sum(len(slot) == 2 for slot in line.actions.order[-1]) == 2 * paired
+        assert line.peak_activations == (form.in_flight(p, 2, m, 0),) * p
+        # of ZB-V beside the one that is being worked on
+        waiting = [peak - 0.5 * (schedule == "zb_v") for peak in line.peak_waiting]
+        assert waiting == [form.num_waiting(p, 2, m, rank) for rank in range(p)]
+
+
+def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_closed_form_says() -> None:
+    for schedule in ("zb_v", "dualpipe_v"):
+        form = schedule_of(schedule)
+        for p in (2, 3, 8):
+            m = int(form.fewest(p, 2))
+            for input_, weight in itertools.product((0.8, 1.0, 1.5, 2.5, 4.0), (0.0, 0.1, 0.5, 1.0, 1.6, 2.0)):
+                line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight)
+                whole = 1.0 + input_ + weight
+                closed = m * whole + form.bubble_s(p, 2, Passes(1.0, input_ + weight, weight, whole))
+                assert -1e-12 <= line.makespan / closed - 1 <= 0.016, (p, input_, weight)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 6), (4, 7), (8, 16)])
+def test_the_automatic_order_of_passes_that_take_alike_is_zb_h2s(p: int, m: int) -> None:
+    """Within 1F1B's memory it takes as long as ZB-H1: as a layout's schedule it would be one of the two by another name."""
+    assert build("zb_auto", p, m).order == build("zb_h2", p, m).order
+    within = play(build("zb_auto", p, m, memory_limit=1.0))
+    assert within.makespan == play(build("zb_h1", p, m)).makespan
+
+
+@pytest.mark.parametrize("name", ACTION_LISTS)
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_schedule_says_where_its_list_has_the_stages(name: str, p: int) -> None:
+    for v in (1, 2, 3):
+        m = 4 * p
+        if not problems(name, p, m, v):
+            assert build(name, p, m, v).placement == ACTION_LISTS[name].placement(p, v)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 4), (4, 6), (8, 3), (8, 14)])
