@@ -23,7 +23,7 @@ from shardwise.layout.placement import cut_levels, placements
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
-from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names
+from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names, schedule_of
 from shardwise.search.search import search
 from shardwise.search.space import QUARTERS, Choices, build_space
 
@@ -326,7 +326,18 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
 
-@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "dualpipe"])
+@pytest.mark.parametrize("schedule", [name for name in schedule_names() if schedule_of(name).pairs])
+def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule: str) -> None:
+    """It hides beside pairs alone, and tensor parallelism's does not."""
+    cluster, job = load_cluster("h100:48"), Job(global_batch_tokens=192 * 1024, seq_len=1024, overlap="per_axis")
+    rows = search(DEEP, cluster, job, choices=Choices(schedule=(schedule,)), sample=80, seed=3).sampled
+    assert any(row.layout.ep > 1 and row.layout.tp > 1 for row in rows)
+    for row in rows:
+        scalar = estimate(DEEP, cluster, job, row.layout)
+        assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
+
+
+@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "dualpipe", "dualpipe_v"])
 @pytest.mark.parametrize(
     ("model", "precision"), [("small", "fp8_torchao"), ("deep", "fp8_deepseek_v3")], ids=lambda value: value
 )

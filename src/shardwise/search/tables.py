@@ -82,14 +82,18 @@ def _taken(column: Any, rows: Ints) -> Any:
     return column.take(rows, mode="clip") if isinstance(column, np.ndarray) and column.ndim else column
 
 
-def lean_activation(cost: ActivationCost, overlap: Overlap) -> ActivationCost:
-    """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered."""
+def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool) -> ActivationCost:
+    """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered.
+
+    Where passes run in `pairs` experts' traffic hides there, unlike that of tp (`overlap.HIDEABLE_TOGETHER`), and stays apart.
+    """
     cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
     if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
+    others = ("cp",) if pairs else ("cp", "ep")
     return replace(
-        cost, forward_traffic_s=_joined(cost.forward_traffic_s, "tp", ("cp", "ep")),
-        backward_traffic_s=_joined(cost.backward_traffic_s, "tp", ("cp", "ep")),
+        cost, forward_traffic_s=_joined(cost.forward_traffic_s, "tp", others),
+        backward_traffic_s=_joined(cost.backward_traffic_s, "tp", others),
     )  # fmt: skip
 
 
@@ -378,7 +382,8 @@ class _ByMode:
         if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
             plain = replace(family, recompute="none")
             priced |= {KEPT + u: price(u, plain, values, self.links) for u in self.builder.units if u in LAYERS}
-        return {u: lean_activation(cost, self.job.convention) for u, cost in priced.items()}
+        pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
+        return {u: lean_activation(cost, self.job.convention, pairs=pairs) for u, cost in priced.items()}
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""
