@@ -51,6 +51,8 @@ PP = {
     "pp 2 looped bfs": {"pp": 2, "schedule": "looped_bfs", "num_virtual_stages": 2},
     "pp 2 zb-h1": {"pp": 2, "schedule": "zb_h1"},
     "pp 2 dualpipe": {"pp": 2, "schedule": "dualpipe"},
+    "pp 2 zb-v": {"pp": 2, "schedule": "zb_v", "num_virtual_stages": 2},
+    "pp 2 dualpipe-v": {"pp": 2, "schedule": "dualpipe_v", "num_virtual_stages": 2},
     "pp 4 1f1b, uneven": {"pp": 4, "schedule": "1f1b", "layers_per_stage": (2, 1, 1, 1)},
     "pp 4 zb-h2": {"pp": 4, "schedule": "zb_h2"},
 }  # fmt: skip
@@ -69,6 +71,7 @@ TRIPLES = (
 QUADRUPLES = (
     ("tp 2 sp", "cp 2 zigzag", "ep 2", "experts' zero-3"), ("tp 2 sp", "dp", "ep 2", "experts' zero-2"),
     ("pp 2 zb-h1", "tp 2 sp", "ep 2", "experts' zero-2"), ("pp 2 1f1b", "cp 2 zigzag", "ep 2", "experts' zero-3"),
+    ("pp 2 dualpipe-v", "tp 2 sp", "ep 2", "experts' zero-3"),
 )  # fmt: skip
 QUINTUPLES = (("pp 2 interleaved", "tp 2 sp", "cp 2 zigzag", "ep 2", "experts' zero-1"),)
 PIECES = {f"tp {n} pieces": {**TP[f"tp {n} sp"], "async_tp": True} for n in (2, 4)}

@@ -147,6 +147,15 @@ CASES = {
     ),
     "pp 2 zb_h1 tp 2 sp": Case("dense", Layout(pp=2, tp=2, sequence_parallel=True, schedule="zb_h1"), num_seqs=4),
     "pp 2 dualpipe zero-2": Case("deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe")),
+    "pp 3 zb_v, tied, ends without layers": Case(
+        "deep tied", Layout(pp=3, num_virtual_stages=2, schedule="zb_v", recompute="selective")
+    ),
+    "pp 4 zb_v, given layers": Case(
+        "deep", Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=(0, 3, 3, 2))
+    ),
+    "tied predicting pp 2 dualpipe_v zero-3": Case(
+        "tied predicting", Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=3, schedule="dualpipe_v")
+    ),
     "predicting pp 2 zb_h1 zero-1, by bias": Case(
         "predicting",
         Layout(pp=2, fsdp=2, zero_stage=1, schedule="zb_h1"),

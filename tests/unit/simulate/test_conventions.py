@@ -15,7 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.simulate.passes import CONVENTIONS
 from shardwise.simulate.result import simulate
-from shardwise.simulate.step import Simulator, simulated
+from shardwise.simulate.step import Simulated, Simulator, simulated
 
 LAYOUTS = [
     ("llama-3-8b", "h100:16", "dp=16"),
@@ -88,6 +88,19 @@ def test_it_is_the_step_time_of_an_estimate() -> None:
 )
 def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: str) -> None:
     """Every stage as one between the ends, whose weights no other rank has: the first and the last pass are as all others."""
+    found, step = equal_stages(layout, overlap)
+    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+    assert found.ranks[found.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+def test_equal_stages_of_a_v_take_as_long_as_the_closed_form_says(schedule: str) -> None:
+    """Where as much is exposed of a whole backward pass as of its two parts, which `sum` and `max` hide behind each alone."""
+    found, step = equal_stages(f"pp=4 num_virtual_stages=2 schedule={schedule}", "per_axis")
+    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
+
+
+def equal_stages(layout: str, overlap: str) -> tuple[Simulated, Step]:
     pricing = Pricing(
         load_model("llama-3-8b"),
         load_cluster("h100:16"),
@@ -101,9 +114,7 @@ def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: st
     stage = pricing.stages()[1]
     stage = replace(stage, counts=stage.counts._replace(layers={"dense_block": 0, "block": count}))
     step = Step(stage=stage, overlap=pricing.job.convention, share=1.0 if overlap == "none" else None)
-    found = simulator.run()
-    assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
-    assert found.ranks[found.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
+    return simulator.run(), step
 
 
 def test_split_passes_take_as_long_as_whole_ones() -> None:

@@ -38,10 +38,11 @@ def pricing_of(layout: str) -> Pricing:
     return Pricing(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
 
 
+V = "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1 schedule=zb_v"
 LAYOUTS = [
     "fsdp=16", "fsdp=8 tp=2 zero_stage=1", "dp=2 fsdp=8 zero_stage=2", "fsdp=8 pp=2 zero_stage=1",
     "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h1",
-    "fsdp=4 pp=4 zero_stage=1 schedule=dualpipe",
+    "fsdp=4 pp=4 zero_stage=1 schedule=dualpipe", "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1 schedule=dualpipe_v",
 ]  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def test_the_seconds_of_a_rank_add_up(layout: str) -> None:
         assert rank.bubble_s >= 0.0
 
 
-@pytest.mark.parametrize("layout", ["tp=4 pp=4", "tp=2 pp=4 cp=2 num_virtual_stages=2", "tp=4 pp=4 schedule=zb_h2"])
+@pytest.mark.parametrize("layout", ["tp=4 pp=4", "tp=2 pp=4 cp=2 num_virtual_stages=2", "tp=4 pp=4 schedule=zb_h2", V])
 def test_its_schedule_is_the_played_one(layout: str) -> None:
     """With the seconds of its own passes, first and last ones apart, which differ by what is reduced once per step alone."""
     found = simulation(layout).found
@@ -186,7 +187,7 @@ def test_memory_is_the_estimate_s() -> None:
     ):
         cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
         assert simulation(layout).peak_bytes == pytest.approx(cost.memory_bytes, rel=1e-9), layout
-    for layout in ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h2"):
+    for layout in ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h2", V):
         cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
         assert 0.99 * cost.memory_bytes < simulation(layout).peak_bytes <= cost.memory_bytes, layout
 
