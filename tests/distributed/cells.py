@@ -55,6 +55,7 @@ PP = {
     "pp 2 dualpipe-v": {"pp": 2, "schedule": "dualpipe_v", "num_virtual_stages": 2},
     "pp 4 1f1b, uneven": {"pp": 4, "schedule": "1f1b", "layers_per_stage": (2, 1, 1, 1)},
     "pp 4 zb-h2": {"pp": 4, "schedule": "zb_h2"},
+    "pp 4 dualpipe": {"pp": 4, "schedule": "dualpipe"},
 }  # fmt: skip
 AXES: Mapping[str, Mapping[str, Any]] = {**TP, **CP, **EP, **PP}
 DATA: Mapping[str, Mapping[str, Any]] = {

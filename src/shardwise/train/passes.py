@@ -83,8 +83,8 @@ class StepPasses:
     def run(self) -> list[Tensor]:
         """All of them. The losses of this process: the model's, and those of multi-token prediction; none without a head."""
         parts = self.parts
-        passes = Counter((one.kind, one.stage) for one in self._actions() if one.kind != FORWARD)
-        parts.reducer.begin_step(Counter({parts.instance.giving(*one): times for one, times in passes.items()}))
+        passes = ((one.kind, one.stage) for one in self._actions() if one.kind != FORWARD)
+        parts.reducer.begin_step(Counter(parts.instance.giving(*one) for one in passes))
         for step in self.steps:
             for message in step.receives:
                 self._receive(message)
