@@ -9,6 +9,8 @@ measure, for optimizers that do not wait for all ranks), then by what is held.
 - A beam over active schedules, as wide as its budget allows: exact or near it where there are few passes; none where there
   are many (`zb_beam.py`).
 - ZB-H1 and ZB-H2 as they are, where they fit into the memory: the answer is never worse than theirs.
+
+For passes that take alike the answer is ZB-H2's order, so no layout names it.
 """
 
 from __future__ import annotations
