@@ -107,7 +107,7 @@ FLAGS = {
     ],
     "reconcile": ["--help", "--json", "--svg"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
-    "validate": ["--bound", "--chip", "--folds", "--help", "--json", "--plot", "--rows", "--source"],
+    "validate": ["--bound", "--chip", "--folds", "--groups", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
         "--batch-tokens",
         "--budget",
