@@ -20,7 +20,7 @@ SESSIONS = [
     for document in refresh.DOCUMENTS
     for block in refresh.SESSION.finditer(document.read_text(encoding="utf-8"))
 ]
-FITTED = "shardwise validate --folds"  # takes minutes; tests/unit/calibrate/test_calibrate.py has fitted the same
+FITTED = "shardwise validate --folds"  # takes minutes; tests/unit/calibrate/test_published_fit.py has fitted the same
 REPLAYS = [
     (str(document.relative_to(ROOT)), block.group(1))
     for document in refresh.DOCUMENTS

@@ -1,0 +1,182 @@
+"""The fit to the published runs and its folds: how far off predictions are, and that package and documents say so.
+
+Thresholds only ever get tighter. It is one test, so that the fit is made once however tests are shared out over processes.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwise.calibrate.accuracy import judge, memory_summary
+from shardwise.calibrate.folds import FOLDS, fold_groups
+from shardwise.calibrate.published import (
+    STRATA,
+    Published,
+    fit_published,
+    fold_payload,
+    fold_ranking,
+    fold_report,
+    fold_statistics,
+)
+from shardwise.calibrate.published_runs.rows import published_rows
+from shardwise.calibrate.record import constants_toml
+from shardwise.cluster.calibration import CONSTANTS
+from shardwise.cluster.stacks import fitted
+
+# Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.
+REACHED = {
+    ("fitted", "all"): (0.057, 0.039, 0.113),
+    ("model", "all"): (0.076, 0.049, 0.184),
+    ("model", "dense A100"): (0.054, 0.043, 0.109),
+    ("model", "dense H100, 16 bits"): (0.042, 0.028, 0.079),
+    ("model", "dense H100, fp8"): (0.079, 0.058, 0.170),
+    ("model", "dense Blackwell"): (0.080, 0.054, 0.159),
+    ("model", "TPU"): (0.063, 0.054, 0.135),
+    ("model", "MoE"): (0.214, 0.204, 0.426),
+    ("source", "all"): (0.120, 0.099, 0.242),
+    ("lab", "all"): (0.133, 0.115, 0.265),
+    ("three", "all"): (0.103, 0.073, 0.220),
+}  # fmt: skip
+
+
+def errors_by_fold(published: Published, fold: str, stratum: str) -> None:
+    seconds = published.in_sample if fold == "fitted" else published.folds[fold]
+    found = fold_statistics(published, seconds, STRATA[stratum])
+    assert found is not None
+    for value, most in zip((found.mean, found.median, found.p90), REACHED[fold, stratum], strict=True):
+        assert value <= most
+
+
+def a_fit_that_is_too_good_is_an_alarm(published: Published) -> None:
+    """Two runs of one configuration differ by 2 to 4%: a smaller error would be one of memory, not of physics."""
+    found = fold_statistics(published, published.in_sample, STRATA["all"])
+    assert found is not None
+    assert found.mean > 0.035
+
+
+def korthikantis_eight_runs_are_nearer_than_calculon_was(published: Published) -> None:
+    """Calculon (Isaev et al. 2023) was fitted to them: 3.65% on average, 8.87% at most."""
+    errors = [
+        abs(published.in_sample[0][i] / published.measured[i] - 1)
+        for i, one in enumerate(published.judged)
+        if one.row.family == "korthikanti-2022"
+    ]
+    assert len(errors) == 8
+    assert np.mean(errors) < 0.020
+    assert np.max(errors) < 0.030
+
+
+def intervals_cover_nine_of_ten(published: Published, fold: str) -> None:
+    assert 0.87 <= published.coverage(fold) <= 0.93
+
+
+def intervals_of_known_stacks_are_narrow(published: Published) -> None:
+    """The median run is dense."""
+    low, high = published.spread("model")["dense"]
+    assert (high - low) / 2 < 0.15
+
+
+def layouts_are_ordered_as_measured(published: Published) -> None:
+    known, crossed = (fold_ranking(published, s) for s in (published.in_sample, published.folds["model"]))
+    assert known is not None
+    assert crossed is not None
+    assert known.num_pairs == 535
+    assert known.ordered > 0.875
+    assert crossed.ordered > 0.85
+    assert max(known.lost, crossed.lost) < 0.011
+
+
+def the_package_comes_with_what_is_fitted(published: Published) -> None:
+    """benchmarks/published.py --write has been run since the physics changed."""
+    now = tomllib.loads(constants_toml(published))
+    shipped = fitted()
+    assert now["source"] == shipped["source"]
+    for group in ("chips", "stacks"):
+        assert now[group].keys() == shipped[group].keys()
+        for name, values in now[group].items():
+            assert {k: v for k, v in values.items() if k in CONSTANTS} == pytest.approx(
+                {k: v for k, v in shipped[group][name].items() if k in CONSTANTS}, rel=0.02
+            )
+
+
+def report_and_payload_say_the_same(published: Published) -> None:
+    text, payload = fold_report(published), fold_payload(published)
+    mean = payload["summary"]["model"]["all"]["mean"]
+    assert f"{mean:>8.1%}" in text
+    assert set(payload["summary"]) == {"fitted", *FOLDS}
+    assert len(payload["rows"]) == len(published.members)
+    given = [row for row in payload["rows"] if row["three_step_time_s"] is None]
+    assert 0 < len(given) < len(payload["rows"])
+    assert "ordered rightly" in text
+    assert "coverage" in text
+
+
+def a_model_is_left_out_with_all_its_runs_by_a_stack(published: Published) -> None:
+    for draw in range(2):
+        folds = fold_groups(published.members, "model", draw)
+        tenths = [{published.members[i].pair for i in fold} for fold in folds]
+        assert sum(map(len, tenths)) == len(set().union(*tenths))
+        assert sorted(i for fold in folds for i in fold) == list(range(len(published.members)))
+
+
+def the_readme_says_what_is_reached(published: Published) -> None:
+    """Each number of its table is one of today's."""
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.match(r"\| .*%", line)]
+    said = [set(re.findall(r"\d+\.\d%", row)) for row in rows]
+    folds = published.folds
+    expected = [
+        ("model", ("all",)), ("model", ("dense A100",)), ("model", ("dense H100, 16 bits", "dense H100, fp8")),
+        ("model", ("dense Blackwell",)), ("model", ("TPU",)), ("model", ("MoE",)), ("source", ("all",)), ("lab", ("all",)),
+        ("three", ("all",)),
+    ]  # fmt: skip
+    assert len(rows) == len(expected) + 1
+    for numbers, (fold, strata) in zip(said, expected, strict=False):
+        found = [fold_statistics(published, folds[fold], STRATA[name]) for name in strata]
+        assert numbers == {f"{share:.1%}" for one in found if one for share in (one.mean, one.median, one.p90)}
+    memory = memory_summary(judge(published_rows()))["overall"]["all"]
+    assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
+
+
+def the_documents_print_what_is_reached(published: Published) -> None:
+    """As `shardwise validate --folds` prints it."""
+    text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    session = re.search(r"```\n\$ shardwise validate --folds\n\n(.*?)\n```", text, re.DOTALL)
+    assert session
+    assert session.group(1) == fold_report(published)
+
+
+CHECKS = {
+    **{
+        f"errors of {stratum} by {fold}": partial(errors_by_fold, fold=fold, stratum=stratum)
+        for fold, stratum in REACHED
+    },
+    **{f"intervals by {fold}": partial(intervals_cover_nine_of_ten, fold=fold) for fold in FOLDS},
+    **{
+        check.__name__: check
+        for check in (
+            a_fit_that_is_too_good_is_an_alarm,
+            korthikantis_eight_runs_are_nearer_than_calculon_was,
+            intervals_of_known_stacks_are_narrow,
+            layouts_are_ordered_as_measured,
+            the_package_comes_with_what_is_fitted,
+            report_and_payload_say_the_same,
+            a_model_is_left_out_with_all_its_runs_by_a_stack,
+            the_readme_says_what_is_reached,
+            the_documents_print_what_is_reached,
+        )
+    },
+}
+
+
+def test_the_fit_to_published_runs(subtests: pytest.Subtests) -> None:
+    published = fit_published()
+    for name, check in CHECKS.items():
+        with subtests.test(name):
+            check(published)
