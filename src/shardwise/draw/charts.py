@@ -25,6 +25,8 @@ LINE_COLOURS = (0, 4, 2, 5, 6, 1, 7)  # dark enough on white; yellow is not
 DASHES = ("none", "9 4", "3 4", "12 3 3 3", "18 6", "8 3 2 3 2 3", "5 2")
 BAR_WIDTH, BAR_HEIGHT = 860.0, 30.0
 CELL_WIDTH, CELL_HEIGHT = 84.0, 34.0
+NOTE, NOTE_LINE = 11.0, 15.0  # size of text under a cell's number, and a line of it
+SCALE_WIDTH, SCALE_STEPS = 160.0, 16  # of the strip of colours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,10 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """A table of parts of 1, written as percentages; None is where there is none, and `absent` says why."""
+    """A table of parts of 1, written as percentages; None is where there is none, and `absent` says why.
+
+    `notes` are lines of text for each cell, under its number; `scale` says what the colours mean, beside a strip of them.
+    """
 
     title: str
     subtitle: str
@@ -140,6 +145,8 @@ class HeatMap:
     columns: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
     absent: str
+    notes: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    scale: str = ""
 
 
 def ticks(low: float, high: float) -> tuple[float, ...]:
@@ -422,34 +429,67 @@ def _flow(names: Sequence[str], right: float) -> Iterator[tuple[str, float, int]
 
 def draw_heat_map(chart: HeatMap) -> str:
     """The table as an SVG: the larger a number the deeper its cell."""
-    left = MARGIN + max(map(text_width, (*chart.rows, chart.row_title))) + 12
-    top = MARGIN + 56.0 + 2 * ROW
-    right, bottom = left + CELL_WIDTH * len(chart.columns), top + CELL_HEIGHT * len(chart.rows)
-    absent = any(value is None for row in chart.values for value in row)
-    texts = max(text_width(chart.title, 19.0), text_width(chart.subtitle), text_width(chart.absent) + 18)
-    canvas = Canvas(max(right, MARGIN + texts) + MARGIN, bottom + MARGIN + (ROW if absent else 0), chart.title)
-    canvas.heading(chart.title, chart.subtitle)
-    canvas.text((left + right) / 2, top - ROW - 6, chart.column_title, anchor="middle")
-    canvas.text(left - 12, top - 8, chart.row_title, anchor="end")
-    most = max((value for row in chart.values for value in row if value is not None), default=1.0)
-    for column, name in enumerate(chart.columns):
-        canvas.text(left + CELL_WIDTH * (column + 0.5), top - 8, name, anchor="middle", weight="bold")
-    for number, (name, row) in enumerate(zip(chart.rows, chart.values, strict=True)):
-        y = top + CELL_HEIGHT * number
-        canvas.text(left - 12, y + CELL_HEIGHT / 2 + 4.5, name, anchor="end")
-        for column, value in enumerate(row):
-            _cell(canvas, left + CELL_WIDTH * column, y, value, most)
-    if absent:
-        canvas.text(MARGIN, bottom + ROW, f"–  {chart.absent}")
-    return canvas.render()
+    return _HeatPlot(chart).render()
 
 
-def _cell(canvas: Canvas, x: float, y: float, value: float | None, most: float) -> None:
-    """One number, in a colour as deep as its part of the largest."""
-    fill = EMPTY if value is None else _shade(value / most)
-    canvas.rect(x, y, CELL_WIDTH, CELL_HEIGHT, fill=fill, stroke=PAPER, stroke_width=2)
-    shown = "–" if value is None else f"{value:.1%}"
-    canvas.text(x + CELL_WIDTH / 2, y + CELL_HEIGHT / 2 + 4.5, shown, anchor="middle")
+class _HeatPlot:
+    def __init__(self, chart: HeatMap) -> None:
+        self.chart = chart
+        lines = [cell for row in chart.notes for cell in row]
+        self.width = max([CELL_WIDTH, *(text_width(line, NOTE) + 20 for cell in lines for line in cell)])
+        self.height = CELL_HEIGHT + NOTE_LINE * max(map(len, lines), default=0)
+        self.left = MARGIN + max(map(text_width, (*chart.rows, chart.row_title))) + 12
+        self.top = MARGIN + 56.0 + 2 * ROW
+        self.right = self.left + self.width * len(chart.columns)
+        self.bottom = self.top + self.height * len(chart.rows)
+        self.most = max((value for row in chart.values for value in row if value is not None), default=1.0)
+        absent = any(value is None for row in chart.values for value in row)
+        self.footer = chart.absent if absent else ""
+        texts = [text_width(chart.title, 19.0), text_width(chart.subtitle), text_width(chart.absent) + 18]
+        texts += [SCALE_WIDTH + 8 + text_width(self.scale())] if chart.scale else []
+        foot = ROW * (bool(self.footer) + 1.5 * bool(chart.scale))
+        self.canvas = Canvas(max(self.right, MARGIN + max(texts)) + MARGIN, self.bottom + MARGIN + foot, chart.title)
+
+    def scale(self) -> str:
+        return f"{self.chart.scale}: 0% to {self.most:.1%}"
+
+    def render(self) -> str:
+        canvas, chart = self.canvas, self.chart
+        canvas.heading(chart.title, chart.subtitle)
+        canvas.text((self.left + self.right) / 2, self.top - ROW - 6, chart.column_title, anchor="middle")
+        canvas.text(self.left - 12, self.top - 8, chart.row_title, anchor="end")
+        for column, name in enumerate(chart.columns):
+            canvas.text(self.left + self.width * (column + 0.5), self.top - 8, name, anchor="middle", weight="bold")
+        for number, (name, row) in enumerate(zip(chart.rows, chart.values, strict=True)):
+            y = self.top + self.height * number
+            canvas.text(self.left - 12, y + self.height / 2 + 4.5, name, anchor="end")
+            for column, value in enumerate(row):
+                notes = chart.notes[number][column] if chart.notes else ()
+                self.cell(self.left + self.width * column, y, value, notes)
+        self.foot()
+        return canvas.render()
+
+    def cell(self, x: float, y: float, value: float | None, notes: Sequence[str]) -> None:
+        """One number, in a colour as deep as its part of the largest, and its notes, all in the middle."""
+        fill = EMPTY if value is None else _shade(value / self.most)
+        self.canvas.rect(x, y, self.width, self.height, fill=fill, stroke=PAPER, stroke_width=2)
+        middle, base = x + self.width / 2, y + (self.height - NOTE_LINE * len(notes)) / 2 + 4.5
+        shown = "–" if value is None else f"{value:.1%}"
+        self.canvas.text(middle, base, shown, anchor="middle", weight="bold" if notes else "normal")
+        for line, note in enumerate(notes, 1):
+            self.canvas.text(middle, base + NOTE_LINE * line, note, size=NOTE, anchor="middle")
+
+    def foot(self) -> None:
+        """Why numbers are absent, and under that the scale of colours."""
+        y = self.bottom + ROW
+        if self.footer:
+            self.canvas.text(MARGIN, y, f"–  {self.footer}")
+            y += 1.5 * ROW
+        if self.chart.scale:
+            width = SCALE_WIDTH / SCALE_STEPS
+            for step in range(SCALE_STEPS):
+                self.canvas.rect(MARGIN + width * step, y - 11, width, 14, fill=_shade((step + 0.5) / SCALE_STEPS))
+            self.canvas.text(MARGIN + SCALE_WIDTH + 8, y, self.scale())
 
 
 def _shade(part: float) -> str:

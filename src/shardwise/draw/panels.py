@@ -1,0 +1,233 @@
+"""Panels over the same columns: values as points or as stacked bars, one panel under the other, and text under each column.
+
+Columns stand at even distances, so that each has room for its text: values that grow by a factor are on a logarithmic axis then,
+and names stand as well as numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shardwise.draw.charts import GRID, LEFT, LINE_COLOURS, MARGIN, ROW, SIZE, Canvas, even_ticks, text_width, ticks
+from shardwise.draw.svg import FAINT, INK, PAPER, colour
+from shardwise.units import format_bytes, format_seconds, format_usd
+
+HEIGHT, HEAD, SMALL = 130.0, 30.0, 11.0  # of a panel, of its title, of the text in it and under the columns
+LEAST_WIDTH, LINE = 84.0, 15.0  # of a column; of a line of text under it
+ABOVE, BELOW = 22.0, 8.0  # pixels over the highest value, for its label, and on a logarithmic axis under the lowest
+DASH = "6 4"
+MOST_TICKS = 5
+DECADE = 10.0  # values that span as much are drawn on a logarithmic axis
+SHOWN: Mapping[str, Callable[[float], str]] = {
+    "s": format_seconds,
+    "B": format_bytes,
+    "$": format_usd,
+    "%": lambda value: f"{100 * value:.3g}%",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A place on the shared axis: its name, and lines of text under it."""
+
+    label: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Values for each column in a unit of `SHOWN`; None is where there is none.
+
+    One part is drawn as points, joined where columns have an order; several are stacked. What they are compared with is `dashed`,
+    its name: a `limit` for all columns, or `reference` values, one for each.
+    """
+
+    title: str
+    unit: str
+    parts: Mapping[str, tuple[float | None, ...]]
+    joined: bool = True
+    limit: float | None = None
+    reference: tuple[float | None, ...] = ()
+    dashed: str = ""
+
+    def total(self, column: int) -> float | None:
+        """The sum of a column's parts; None where none of them is there."""
+        found = [values[column] for values in self.parts.values()]
+        there = [value for value in found if value is not None]
+        return sum(there) if there else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelChart:
+    """Panels over columns; `mark` is the number of a column that a line goes through, with its label over the panels."""
+
+    title: str
+    subtitle: str
+    axis_title: str
+    columns: tuple[Column, ...]
+    panels: tuple[Panel, ...]
+    mark: int | None = None
+    mark_label: str = ""
+
+
+def draw_panels(chart: PanelChart) -> str:
+    """The chart as an SVG."""
+    return _Panels(chart).render()
+
+
+class _Panels:
+    def __init__(self, chart: PanelChart) -> None:
+        self.chart = chart
+        texts = [text_width(line, SMALL) + 10 for one in chart.columns for line in one.lines]
+        self.width = max([LEAST_WIDTH, *texts, *(text_width(one.label) + 10 for one in chart.columns)])
+        self.left = MARGIN + LEFT
+        self.right = self.left + self.width * len(chart.columns)
+        first = MARGIN + 56.0 + (ROW if chart.mark is not None else 0.0)
+        self.tops = list(accumulate([first + HEAD] + [HEIGHT + HEAD] * (len(chart.panels) - 1)))
+        self.bottom = self.tops[-1] + HEIGHT
+        legend = [text_width(name) for panel in chart.panels for name in _entries(panel)]
+        edges = [self.right + MARGIN + 30 + max(legend, default=0.0)]
+        edges += [MARGIN + text_width(chart.title, 19.0), MARGIN + text_width(chart.subtitle)]
+        edges += [MARGIN + text_width(chart.axis_title)]
+        edges += [] if chart.mark is None else [self.mark_left(chart.mark) + text_width(chart.mark_label)]
+        lines = max((len(one.lines) for one in chart.columns), default=0)
+        height = self.bottom + 22 + LINE * lines + ROW + MARGIN
+        self.canvas = Canvas(max(edges) + MARGIN, height, chart.title)
+
+    def x(self, column: int) -> float:
+        """The middle of a column."""
+        return self.left + self.width * (column + 0.5)
+
+    def mark_left(self, mark: int) -> float:
+        """Where the label of the line through a column begins: beside it, on the left where there is room."""
+        left = self.x(mark) - 6 - text_width(self.chart.mark_label)
+        return left if left >= MARGIN else self.x(mark) + 6
+
+    def render(self) -> str:
+        self.canvas.heading(self.chart.title, self.chart.subtitle)
+        self.mark()
+        for panel, top in zip(self.chart.panels, self.tops, strict=True):
+            _Panel(self, panel, top).draw()
+        self.columns()
+        return self.canvas.render()
+
+    def mark(self) -> None:
+        if self.chart.mark is None:
+            return
+        x, head = self.x(self.chart.mark), self.tops[0] - HEAD - 4
+        self.canvas.text(self.mark_left(self.chart.mark), head, self.chart.mark_label)
+        self.canvas.polyline([(x, head - 12), (x, head + 6)], stroke=INK, stroke_width=1.0, dash="2 3")
+        for top in self.tops:
+            self.canvas.polyline([(x, top), (x, top + HEIGHT)], stroke=INK, stroke_width=1.0, dash="2 3")
+
+    def columns(self) -> None:
+        y = self.bottom + 18
+        for number, column in enumerate(self.chart.columns):
+            self.canvas.text(self.x(number), y, column.label, anchor="middle", weight="bold")
+            for line, text in enumerate(column.lines, 1):
+                self.canvas.text(self.x(number), y + 3 + LINE * line, text, size=SMALL, anchor="middle")
+        middle = max((self.left + self.right) / 2, MARGIN + text_width(self.chart.axis_title) / 2)
+        self.canvas.text(middle, self.canvas.height - MARGIN, self.chart.axis_title, anchor="middle")
+
+
+class _Panel:
+    """One panel with its upper edge at `top`."""
+
+    def __init__(self, page: _Panels, panel: Panel, top: float) -> None:
+        self.page, self.panel, self.top, self.bottom = page, panel, top, top + HEIGHT
+        self.canvas, self.show = page.canvas, SHOWN[panel.unit]
+        self.totals = [panel.total(number) for number in range(len(page.chart.columns))]
+        values = [value for value in (*self.totals, *panel.reference, panel.limit) if value]
+        self.most, self.least = max(values, default=1.0), min(values, default=1.0)
+        self.stacked = len(panel.parts) > 1
+        self.logarithmic = not self.stacked and self.most >= DECADE * self.least
+
+    def y(self, value: float) -> float:
+        if self.logarithmic:
+            part = math.log(value / self.least) / math.log(self.most / self.least)
+            return self.bottom - BELOW - (HEIGHT - ABOVE - BELOW) * part
+        return self.bottom - (HEIGHT - ABOVE) * value / self.most
+
+    def draw(self) -> None:
+        self.canvas.text(self.page.left, self.top - 8, self.panel.title, weight="bold")
+        self.grid()
+        self.limit()
+        if self.stacked:
+            self.bars()
+        else:
+            self.points()
+        self.legend()
+
+    def grid(self) -> None:
+        for tick in self.ticks():
+            y = self.y(tick)
+            self.canvas.line(self.page.left, y, self.page.right, y, stroke=GRID)
+            self.canvas.text(self.page.left - 8, y + 4, self.show(tick), size=SMALL, anchor="end")
+        self.canvas.rect(self.page.left, self.top, self.page.right - self.page.left, HEIGHT, stroke=FAINT)
+
+    def ticks(self) -> tuple[float, ...]:
+        """Round numbers; of a logarithmic axis powers of ten, and 2 and 5 times those where they are few."""
+        if not self.logarithmic:
+            return even_ticks(self.most, MOST_TICKS)
+        found = ticks(self.least, self.most)
+        return found if len(found) <= MOST_TICKS else tuple(tick for tick in found if math.log10(tick).is_integer())
+
+    def limit(self) -> None:
+        if self.panel.limit:
+            y = self.y(self.panel.limit)
+            self.canvas.polyline([(self.page.left, y), (self.page.right, y)], stroke=INK, stroke_width=1.5, dash=DASH)
+
+    def points(self) -> None:
+        found = [(self.page.x(number), value) for number, value in enumerate(self.totals)]
+        reference = [(self.page.x(number), self.y(value)) for number, value in enumerate(self.panel.reference) if value]
+        if reference:
+            self.canvas.polyline(reference, stroke=INK, stroke_width=1.5, dash=DASH)
+        stroke = colour(LINE_COLOURS[1])
+        there = [(x, self.y(value)) for x, value in found if value is not None]
+        if self.panel.joined and len(there) > 1:
+            self.canvas.polyline(there, stroke=stroke, stroke_width=2.5)
+        for x, value in found:
+            if value is not None:
+                self.canvas.circle(x, self.y(value), 4, fill=stroke, stroke=PAPER)
+                self.label(x, self.y(value) - 8, self.show(value))
+
+    def bars(self) -> None:
+        width = self.page.width * 0.6
+        for number, total in enumerate(self.totals):
+            end, x = 0.0, self.page.x(number)
+            for index, values in enumerate(self.panel.parts.values()):
+                value = values[number] or 0.0
+                if value > 0:
+                    top = self.y(end + value)
+                    fill = colour(index)
+                    self.canvas.rect(
+                        x - width / 2, top, width, self.y(end) - top, fill=fill, stroke=PAPER, stroke_width=0.5
+                    )
+                end += value
+            if total is not None and self.panel.unit != "%":
+                self.label(x, self.y(total) - 5, self.show(total))
+
+    def label(self, x: float, y: float, text: str) -> None:
+        """A value on white: lines of the grid and others run behind it."""
+        width = text_width(text, SMALL)
+        self.canvas.rect(x - width / 2 - 2, y - 9, width + 4, 11, fill=PAPER)
+        self.canvas.text(x, y, text, size=SMALL, anchor="middle")
+
+    def legend(self) -> None:
+        left, y = self.page.right + MARGIN, self.top + 10
+        for number, name in enumerate(self.panel.parts if self.stacked else ()):
+            if any(self.panel.parts[name]):
+                self.canvas.rect(left, y - 9, 14, 14, fill=colour(number), radius=2)
+                self.canvas.text(left + 22, y + 3, name)
+                y += SIZE + 4
+        if self.panel.dashed:
+            self.canvas.polyline([(left, y), (left + 18, y)], stroke=INK, stroke_width=1.5, dash=DASH)
+            self.canvas.text(left + 22, y + 4, self.panel.dashed)
+
+
+def _entries(panel: Panel) -> list[str]:
+    """What stands beside a panel: names of stacked parts, what they are compared with."""
+    return [*(panel.parts if len(panel.parts) > 1 else ()), panel.dashed]

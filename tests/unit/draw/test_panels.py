@@ -1,0 +1,147 @@
+"""Panels over shared columns: every value and text of the chart is in the picture, on the page, at its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from shardwise.draw.charts import HeatMap, draw_heat_map, text_width
+from shardwise.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
+
+SVG = "{http://www.w3.org/2000/svg}"
+STEP = Panel(
+    title="step", unit="s", parts={"step": (8.0, 4.1, None, 1.5)}, reference=(8.0, 4.0, None, 1.0), dashed="ideal"
+)
+WIDE = replace(STEP, parts={"step": (100.0, 10.0, None, 1.0)}, reference=(), dashed="")
+SHARES = Panel(title="shares", unit="%", parts={"compute": (1.0, 0.75, None, 0.5), "bubble": (0.0, 0.25, None, 0.5)})
+MEMORY = Panel(
+    title="memory",
+    unit="B",
+    parts={"weights": (2e10, 1e10, None, 5e9), "rest": (1e10,) * 4},
+    limit=8e10,
+    dashed="capacity",
+)
+CHART = PanelChart(
+    title="a chart", subtitle="of four columns", axis_title="devices",
+    columns=tuple(Column(label=str(n), lines=(f"fsdp={n} pp=4", "gas=4 mbs=1")) for n in (8, 16, 32, 64)),
+    panels=(STEP, WIDE, SHARES, MEMORY), mark=3, mark_label="knee: bound by the bubble",
+)  # fmt: skip
+MAP = HeatMap(
+    title="map", subtitle="of layouts", row_title="model", column_title="gpus", rows=("8b", "70b"), columns=("8", "64"),
+    values=((0.5, 0.4), (None, 0.25)), absent="no plan",
+    notes=(
+        (("fsdp=8", "gas=4 mbs=1"), ("fsdp=64", "gas=1 mbs=1")), (("nothing fits",), ("fsdp=8 tp=8", "gas=8 mbs=1", "ZeRO 3")),
+    ),
+    scale="MFU",
+)  # fmt: skip
+
+
+def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
+    """Content and box (left, top, right, bottom) of every text."""
+    found = []
+    for one in ElementTree.fromstring(svg).iter(f"{SVG}text"):
+        content, size = one.text or "", float(one.get("font-size", "13"))
+        x, y, width = float(one.get("x", "0")), float(one.get("y", "0")), text_width(content, size)
+        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[one.get("text-anchor", "start")] * width
+        found.append((content, left, y - 0.75 * size, left + width, y))
+    return found
+
+
+def texts(svg: str) -> list[str]:
+    return [content for content, *_ in boxes(svg)]
+
+
+NARROW = replace(
+    CHART, mark=None, axis_title="a long title under a single column of a narrow chart", columns=CHART.columns[:1],
+    panels=tuple(
+        replace(one, parts={name: values[:1] for name, values in one.parts.items()}, reference=()) for one in CHART.panels
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "svg", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW), draw_heat_map(MAP)]
+)
+def test_texts_are_on_the_page_and_apart(svg: str) -> None:
+    root = ElementTree.fromstring(svg)
+    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+    for content, left, top, right, bottom in boxes(svg):
+        assert left >= 0, content
+        assert top >= 0, content
+        assert right <= width, content
+        assert bottom <= height - 4, content
+    for (one, *a), (other, *b) in combinations(boxes(svg), 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{one!r} on {other!r}"
+
+
+def test_every_value_is_written() -> None:
+    written = texts(draw_panels(CHART))
+    for text in (
+        "8 s",
+        "4.1 s",
+        "1.5 s",
+        "ideal",
+        "compute",
+        "bubble",
+        "weights",
+        "capacity",
+        "30 GB",
+        "15 GB",
+        "devices",
+    ):
+        assert text in written
+    assert written.count("knee: bound by the bubble") == 1
+    for column in CHART.columns:
+        assert column.label in written
+        assert set(column.lines) <= set(written)
+
+
+def test_what_is_absent_is_drawn_nowhere() -> None:
+    root = ElementTree.fromstring(draw_panels(CHART))
+    assert len(list(root.iter(f"{SVG}circle"))) == 6  # two panels of points, three of four columns each
+
+
+def circles(panel: Panel) -> list[float]:
+    """Heights of a panel's points over its lower edge, in pixels."""
+    root = ElementTree.fromstring(draw_panels(replace(CHART, panels=(panel,))))
+    frame = next(one for one in root.iter(f"{SVG}rect") if one.get("height") == f"{HEIGHT:g}")
+    bottom = float(frame.get("y", "0")) + HEIGHT
+    return [bottom - float(one.get("cy", "0")) for one in root.iter(f"{SVG}circle")]
+
+
+def test_a_linear_axis_begins_at_zero_and_a_logarithmic_one_has_even_factors() -> None:
+    first, second, last = circles(STEP)
+    assert second / first == pytest.approx(4.1 / 8.0, abs=1e-3)
+    assert last / first == pytest.approx(1.5 / 8.0, abs=1e-3)
+    first, second, last = circles(WIDE)
+    assert first - second == pytest.approx(second - last, abs=0.02)
+    assert last > 0
+
+
+def test_points_are_joined_where_columns_have_an_order() -> None:
+    plain = replace(CHART, mark=None, panels=(replace(STEP, reference=(), dashed=""),))
+    for joined in (True, False):
+        panels = (replace(plain.panels[0], joined=joined),)
+        root = ElementTree.fromstring(draw_panels(replace(plain, panels=panels)))
+        assert len(list(root.iter(f"{SVG}polyline"))) == joined
+
+
+def test_stacked_bars_are_as_high_as_their_sum() -> None:
+    root = ElementTree.fromstring(draw_panels(replace(CHART, mark=None, panels=(MEMORY,))))
+    bars = [one for one in root.iter(f"{SVG}rect") if one.get("stroke-width") == "0.5"]
+    heights = [float(one.get("height", "0")) for one in bars]
+    by_column: dict[str, float] = {}
+    for bar, height in zip(bars, heights, strict=True):
+        by_column[bar.get("x", "")] = by_column.get(bar.get("x", ""), 0.0) + height
+    totals = sorted(by_column.values(), reverse=True)
+    assert [total / totals[0] for total in totals] == pytest.approx([1.0, 2 / 3, 0.5, 1 / 3], abs=2e-3)
+
+
+def test_a_map_has_the_layouts_and_a_scale() -> None:
+    written = texts(draw_heat_map(MAP))
+    for text in ("50.0%", "25.0%", "fsdp=8 tp=8", "nothing fits", "MFU: 0% to 50.0%", "–  no plan"):
+        assert text in written
+    assert not any("MFU" in text for text in texts(draw_heat_map(replace(MAP, scale=""))))
