@@ -23,6 +23,7 @@ from shardwise.names import unknown
 Choice = TypeVar("Choice")
 
 SCHEMA = "shardwise.error/1"
+STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
 
 
 class ShardwiseError(Exception):
@@ -108,7 +109,7 @@ def chosen(table: Mapping[str, Choice], name: str, what: str) -> Choice:
 
 
 def collect(*makers: Callable[[], Any]) -> list[Any]:
-    """Run all makers and raise all their problems at once."""
+    """Run all makers and raise all their problems at once, each once."""
     made: list[Any] = []
     problems: list[str] = []
     for make in makers:
@@ -117,5 +118,5 @@ def collect(*makers: Callable[[], Any]) -> list[Any]:
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems)
+        raise InputError(*dict.fromkeys(problems))
     return made

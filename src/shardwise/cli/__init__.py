@@ -31,7 +31,7 @@ from shardwise.cli import (
     verify,
 )
 from shardwise.cli.terminal import ProgressLine, folded, terminal_width
-from shardwise.errors import ShardwiseError, told
+from shardwise.errors import STOPPED, ShardwiseError, told
 from shardwise.output import complain, write
 from shardwise.parser import Parser, asks_for_json
 
@@ -60,7 +60,6 @@ VERBS = (
 )
 
 SHOW_THEMSELVES = ("train",)  # verbs with lines of their own for what is being done
-STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
 READER_LEFT = 0  # `| head` has all that it wanted
 
 

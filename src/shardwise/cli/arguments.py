@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -54,7 +54,10 @@ def add_job_arguments(
         parser.add_argument("cluster", help=what)
     batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
     parser.add_argument(
-        "--batch-tokens", required=not batch, metavar="N", help=f"tokens of one global batch, such as 4Mi{batch}"
+        "--batch-tokens",
+        required=not batch,
+        metavar="N",
+        help=f"tokens of one global batch, such as 4Mi, or 32Ki/device{batch}",
     )
     parser.add_argument(
         "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
@@ -133,7 +136,7 @@ def resolve_several(
         raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
     model, job, stack, *found = collect(
         lambda: load_model(arguments.model),
-        lambda: _job(arguments, changes["job"]),
+        lambda: _job(arguments, clusters, changes["job"]),
         lambda: None if arguments.stack is None else stack_named(arguments.stack),
         *(partial(load_own, text) for text in clusters),
     )
@@ -186,13 +189,37 @@ def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
     return replace(changed, price_date=date, sources={**chip.sources, **own})
 
 
-def _job(arguments: argparse.Namespace, changes: Mapping[str, str]) -> Job:
+def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
+    """Tokens of a global batch, given as such or as so many per device. Raises `InputError`.
+
+    >>> _batch_tokens("4Mi", ["h100:64"]), _batch_tokens("32Ki/device", ["h100:64"])
+    (4194304, 2097152)
+    """
+    from shardwise.cluster.load import load_own
+
+    if text is None:
+        return None
+    number, slash, unit = text.partition("/")
+    if not slash:
+        return parse_count(text, what="--batch-tokens")
+    if unit.strip() != "device":
+        raise InputError(
+            f"--batch-tokens: found {text!r}; tokens, or tokens per device such as 32Ki/device, are required"
+        )
+    sizes = {load_own(cluster).nominal.num_devices for cluster in clusters}
+    if len(sizes) > 1:
+        raise InputError(
+            f"--batch-tokens: found {text!r} for clusters of {', '.join(f'{size:,}' for size in sorted(sizes))} devices, which "
+            "would have other batches; tokens of one global batch are required"
+        )
+    return parse_count(number, what="--batch-tokens") * sizes.pop()
+
+
+def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
     from shardwise.job import Job
 
     batch, seq_len, tokens = collect(
-        lambda: (
-            parse_count(arguments.batch_tokens, what="--batch-tokens") if arguments.batch_tokens is not None else None
-        ),
+        lambda: _batch_tokens(arguments.batch_tokens, clusters),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
         lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
     )
