@@ -111,8 +111,10 @@ FLAGS = {
     "plan": [
         "--batch-tokens",
         "--budget",
+        "--csv",
         "--deadline",
         "--divisible",
+        "--draw",
         "--help",
         "--json",
         "--max",
@@ -124,6 +126,7 @@ FLAGS = {
         "--seq-len",
         "--set",
         "--stack",
+        "--sweep",
         "--tokens",
     ],
     "matmul": [

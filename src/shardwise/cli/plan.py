@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_job_arguments, policies, resolve_reliability, resolve_several
+from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
 
@@ -23,7 +24,8 @@ def configure(verbs: Any) -> None:
     parser = verbs.add_parser(
         "plan", help="search all layouts and choose the fastest that fits",
         description="Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
-        "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest.",
+        "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest. "
+        "With --sweep a job is planned for each of several values.",
     )  # fmt: skip
     add_job_arguments(parser, several=True)
     parser.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
@@ -46,11 +48,12 @@ def configure(verbs: Any) -> None:
         help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the plan to a file")
+    add_sweep_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """The plan, as a report or as JSON; for several clusters their comparison."""
+    """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
@@ -58,6 +61,9 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.search.plan import plan
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
+    if arguments.sweep:
+        return run_sweep(arguments, pins, maxima)
+    require_no_sweep(arguments)
     choices = narrowed(pins, maxima, runnable=arguments.runnable, divisible=arguments.divisible)
     limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)

@@ -20,7 +20,6 @@ def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
     >>> parse_pins(["tp=8", "recompute=full"], "--pin")
     {'tp': 8, 'recompute': 'full'}
     """
-    like: dict[str, Any] = dict.fromkeys((*NUMERIC, "recompute_layers"), 1) | dict.fromkeys(FLAGS, True)
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = (part.strip() for part in word.partition("="))
@@ -28,8 +27,13 @@ def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
             raise InputError(f"{what}: found {word!r}; KEY=VALUE is required, such as {what} pp=4")
         if key in found:
             raise InputError(f"{what}: {key} is given twice")
-        found[key] = convert(value, like.get(key, ""), f"{what} {key}")
+        found[key] = convert(value, pinned_like(key), f"{what} {key}")
     return found
+
+
+def pinned_like(name: str) -> Any:
+    """A value of the kind that a pin of this name has: a count, a flag, or else a name."""
+    return 1 if name in (*NUMERIC, "recompute_layers") else True if name in FLAGS else ""
 
 
 def narrowed(
