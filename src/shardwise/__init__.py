@@ -5,9 +5,9 @@
     plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
     print(plan)
 
-Plans: `plan`, `plan_clusters`, `explain`, `simulation`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes names and
-paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when
-they are first used, so that `import shardwise` is fast and imports no NumPy.
+Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes
+names and paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are
+loaded when they are first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
     from shardwise.api.plans import explain, plan, plan_clusters, simulation
+    from shardwise.api.sweeps import sweep
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.books.rules import Rule, book_rules
     from shardwise.cluster.chip import Chip
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Plan, plan_layout
     from shardwise.progress import Progress
     from shardwise.search.space import Choices
+    from shardwise.search.sweep.points import Swept
     from shardwise.simulate.result import Simulation
     from shardwise.version import __version__
 
@@ -68,6 +70,7 @@ _HOME = {
     "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
     "Simulation": "shardwise.simulate.result",
+    "Swept": "shardwise.search.sweep.points",
     "__version__": "shardwise.version",
     "book_rules": "shardwise.books.rules",
     "dump_plan": "shardwise.planning.codec",
@@ -85,6 +88,7 @@ _HOME = {
     "roofline": "shardwise.api.costs",
     "rules": "shardwise.api.costs",
     "simulation": "shardwise.api.plans",
+    "sweep": "shardwise.api.sweeps",
     "training_run": "shardwise.cost.run",
 }
 
@@ -113,6 +117,7 @@ __all__ = [
     "Run",
     "ShardwiseError",
     "Simulation",
+    "Swept",
     "__version__",
     "book_rules",
     "dump_plan",
@@ -130,6 +135,7 @@ __all__ = [
     "roofline",
     "rules",
     "simulation",
+    "sweep",
     "training_run",
 ]
 

@@ -20,7 +20,7 @@ from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
-FUNCTIONS = ("plan", "plan_clusters", "estimate", "explain", "memory", "roofline", "rules", "simulation")
+FUNCTIONS = ("plan", "plan_clusters", "estimate", "explain", "memory", "roofline", "rules", "simulation", "sweep")
 
 
 def test_the_names_of_the_package_are_sorted_and_all_there() -> None:
@@ -142,7 +142,36 @@ def test_rooflines_of_kernels_and_of_blocks() -> None:
     assert by_name == sw.roofline(sw.load_model("llama-3-8b"), "h100", T=4096, B=2)
 
 
+def test_a_sweep_has_the_plans_of_its_values(plan: sw.Plan) -> None:
+    found = sw.sweep(
+        "llama-3.2-1b",
+        "h100:16",
+        over=["gpus=8,16", "recompute=none,full"],
+        pins="zero_stage=3",
+        maxima={"tp": 1},
+        **SIZES,
+    )
+    alone = sw.plan("llama-3.2-1b", "h100:8", pins="zero_stage=3 recompute=full", maxima={"tp": 1}, **SIZES)
+    second = found.points[1].plan
+    assert second is not None
+    assert (second.layout, second.estimate) == (alone.layout, alone.estimate)
+    assert [dict(point.at) for point in found.points][:2] == [
+        {"gpus": 8, "recompute": "none"}, {"gpus": 8, "recompute": "full"}
+    ]  # fmt: skip
+    jobs = sw.sweep("gpt-2", plan.cluster, plan.job, over=["model=llama-3.2-1b", "batch=512Ki,1Mi"])
+    assert [point.case.job.global_batch_tokens for point in jobs.points] == [2**19, 2**20]
+    assert jobs.points[0].plan is not None
+    assert jobs.points[0].plan.layout == plan.layout
+    lengths = sw.sweep("gpt-2", "h100:8", over="seq_len=1Ki,2Ki", **SIZES)
+    assert lengths.points[1].plan is None
+    assert str(lengths.points[1].error) in repr(lengths)
+
+
 WRONG = [
+    (lambda: sw.sweep("gpt-2", "h100:8", over="gpu=8,16", **SIZES), ["over: found 'gpu' (did you mean 'gpus'?)"]),
+    (lambda: sw.sweep("gpt-2", "h100:8", over="tp=1,2", pins="tp=2", **SIZES), ["pins: found tp, which is swept"]),
+    (lambda: sw.sweep("gpt-2", sw.load_cluster("h100:8"), over="gpus=8,16", **SIZES), ["its name is required"]),
+    (lambda: sw.sweep("gpt-2", "h100:8", over=(), **SIZES), ["over: found none; NAME=VALUES is required"]),
     (lambda: sw.plan("llama3-8b", "h10:8"), ["did you mean 'llama-3-8b'?", "did you mean 'h100'?", "global_batch_tokens and"]),
     (lambda: sw.plan("gpt-2", "h100:8", batch_tokens=8, seq_len=8), ["no field 'batch_tokens' (did you mean 'global_batch"]),
     (lambda: sw.plan("gpt-2", "h100:8", global_batch_tokens="lots", seq_len=8), ["job: global_batch_tokens: found 'lots'"]),
