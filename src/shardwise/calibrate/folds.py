@@ -55,18 +55,32 @@ class Member:
         return next((lab for lab, names in LABS if re.match(names, self.family)), self.family)
 
 
-def cross_validated(members: Sequence[Member], fitted: Fit, progress: Progress = silent) -> Mapping[str, Array]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A fit to members and to observations that are never left out, in this order."""
+
+    members: Sequence[Member]
+    always: Sequence[Observation] = ()
+    fitted: Fit
+
+    @property
+    def observations(self) -> list[Observation]:
+        """All that was fitted."""
+        return [*(one.observation for one in self.members), *self.always]
+
+
+def cross_validated(found: Evidence, progress: Progress = silent) -> Mapping[str, Array]:
     """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
-    draws = []
+    draws, members = [], found.members
     for draw in range(DRAWS):
         progress("left out by model", draw, DRAWS)
-        draws.append(_predicted(members, model_folds(members, draw), fitted))
+        draws.append(_predicted(found, model_folds(members, draw)))
     progress("left out by source")
-    source = _predicted(members, fold_groups(members, "source"), fitted, new_stacks=True)[None]
+    source = _predicted(found, fold_groups(members, "source"), new_stacks=True)[None]
     progress("left out by lab")
-    lab = _predicted(members, fold_groups(members, "lab"), fitted, new_stacks=True)[None]
+    lab = _predicted(found, fold_groups(members, "lab"), new_stacks=True)[None]
     progress("left out by lab, with three runs given")
-    return {"model": np.stack(draws), "source": source, "lab": lab, "three": _three(members, fitted)}
+    return {"model": np.stack(draws), "source": source, "lab": lab, "three": _three(found)}
 
 
 def group_of(fold: str) -> Callable[[Member], Any]:
@@ -96,21 +110,19 @@ def fold_groups(members: Sequence[Member], fold: str, draw: int = 0) -> list[lis
     return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
 
 
-def _predicted(
-    members: Sequence[Member], folds: Sequence[Sequence[int]], fitted: Fit, *, new_stacks: bool = False
-) -> Array:
-    seconds = np.full(len(members), np.nan)
+def _predicted(found: Evidence, folds: Sequence[Sequence[int]], *, new_stacks: bool = False) -> Array:
+    seconds = np.full(len(found.members), np.nan)
     for left_out in folds:
-        free = without(members, left_out, fitted, new_stacks=new_stacks)
+        free = without(found, left_out, new_stacks=new_stacks)
         for i in left_out:
-            seconds[i] = _seconds(members[i].observation, fitted, free)
+            seconds[i] = _seconds(found.members[i].observation, found.fitted, free)
     return seconds
 
 
-def without(members: Sequence[Member], left_out: Sequence[int], fitted: Fit, *, new_stacks: bool = False) -> Array:
-    """The constants from all members but some; `new_stacks`: the stacks of these are as expected of their kind."""
-    observations = [one.observation for one in members]
-    others = sorted(set(range(len(members))) - set(left_out))
+def without(found: Evidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
+    """The constants from all but some members; `new_stacks`: the stacks of these are as expected of their kind."""
+    observations, fitted = found.observations, found.fitted
+    others = sorted(set(range(len(observations))) - set(left_out))
     free = fitted.found
     for _ in range(6):  # the pull of far residuals changes as they do
         free = free + step(observations, fitted, free, others)
@@ -121,12 +133,13 @@ def without(members: Sequence[Member], left_out: Sequence[int], fitted: Fit, *, 
     return free
 
 
-def _three(members: Sequence[Member], fitted: Fit) -> Array:
+def _three(found: Evidence) -> Array:
     """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
+    members, fitted = found.members, found.fitted
     seconds = np.full((DRAWS, len(members)), np.nan)
     random = np.random.default_rng(SEED)
-    for lab in (found for found in fold_groups(members, "three") if len(found) > 2 * GIVEN):
-        free = without(members, lab, fitted, new_stacks=True)
+    for lab in (one for one in fold_groups(members, "three") if len(one) > 2 * GIVEN):
+        free = without(found, lab, new_stacks=True)
         for draw in range(DRAWS):
             given = random.choice(lab, GIVEN, replace=False).tolist()
             own = given_runs([members[i].observation for i in given], fitted, free)

@@ -11,10 +11,11 @@ import numpy as np
 
 from shardwise.calibrate.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.calibrate.fit import Array, Fit, fit, start
-from shardwise.calibrate.folds import Member, cross_validated, fold_groups, group_of
-from shardwise.calibrate.published_runs.rows import Row, published_rows
+from shardwise.calibrate.folds import Evidence, Member, cross_validated, fold_groups, group_of
+from shardwise.calibrate.groups import half, key_of
+from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
 from shardwise.calibrate.ranking import Ranking, ranking, timed
-from shardwise.calibrate.response import run_observation
+from shardwise.calibrate.response import Observation, run_observation
 from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
 from shardwise.progress import Progress, silent
@@ -24,16 +25,25 @@ SCHEMA = "shardwise.validate.folds/1"
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
 TAILS = (0.05, 0.95)
 FEWEST = 20  # runs that folds are made of
+# Every so many of the rows of the study of layouts that constants are fitted to, of which many are alike: fewer to price.
+STUDY_STEP = 3
 
 
 @dataclass(frozen=True)
 class Published:
-    """Judged rows that count, their observations, the fit to all of them, and predictions by kind of fold."""
+    """Judged rows that count, what was fitted to their observations (and to others), and predictions by kind of fold."""
 
     judged: Sequence[Judged]
-    members: Sequence[Member]
-    fitted: Fit
+    evidence: Evidence
     folds: Mapping[str, Array]
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.evidence.members
+
+    @property
+    def fitted(self) -> Fit:
+        return self.evidence.fitted
 
     @cached_property
     def measured(self) -> Array:
@@ -46,7 +56,7 @@ class Published:
     @cached_property
     def in_sample(self) -> Array:
         """Seconds predicted where everything was fitted."""
-        return np.asarray(np.exp(self.fitted.rows))[None]
+        return np.asarray(np.exp(self.fitted.rows[: len(self.members)]))[None]
 
     def spread(self, fold: str) -> dict[str, tuple[float, float]]:
         """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
@@ -106,6 +116,8 @@ def fit_published(
 ) -> Published:
     """Fit to all rows that count, and cross-validate; the constants in `held` stay where they are expected.
 
+    Without `rows` those of the package, beside half of the study of layouts (`study`).
+
     Raises `InputError` where there are too few runs for folds.
     """
     judged = [
@@ -128,9 +140,22 @@ def fit_published(
             "of two labs are required, leave --chip and --source out or give more rows"
         )
     progress(f"fitting constants to {len(members)} runs")
-    observations = [one.observation for one in members]
-    fitted = fit(observations, start(observations).holding(held))
-    return Published(judged, members, fitted, cross_validated(members, fitted, progress))
+    always = study() if rows is None else []
+    observations = [*(one.observation for one in members), *always]
+    evidence = Evidence(members=members, always=always, fitted=fit(observations, start(observations).holding(held)))
+    return Published(judged, evidence, cross_validated(evidence, progress))
+
+
+def study() -> list[Observation]:
+    """The half of the study of layouts that constants may be fitted to: together as many runs as it has groups."""
+    rows = half(layout_rows(), fitted=True)
+    chosen = [one for one in judge(rows[::STUDY_STEP]) if one.scored and one.prediction and one.row.step_time_s]
+    weight = len(set(map(key_of, rows))) / len(chosen)
+    return [
+        run_observation(one.prediction.case, one.row.step_time_s, weight)
+        for one in chosen
+        if one.prediction and one.row.step_time_s
+    ]
 
 
 def _is_moe(one: Judged) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from shardwise.calibrate.published import SPREADS, Published
 
 HERE = Path(__file__).parents[1] / "cluster" / "measured" / "constants.toml"
@@ -12,11 +14,11 @@ HERE = Path(__file__).parents[1] / "cluster" / "measured" / "constants.toml"
 
 def constants_toml(found: Published) -> str:
     """The constants by chip and stack with their deviations, and the spread of predictions, as TOML."""
-    deviations = found.fitted.deviations(found.weights)
+    deviations = found.fitted.deviations(np.array([one.weight for one in found.evidence.observations]))
     lines = [
         "# Made by benchmarks/published.py --write; cluster/calibration.py says what each constant means.",
         f'source = "fitted to {len(found.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
-        'weighted 1/duplicates"',
+        'weighted 1/duplicates, beside half of a study of layouts (layouts.csv)"',
     ]
     lines += ["", "# Factors on a prediction between which nine of ten measured times lie, from folds."]
     for name, fold in SPREADS.items():

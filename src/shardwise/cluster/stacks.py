@@ -49,8 +49,8 @@ REDUCED_BYTES: Mapping[str, float] = {
 }
 # Seconds that the host takes for a kernel of those that are counted here, where it launches each: small models under Megatron-LM
 # of 2022 take 3.3 to 3.6 ms for a layer of some 40, forward and backward, however short these are. Of 70, 80, ... 110
-# microseconds the one of least squared error over the first half of calibrate/published_runs/layouts.csv; published runs of other stacks of
-# these kinds do not contradict it. XLA and torch.compile launch far less.
+# microseconds the one of least squared error over the first half of calibrate/published_runs/layouts.csv; published runs of
+# other stacks of these kinds do not contradict it. XLA and torch.compile launch far less.
 HOST_S: Mapping[str, float] = {"eager_2023": 100e-6, "eager": 100e-6, "fused": 100e-6, "compiled": 0.0}
 # The stack that a chip is taken to run where none is named: the kind of Megatron and NeMo on GPUs, of which most published runs
 # are (calibrate/published_runs/runs.csv), and MaxText on TPUs, which all of theirs are.

@@ -156,7 +156,7 @@ class Rates:
 
     def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Seconds of kernels as a host launches them. Each leaves the device idle for a moment, and a host that takes longer for
-        them than the device is what it waits for.
+        them than the device is what it waits for (`idle_s`).
 
         `routed`: among them are a router and its experts: as long as the slower of the two, and more where both are as slow.
         """
@@ -168,6 +168,12 @@ class Rates:
             return maximum(own_s, num_kernels * self.host_s) if self.host_s else own_s
         host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
         return (device_s**2 + host_s**2) ** 0.5
+
+    def idle_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+        """Seconds of these that the device waits for its host, while collectives that were launched may run."""
+        if self.is_bound or routed:
+            return 0.0
+        return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
 
 
 def _is_nothing(number: Value) -> bool:

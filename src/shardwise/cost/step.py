@@ -43,7 +43,8 @@ class Exposed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The step of a stage. `share`: the measured share of communication that is exposed; None: as the convention `overlap` says.
+    """The step of a stage. `share`: the measured share of communication that is exposed where no kernel waits for it; None: as
+    the convention `overlap` says.
 
     The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
     embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
@@ -52,7 +53,9 @@ class Step:
 
     stage: Stage
     overlap: Overlap
-    share: Annotated[Value | None, "measured share of all traffic that is exposed", "exposed"] = None
+    share: Annotated[Value | None, "measured share that is exposed of traffic that no kernel waits for", "exposed"] = (
+        None
+    )
 
     @cached_property
     def forward_s(self) -> Value:

@@ -28,7 +28,7 @@ def _traffic(words: str, axis: str, own: str) -> Rule[Step]:
     """The exposed traffic of an axis; `own`: in symbols, where the convention has each axis bear its own."""
 
     def formula(setting: Setting) -> str:
-        return exposed_formula(setting.overlap, own, measured=setting.rates.exposed is not None)
+        return exposed_formula(setting.overlap, axis, own, measured=setting.rates.exposed is not None)
 
     return Rule(
         words, formula, communication.SOURCE, lambda step: step.traffic.exposed_s[axis],

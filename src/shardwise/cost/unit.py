@@ -13,6 +13,7 @@ from dataclasses import replace
 from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.counts import times_each
 from shardwise.cost.formats import Formats, elements_of
+from shardwise.cost.overlap import BLOCKING
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts, charged_to, elements_at, held_in, parts_of
@@ -96,6 +97,8 @@ class UnitPricer:
         comm = self.traffic(parts, plain, values, links)
         for key, seconds_left in self.overlapped_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
+        if self.rates.host_s:
+            self.hide_behind_host(comm, {p: self.idle_s(parts, p, seconds) for p, seconds in compute.items()})
 
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
@@ -136,6 +139,17 @@ class UnitPricer:
         """Seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.launched_s(device_s, num_kernels, routed=parts.routed)
+
+    def idle_s(self, parts: Parts, phase: str, device_s: Value) -> Value:
+        """Seconds of a phase in which the device waits for its host."""
+        num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
+        return self.rates.idle_s(device_s, num_kernels, routed=parts.routed)
+
+    def hide_behind_host(self, comm: dict[tuple[str, str], Value], idle_s: Mapping[str, Value]) -> None:
+        """Take from the traffic that kernels wait for what fits where the device waits for its host."""
+        for phase, left in idle_s.items():
+            for key in ((phase, axis) for axis in BLOCKING if (phase, axis) in comm):
+                comm[key], left = maximum(comm[key] - left, 0.0), maximum(left - comm[key], 0.0)
 
     def kernels_s(self, parts: Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
         """Seconds of a phase's kernels that make weight gradients, or of the others."""

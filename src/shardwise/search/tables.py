@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT, Model
-from shardwise.cost.overlap import convention_of, exposed_s
+from shardwise.cost.overlap import BLOCKING, convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost, Traffic, merged
@@ -82,22 +82,23 @@ def _taken(column: Any, rows: Ints) -> Any:
     return column.take(rows, mode="clip") if isinstance(column, np.ndarray) and column.ndim else column
 
 
-def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool) -> ActivationCost:
+def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool, measured: bool) -> ActivationCost:
     """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered.
 
-    Where passes run in `pairs` experts' traffic hides there, unlike that of tp (`overlap.HIDEABLE_TOGETHER`), and stays apart.
+    Where passes run in `pairs` experts' traffic hides there, unlike that of others (`overlap.HIDEABLE_TOGETHER`), and under a
+    `measured` stack other traffic than that of `BLOCKING` axes: these stay apart.
     """
     cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
     if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
-    others = ("cp",) if pairs else ("cp", "ep")
+    alike = [axis for axis in ("tp", "cp", "ep") if not ((measured and axis in BLOCKING) or (pairs and axis == "ep"))]
     return replace(
-        cost, forward_traffic_s=_joined(cost.forward_traffic_s, "tp", others),
-        backward_traffic_s=_joined(cost.backward_traffic_s, "tp", others),
+        cost, forward_traffic_s=_joined(cost.forward_traffic_s, *alike),
+        backward_traffic_s=_joined(cost.backward_traffic_s, *alike),
     )  # fmt: skip
 
 
-def _joined(traffic: Traffic, axis: str, others: Sequence[str]) -> Traffic:
+def _joined(traffic: Traffic, axis: str, *others: str) -> Traffic:
     """The same with some axes' seconds at another one's."""
     return {**traffic, axis: added(traffic[name] for name in (axis, *others)), **dict.fromkeys(others, 0.0)}
 
@@ -115,7 +116,7 @@ def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> 
     )
     if not convention_of(overlap).adds_up:
         return cost
-    return replace(cost, step_traffic_s=_joined(cost.step_traffic_s, "fsdp", ("dp", "control")))
+    return replace(cost, step_traffic_s=_joined(cost.step_traffic_s, "fsdp", "dp", "control"))
 
 
 class Stage(NamedTuple):
@@ -383,7 +384,9 @@ class _ByMode:
             plain = replace(family, recompute="none")
             priced |= {KEPT + u: price(u, plain, values, self.links) for u in self.builder.units if u in LAYERS}
         pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
-        return {u: lean_activation(cost, self.job.convention, pairs=pairs) for u, cost in priced.items()}
+        measured = self.builder.cluster.calibration is not None
+        convention = self.job.convention
+        return {u: lean_activation(cost, convention, pairs=pairs, measured=measured) for u, cost in priced.items()}
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""

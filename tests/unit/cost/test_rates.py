@@ -89,20 +89,21 @@ def test_devices_wait_for_a_host_that_takes_longer() -> None:
     assert both.tolist() == [slow.launched_s(one, 100, routed=False) for one in (1e-3, 1.0)]
 
 
-def test_a_measured_stack_shows_its_share_of_all_traffic() -> None:
-    traffic = {"tp": 2.0, "fsdp": 6.0}
-    assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0
-    assert exposed_s("per_axis", 3.0, traffic, share=0.25) == 5.0  # what compute is too short to hide
-    assert exposed_by_axis("per_axis", 10.0, traffic, share=0.25) == {"tp": 0.5, "fsdp": 1.5}
-    assert exposed_s("per_axis", 10.0, traffic) == 2.0  # by convention tp shows and fsdp hides
+def test_a_measured_stack_shows_all_that_kernels_wait_for_and_a_share_of_the_rest() -> None:
+    traffic = {"tp": 2.0, "fsdp": 6.0, "pp": 2.0}
+    assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0 + 2.0
+    assert exposed_s("per_axis", 3.0, traffic, share=0.25) == 2.0 + 5.0  # what compute is too short to hide
+    assert exposed_by_axis("per_axis", 10.0, traffic, share=0.25) == {"tp": 2.0, "fsdp": 1.5, "pp": 0.5}
+    assert exposed_s("per_axis", 10.0, traffic) == 4.0  # by convention tp and pp show and fsdp hides
 
 
 def test_what_a_schedule_hides_stays_hidden_under_a_stack() -> None:
     """DualPipe runs a forward and a backward pass at once, for their exchanges of tokens; gathers hide as the stack has it."""
-    traffic = {"ep": 4.0, "fsdp": 2.0, "tp": 2.0}
-    assert exposed_s("per_axis", 10.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 1.0  # a quarter of fsdp and tp
+    traffic = {"ep": 4.0, "fsdp": 2.0, "control": 2.0}
+    assert exposed_s("per_axis", 10.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 1.0  # a quarter of the others
     assert exposed_s("per_axis", 10.0, traffic, share=0.25) == 2.0
     assert exposed_s("per_axis", 5.0, traffic, HIDEABLE_TOGETHER, share=0.25) == 3.0
+    assert exposed_s("per_axis", 10.0, {**traffic, "tp": 1.0}, HIDEABLE_TOGETHER, share=0.25) == 2.0
 
 
 def test_a_rows_copies_leave_a_node_once() -> None:

@@ -160,8 +160,9 @@ def test_terms_by_hand() -> None:
 
 def test_the_formula_is_that_of_what_was_chosen() -> None:
     """The convention of overlap, the stack, the schedule, the loss, the recipe and the chip each bring their own."""
-    formulas = {case: term(case, "time.tp").formula for case in ("bound", "prediction", "sum", "max")}
+    formulas = {case: term(case, "time.fsdp").formula for case in ("bound", "prediction", "sum", "max")}
     assert len(set(formulas.values())) == 4
+    assert term("prediction", "time.tp").formula == term("bound", "time.tp").formula  # products wait for it
     assert formulas["prediction"] == MEASURED_FORMULA
     assert term("both ends", "time.bubble").formula == schedule_of("dualpipe").bubble
     assert term("stepwise", "memory.logits").source == loss_named("in_place").source
