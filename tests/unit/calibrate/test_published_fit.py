@@ -1,6 +1,7 @@
 """The fit to the published runs and its folds: how far off predictions are, and that package and documents say so.
 
-Thresholds lie a tenth of a point above what is shipped. It is one test, so that the fit is made once however tests are shared out over processes.
+Thresholds lie a tenth of a point above what is shipped. It is one test, so that the fit is made once however tests are shared
+out over processes.
 """
 
 from __future__ import annotations
