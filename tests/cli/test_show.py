@@ -108,9 +108,12 @@ def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> No
         payload("stacks", "nemo-25", "--chip", "h800")["entries"],
     )
     calibration = calibration_of("h800", stack_named("nemo-25"))
+    runs = stack_named("nemo-25").abilities
     assert [key for key in alone["values"] if "." in key] == [
-        f"stack.{name}" for name, one in CONSTANTS.items() if one.owner == "stack"
+        *(f"runs.{name}" for name, _ in runs.items()),
+        *(f"stack.{name}" for name, one in CONSTANTS.items() if one.owner == "stack"),
     ]
+    assert alone["values"]["runs.axes"] == {"value": list(runs.axes), "source": runs.source}
     for name, one in CONSTANTS.items():
         value = both["values"][f"{one.owner}.{name}"]
         assert value["value"] == calibration[name]

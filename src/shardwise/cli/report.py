@@ -226,7 +226,8 @@ def _rules(plan: Plan) -> str:
 def _search(plan: Plan) -> str:
     if plan.search is None:
         return ""
-    return (
+    searched = (
         f"searched {plan.search.num_layouts:,} layouts in {plan.search.cpu_seconds:.2f} s of CPU time; "
         f"{plan.search.num_fitting:,} fit"
     )
+    return "\n".join(filter(None, (searched, plan.search.elsewhere)))

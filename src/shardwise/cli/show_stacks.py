@@ -14,7 +14,7 @@ def stack_names() -> tuple[str, ...]:
 
 
 def stack_lines(name: str, chip: str | None = None) -> str:
-    """The same for people: a line for each constant, each source once."""
+    """The same for people: a line for each constant and for each ability, each source once."""
     from shardwise.cluster.sourced_stack import stack_constants
     from shardwise.cluster.stacks import stack_named
 
@@ -32,7 +32,15 @@ def stack_lines(name: str, chip: str | None = None) -> str:
     lines += [
         f"  source ({owner}): {source}" for owner, source in dict.fromkeys((one.owner, one.source) for one in found)
     ]
+    lines += ["  what it runs", table([(f"  {key}", _values(values)) for key, values in stack.abilities.items()])]
+    lines.append(f"  source (what it runs): {stack.abilities.source}")
     return "\n".join(lines if chip else [*lines, "  --chip NAME shows the constants of a chip beside them"])
+
+
+def _values(values: bool | Sequence[object]) -> str:
+    if isinstance(values, bool):
+        return "yes" if values else "no"
+    return ", ".join(map(str, values)) or "none"
 
 
 def stacks_table(names: Sequence[str]) -> str:

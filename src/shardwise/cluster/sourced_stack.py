@@ -37,9 +37,13 @@ def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
 
 
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
-    """The stack as its table says, and its constants; each with its meaning and how sure it is."""
+    """The stack as its table says, what it runs, and its constants; each with its meaning and how sure it is."""
     stack = stack_named(name)
     values: list[SourcedValue] = [("kind", stack.kind, OWN), ("unfused_attention", stack.unfused_attention, OWN)]
+    values += [
+        (f"runs.{key}", value if isinstance(value, bool) else list(value), stack.abilities.source)
+        for key, value in stack.abilities.items()
+    ]
     for one in stack_constants(name, chip):
         about = f"{one.meaning}; {one.low:.3g} to {one.high:.3g} within a standard deviation; {one.source}"
         values.append((f"{one.owner}.{one.name}", one.value, about))

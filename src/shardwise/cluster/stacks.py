@@ -15,6 +15,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
+from shardwise.cluster.abilities import Abilities, abilities_of, any_of
 from shardwise.cluster.calibration import CONSTANTS, SPREAD_OF, Calibration
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import chip_names, load_chip, usual_clock
@@ -74,16 +75,19 @@ LIKE: Mapping[str, str] = {
 class Stack:
     """A stack as its table says: its kind, and whether attention writes its scores. `known`: published runs measured it.
 
-    `platforms`: which chips it runs on. `loss`: the leanest cross-entropy that it has. `host_s`: seconds that the host takes for
-    a kernel of those that are counted here; 0 where it is never what devices wait for.
+    `platforms`: which chips it runs on. `loss`: the cross-entropy that it is taken to have. `abilities`: what it can run.
+    `host_s`: seconds that the host takes for a kernel of those that are counted here; 0 where it is never what devices wait for.
+    `tp_overlap_in_constants`: its runs overlapped tensor parallelism without saying where, so that its constants have that.
     """
 
     name: str
     kind: str
     loss: str
     platforms: tuple[str, ...]
+    abilities: Abilities
     unfused_attention: bool = False
     host_s: float = 0.0
+    tp_overlap_in_constants: bool = False
     known: bool = True
 
     @property
@@ -117,8 +121,9 @@ def stack_named(name: str) -> Stack:
     if name in KINDS:
         platforms = ("GPU", "TPU") if name == "compiled" else ("GPU",)
         return Stack(
-            name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False, host_s=HOST_S[name]
-        )
+            name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False, host_s=HOST_S[name],
+            abilities=_abilities_of_kind(name),
+        )  # fmt: skip
     if name not in _table():
         raise InputError(
             f"stack: found {name!r}{did_you_mean(name, stack_names())}; the stacks are {', '.join(stack_names())}"
@@ -127,8 +132,27 @@ def stack_named(name: str) -> Stack:
     return Stack(
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
-        host_s=entry.get("host_s", HOST_S[entry["kind"]]),
+        host_s=entry.get("host_s", HOST_S[entry["kind"]]), abilities=_abilities(name),
+        tp_overlap_in_constants=entry.get("tp_overlap_in_constants", False),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=len(KINDS))
+def _abilities_of_kind(kind: str) -> Abilities:
+    """What at least one of the stacks of a kind can run: software of that kind is not known any better."""
+    names = [name for name, entry in _table().items() if entry["kind"] == kind and _says(entry)]
+    return any_of([abilities_of(_table(), name) for name in names], f"any of {', '.join(names)}")
+
+
+def _abilities(name: str) -> Abilities:
+    """What a stack of the table can run; where its table does not say, what others of its kind do."""
+    entry = _table()[name]
+    return abilities_of(_table(), name) if _says(entry) else _abilities_of_kind(entry["kind"])
+
+
+def _says(entry: Mapping[str, Any]) -> bool:
+    """Whether a stack's table says what it can run."""
+    return "runs" in entry or "as" in entry
 
 
 def typical_stack(chip: Chip) -> Stack | None:

@@ -306,6 +306,7 @@ OF_MODES = (
     "sequence_by_cp",
     "cp_variant",
     "heads_by_cp",
+    "cp_by_stack",
     "async_tp",
     "experts",
     "whole_experts",

@@ -38,6 +38,11 @@ def _hands_over(operation: Operation) -> bool:
     return getattr(operation, "function", "") == "handover"
 
 
+def _reads_latent(operation: Operation) -> bool:
+    """A product with a normalised latent of multi-head latent attention."""
+    return operation.kind == "contract" and any(name.endswith("latent_norm.out") for name in operation.inputs)
+
+
 # From the policy that keeps most to the one that keeps least.
 POLICIES: dict[str, Policy] = {
     "none": Policy("keep whatever the backward pass reads", lambda operation: True),
@@ -58,6 +63,12 @@ FURTHER: dict[str, Policy] = {
         "keep the results of every other product and of attention, rebuild the rest",
         lambda operation: operation.kind in ("contract", "scan"),
         product_step=2,
+    ),
+    # DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437), section 3.2.3: all norms and MLA's up-projections are run
+    # again, and of SwiGLU the inputs are kept; Megatron-Core, --recompute-modules layernorm mla_up_proj moe_act.
+    "mla_up_proj": Policy(
+        "as selective, and rebuild what latent attention makes of its latents too",
+        lambda operation: POLICIES["selective"].keeps(operation) and not _reads_latent(operation),
     ),
 }
 

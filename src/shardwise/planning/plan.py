@@ -18,6 +18,7 @@ from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.planning.abilities import lacking, stack_of
 from shardwise.version import __version__
 
 SCHEMA = "shardwise.plan/3"
@@ -34,13 +35,15 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """What was searched. `num_layouts` counts distinct legal layouts whose time and memory were computed."""
+    """What was searched. `num_layouts` counts distinct legal layouts whose time and memory were computed. `elsewhere` says what
+    a layout that the stack does not run would gain, where that is more than predictions do not tell apart."""
 
     space: Mapping[str, list[Any]]
     num_layouts: int
     num_fitting: int
     num_illegal_by_rule: Mapping[str, int]
     cpu_seconds: float
+    elsewhere: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +98,16 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
 ) -> Plan:
-    """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks."""
+    """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks.
+
+    What the stack does not run is among the notes of the estimate.
+    """
     architecture.require_positions(job.seq_len)
-    cluster, job = as_planned(cluster, job)
+    (cluster, job), asked = as_planned(cluster, job), job
     priced = estimate(architecture, cluster, job, layout)
+    stack = stack_of(cluster)
+    lacks = lacking(stack, architecture, asked, layout) if stack and stack.known else []
+    priced = replace(priced, notes=(*priced.notes, *lacks))
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=versions(),

@@ -15,8 +15,10 @@ from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
+from shardwise.planning.abilities import lacking, stack_of
 from shardwise.planning.explain import (
     MEMORY_RESERVE,
+    RESOLUTION,
     leaner_losses,
     loss_would,
     num_changes,
@@ -26,7 +28,7 @@ from shardwise.planning.explain import (
 )
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned, bound_seconds, versions
 from shardwise.progress import Progress, silent
-from shardwise.schedule.schedule import NATURAL, natural_schedule
+from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
@@ -47,7 +49,8 @@ def plan(
     the cluster is run, for what the whole run takes.
     """
     architecture.require_positions(job.seq_len)
-    cluster, job = as_planned(cluster, job)
+    (cluster, job), own_job = as_planned(cluster, job), job
+    asked, choices = choices, (choices or Choices()).of_stack(stack_of(cluster), own_job)
     reserve = MEMORY_RESERVE
     found = search(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
     if not found.best:
@@ -58,9 +61,9 @@ def plan(
         priced = estimate(architecture, cluster, job, leanest)
         remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
         remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
-        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=choices is not None, remedies=remedies))
+        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=asked is not None, remedies=remedies))
     stages = Balancing(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
-    balances = BALANCED in (choices or Choices()).stages
+    balances = BALANCED in choices.stages
     if balances:
         progress("layers of each stage")
         found = stages.of_search(found)
@@ -68,10 +71,11 @@ def plan(
     layout = simplest(architecture, cluster, job, found, choices, reserve)
     layout = stages.of_layout(layout) if balances else layout
     chosen = estimate(architecture, cluster, job, layout)
+    gain = _elsewhere(architecture, cluster, job, asked, chosen, progress)
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
         alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
-        rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
+        rules=book_rules(architecture, cluster, job), search=_summary(found, gain), versions=versions(),
         run=training_run(architecture, cluster, job, chosen, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
@@ -88,10 +92,29 @@ def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: L
     }
 
 
-def _summary(found: SearchResult) -> SearchSummary:
+def _elsewhere(
+    architecture: Architecture, cluster: Cluster, job: Job, asked: Choices | None, chosen: Estimate, progress: Progress
+) -> str | None:
+    """What the best layout that the stack does not run would gain at the same rates; None where that is within `RESOLUTION`, and
+    for software that is only known by its kind."""
+    stack, asked = stack_of(cluster), asked or Choices()
+    if stack is None or not stack.known or asked.runnable:
+        return None
+    progress("what another stack could run")
+    if asked.schedule == Choices().schedule and "schedule" not in asked.asked:
+        asked = replace(asked, schedule=(NATURAL, *(name for name, one in SCHEDULES.items() if one.splits_backward)))
+    found = search(architecture, cluster, job, choices=asked, top=1, reserve=MEMORY_RESERVE, progress=progress).best
+    if not found or chosen.step_time_s <= found[0].step_time_s * (1.0 + RESOLUTION):
+        return None
+    lacks = "; ".join(lacking(stack, architecture, replace(job, loss=None), found[0].layout))
+    gain = chosen.step_time_s / found[0].step_time_s - 1
+    return f"another stack could run {found[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacks})"
+
+
+def _summary(found: SearchResult, elsewhere: str | None) -> SearchSummary:
     return SearchSummary(
         space=found.space, num_layouts=found.num_layouts, num_fitting=found.num_fitting,
-        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds,
+        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds, elsewhere=elsewhere,
     )  # fmt: skip
 
 
@@ -134,6 +157,9 @@ def nearest_fitting(
         offload=(layout.offload,),
         schedule=(NATURAL, *own),
     )
+    stack = stack_of(cluster)
+    if stack and not lacking(stack, architecture, job, layout):
+        every = every.of_stack(stack, job)
     parts = replace(every, recompute_layers=(None, *QUARTERS))
     same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
     same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})

@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.cluster.stacks import Stack
 from shardwise.errors import NothingFitsError, require
 from shardwise.job import Job
 from shardwise.layout.context import VARIANTS, variant_names
 from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
-from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, RULES, Rule, no_experts
+from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, OF_MODES, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
 from shardwise.model.recompute import POLICIES
 from shardwise.names import did_you_mean, unknown
+from shardwise.planning.abilities import binding_rules, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
 from shardwise.schedule.schedule import SCHEDULES, schedule_of, searched_schedules
 
@@ -92,7 +94,8 @@ class Choices(Limits):
     every micro-batch, and few engines have the others. Layouts are compared with even stages, and the pipelines near the best
     then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. Of several numbers of virtual
     stages that a schedule goes with those are looked at whose virtual stages are alike. `divisible` refuses layouts
-    with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of.
+    with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of. `stack` is the one
+    whose abilities the layouts keep to (`of_stack`), and `asked` the names of what was pinned.
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -108,13 +111,17 @@ class Choices(Limits):
     stages: tuple[str, ...] = (BALANCED,)
     divisible: bool = False
     runnable: bool = False
+    stack: Stack | None = None
+    asked: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
         """Ways to run the same degrees; the fastest is taken for each, the first of equals.
 
         Where ep is limited it is the ep that is asked for, so experts are split by tp and not by a larger ep.
         """
-        whole = (False, True) if architecture.num_experts and "ep" not in {**self.pins, **self.maxima} else (False,)
+        has_ep = self.stack is None or "ep" in self.stack.abilities.axes
+        free = architecture.num_experts and has_ep and "ep" not in {**self.pins, **self.maxima}
+        whole = (False, True) if free else (False,)
         return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
 
     @property
@@ -124,7 +131,18 @@ class Choices(Limits):
             sum(bool(schedule_of(one).goes_with(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for one in self.schedule
         )
-        return (*RULES, *(ALIKE_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
+        own = (rule for rule in self._of_stack if rule.name not in OF_MODES)
+        asked = (*(ALIKE_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
+        return (*RULES, *asked, *own)
+
+    @property
+    def mode_rules(self) -> tuple[Rule, ...]:
+        """The rules that modes of the same degrees must keep."""
+        return (*RULES, *self._of_stack)
+
+    @property
+    def _of_stack(self) -> tuple[Rule, ...]:
+        return binding_rules(self.stack, {*self.asked, *self.pins}) if self.stack else ()
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -142,6 +160,24 @@ class Choices(Limits):
         """Whether some of the layouts keep the optimizer's state on the host."""
         return any(offloaded_by(offload).optimizer for offload in self.offload)
 
+    def of_stack(self, stack: Stack | None, job: Job) -> Choices:
+        """The choices that a stack runs: what nobody chose is what it has.
+
+        What the engine of `train` runs is `runnable`, whatever the stack that it is priced under. Raises `InputError` for what
+        was asked for and the stack does not have.
+        """
+        if stack is None or self.runnable:
+            return self
+        pinned = {name: getattr(self, name)[0] for name in self.asked}
+        require([f"stack: {problem}" for problem in refused(stack, job, {**self.pins, **pinned})])
+        usual = Choices()
+        has: Any = {
+            name: values
+            for name, values in searched_values(stack).items()
+            if name not in self.asked and getattr(self, name) == getattr(usual, name)
+        }
+        return replace(self, stack=stack, **has)
+
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
 
@@ -155,6 +191,7 @@ class Choices(Limits):
         return replace(
             self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in AXES}},
             maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in AXES}},
+            asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in AXES)))),
         )  # fmt: skip
 
 

@@ -368,7 +368,7 @@ class _ByMode:
     def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
         """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
         degrees = {**self.degrees, "sequence_parallel": self.choices.sequence_parallel[sp]}
-        possible = possible_modes(self.builder.architecture, self.job, degrees, self.modes, self.choices.rules)
+        possible = possible_modes(self.builder.architecture, self.job, degrees, self.modes, self.choices.mode_rules)
         tried = [number for number, legal in enumerate(possible) if np.any(legal)]
         costs = [self.costs(sp, policy, self.modes[number]) for number in tried]
         seconds = [np.where(possible[n], self.seconds(cost), np.inf) for n, cost in zip(tried, costs, strict=True)]

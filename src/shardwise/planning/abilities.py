@@ -1,0 +1,225 @@
+"""What of a layout and a job a software stack runs: one rule for searches, for plans, and for the warnings of an estimate.
+
+Of software that is only known by its kind everything is possible that is asked for; what is searched without being asked for is
+what some stack of that kind has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.stacks import Stack, stack_named
+from shardwise.job import Job, precision_named
+from shardwise.layout.context import VARIANTS, variant_names
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import OF_MODES, RULES, Degrees, Rule, degrees_of
+from shardwise.model.architecture import Architecture
+from shardwise.model.recompute import POLICIES
+from shardwise.planning.runnable import RUNNABLE_RULES
+from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
+from shardwise.symbolic import Value
+
+OWN = "shardwise"  # the stack whose rules are those of the engine too
+SPLITTING = ("tp", "cp", "pp", "ep")
+USUAL_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
+
+
+def stack_of(cluster: Cluster) -> Stack | None:
+    """The stack that a cluster is predicted for; None for a bound."""
+    return stack_named(cluster.calibration.stack) if cluster.calibration else None
+
+
+def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
+    """Values of the choices of a search that a stack has, in the order in which a search has them.
+
+    Asynchronous tensor parallelism is not among them where the stack's constants have it (`Stack.tp_overlap_in_constants`) and
+    for the engine of `train`, which has it in no schedule that splits the backward pass; neither that nor such schedules are
+    for software that is only known by its kind.
+    """
+    runs = stack.abilities
+    overlapped = stack.known and runs.async_tp and not stack.tp_overlap_in_constants and stack.name != OWN
+    return {
+        "zero_stage": _stages(runs.zero),
+        "sequence_parallel": (0, 1) if runs.sequence_parallel else (0,),
+        "recompute": tuple(name for name in runs.recompute if name in POLICIES or "selective" not in runs.recompute),
+        "cp_variant": tuple(name for name in VARIANTS if name in runs.cp_variants) or variant_names()[:1],
+        "async_tp": (0, 1) if overlapped else (0,),
+        "schedule": _searched_schedules(stack),
+        "stages": _dealt_out(runs.uneven_stages)[:1],
+    }
+
+
+def _searched_schedules(stack: Stack) -> tuple[str, ...]:
+    """Those that go with the stages by themselves, and those that split the backward pass; others only in place of 1F1B, as they
+    hold more for a bubble that is no shorter."""
+    has = stack.abilities.schedules
+    natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
+    if natural <= set(has):
+        return (NATURAL, *(name for name in has if SCHEDULES[name].splits_backward and stack.known))
+    return ("none", *has)
+
+
+# The choice that each rule is about, where it is not the axis that it is named after.
+ABOUT = {
+    "stack_zero": "zero_stage", "stack_zero_with_pp": "zero_stage", "stack_cp_variant": "cp_variant", "cp_by_stack": "cp_variant",
+    "stack_sequence_parallel": "sequence_parallel", "stack_stages": "stages",
+}  # fmt: skip
+
+
+def binding_rules(stack: Stack, asked: Collection[str]) -> tuple[Rule, ...]:
+    """The rules of a stack for a search that is told some of the choices: of a kind of software those that are about others."""
+    rules = (*stack_rules(stack), mode_rule(stack))
+    return tuple(
+        rule for rule in rules if stack.known or ABOUT.get(rule.name, rule.name.removeprefix("stack_")) not in asked
+    )
+
+
+def stack_rules(stack: Stack) -> tuple[Rule, ...]:
+    """What a stack asks of degrees beside legality."""
+    runs, name = stack.abilities, stack.name
+    return (
+        *(_axis_rule(name, axis, runs.axes) for axis in SPLITTING if axis not in runs.axes),
+        Rule(
+            "stack_zero",
+            lambda a, j, n, d: _among(d["zero_stage"], {0, *runs.zero}),
+            lambda a, j, n, d: f"{name} has no ZeRO-{d['zero_stage']}; {_zero_words(runs.zero)}",
+        ),
+        Rule(
+            "stack_zero_with_pp",
+            lambda a, j, n, d: (d["pp"] == 1) | _among(d["zero_stage"], {0, *runs.zero_with_pp}),
+            lambda a, j, n, d: (
+                f"{name} has no ZeRO-{d['zero_stage']} in a pipeline; {_zero_words(runs.zero_with_pp)}, or pp=1"
+            ),
+        ),
+        Rule(
+            "stack_sequence_parallel",
+            lambda a, j, n, d: runs.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in runs.axes),
+            lambda a, j, n, d: f"{name} has no sequence parallelism; set sequence_parallel=false",
+        ),
+        Rule(
+            "stack_stages",
+            lambda a, j, n, d: (
+                (d["pp"] == 1) | runs.uneven_stages | (a.num_layers % (d["pp"] * d["num_virtual_stages"]) == 0)
+            ),
+            lambda a, j, n, d: (
+                f"{name} has as many layers on each stage, and pp·num_virtual_stages = "
+                f"{d['pp'] * d['num_virtual_stages']} does not divide {a.num_layers}; choose numbers that do"
+            ),
+        ),
+        Rule(
+            "stack_cp_variant",
+            lambda a, j, n, d: (d["cp"] == 1) | _some_variant(stack, a, j, d),
+            lambda a, j, n, d: f"none of {', '.join(runs.cp_variants)}, which {name} has, splits over cp = {d['cp']}",
+        ),
+        *(RUNNABLE_RULES if name == OWN else ()),
+    )
+
+
+def mode_rule(stack: Stack) -> Rule:
+    """The variant of context parallelism that a mode has, where there is something to split."""
+    has = stack.abilities.cp_variants
+    return Rule(
+        "cp_by_stack",
+        lambda a, j, n, d: (d["cp"] == 1) | (variant_names()[d["cp_variant"]] in has),
+        lambda a, j, n, d: (
+            f"{stack.name} has no cp_variant={variant_names()[d['cp_variant']]}; one of {', '.join(has)} is what it has"
+        ),
+    )
+
+
+def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
+    return Rule(
+        f"stack_{axis}",
+        lambda a, j, n, d: d[axis] == 1,
+        lambda a, j, n, d: (
+            f"{name} has no {axis}, found {axis} = {d[axis]}; it has data parallelism"
+            + "".join(f", {one}" for one in has)
+            + f"; set {axis}=1"
+        ),
+    )
+
+
+def _among(value: Value, values: set[int]) -> Value:
+    found: Value = False
+    for one in values:
+        found = found | (value == one)
+    return found
+
+
+def _dealt_out(uneven: bool) -> tuple[str, ...]:
+    """How layers may be dealt out to the stages of a pipeline, the usual way first."""
+    return ("balanced", "even")[not uneven :]
+
+
+def _stages(zero: tuple[int, ...]) -> tuple[int, ...]:
+    """Stages of ZeRO, plain replicas among them."""
+    return tuple(sorted({0, *zero}))
+
+
+def _zero_words(zero: tuple[int, ...]) -> str:
+    return f"a zero_stage of {', '.join(map(str, _stages(zero)))} is required"
+
+
+def _some_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
+    """Whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
+    found: Value = False
+    for name in stack.abilities.cp_variants:
+        own: Value = True
+        for rule in (rule for rule in RULES if rule.name in OF_MODES and "cp" in rule.name):
+            own = own & rule.legal(architecture, job, 0, {**degrees, "cp_variant": variant_names().index(name)})
+        found = found | own
+    return found
+
+
+def lacking(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
+    """What of a layout and its job a stack does not run, with what it does; empty where it runs all of it."""
+    return [*_of_layout(stack, architecture, job, layout), *_of_choices(stack, _chosen(layout)), *_of_job(stack, job)]
+
+
+def _of_layout(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
+    degrees = degrees_of(layout)
+    for rule in (*stack_rules(stack), mode_rule(stack)):
+        if rule.name == "stack_stages" and layout.layers_per_stage:
+            continue
+        if not rule.legal(architecture, job, layout.num_devices, degrees):
+            yield rule.explain(architecture, job, layout.num_devices, degrees)
+    layers = layout.layers_per_stage
+    if layers and len(set(layers)) > 1 and not stack.abilities.uneven_stages:
+        yield f"{stack.name} has as many layers on each stage, found {','.join(map(str, layers))}"
+
+
+def _chosen(layout: Layout) -> dict[str, Any]:
+    return {name: getattr(layout, name) for name in ("schedule", "recompute", "offload", "async_tp")}
+
+
+def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """What of some choices a stack does not have."""
+    runs = stack.abilities
+    has: dict[str, tuple[Any, ...]] = {
+        "schedule": ("none", *runs.schedules), "recompute": runs.recompute, "offload": runs.offload,
+        "zero_stage": _stages(runs.zero), "cp_variant": runs.cp_variants or variant_names()[:1],
+        "async_tp": (False, True)[: 1 + runs.async_tp], "sequence_parallel": (False, True)[: 1 + runs.sequence_parallel],
+        "stages": _dealt_out(runs.uneven_stages),
+        **{axis: (1,) for axis in SPLITTING if axis not in runs.axes},
+    }  # fmt: skip
+    for name, value in chosen.items():
+        if name in has and value not in has[name]:
+            known = " or ".join(str(one).lower() for one in has[name])
+            yield f"{stack.name} has no {name}={str(value).lower()}; {name}={known} is what it runs"
+
+
+def _of_job(stack: Stack, job: Job) -> Iterator[str]:
+    """What of a job a stack does not have."""
+    runs, product = stack.abilities, precision_named(job.precision).product_format
+    if job.loss is not None and job.loss not in runs.losses:
+        yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(runs.losses)}"
+    if product not in (*USUAL_FORMATS, *runs.products):
+        formats = ", ".join(("16 and 32 bits", *runs.products))
+        yield f"{stack.name} has no products in {product} (precision {job.precision}); it has those in {formats}"
+
+
+def refused(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
+    """What of a job and of the choices that a search is told to keep to the stack does not run."""
+    return [*_of_job(stack, job), *_of_choices(stack, asked)] if stack.known else []

@@ -1,0 +1,213 @@
+"""What a stack runs: its table, searches and plans that keep to it, and what is said of layouts that do not."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.calibrate.accuracy import judge
+from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
+from shardwise.cluster.abilities import Abilities
+from shardwise.cluster.stacks import KINDS, stack_named, stack_names
+from shardwise.cost.estimate import estimate
+from shardwise.errors import InputError
+from shardwise.layout.context import VARIANTS
+from shardwise.layout.layout import OFFLOADS, Layout
+from shardwise.loss import LOSSES
+from shardwise.model.recompute import policy_names
+from shardwise.planning.abilities import lacking, stack_of
+from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.plan import plan_layout
+from shardwise.precision import PRECISIONS
+from shardwise.schedule.schedule import SCHEDULES
+from shardwise.search.search import search
+from shardwise.search.space import Choices
+
+JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+TABLES: dict[str, Any] = {
+    "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4), "schedules": SCHEDULES,
+    "cp_variants": VARIANTS, "recompute": policy_names(), "losses": LOSSES, "offload": OFFLOADS,
+    "products": [one.product_format for one in PRECISIONS.values()] + ["int8"],
+}  # fmt: skip
+NAMED = tuple(name for name in stack_names() if name not in KINDS)
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str) -> None:
+    stack = stack_named(name)
+    runs = stack.abilities
+    assert len(runs.source) > 20
+    for ability, values in runs.items():
+        assert isinstance(values, bool) or set(values) <= set(TABLES[ability]), ability
+    assert set(runs.zero_with_pp) <= set(runs.zero)
+    assert bool(runs.schedules) == ("pp" in runs.axes)
+    assert bool(runs.cp_variants) == ("cp" in runs.axes)
+    assert "none" in runs.recompute
+    assert "none" in runs.offload
+    assert stack.loss in runs.losses
+    assert {one.name for one in fields(Abilities)} == {
+        *TABLES,
+        "sequence_parallel",
+        "async_tp",
+        "uneven_stages",
+        "source",
+    }
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_runs_what_any_of_its_stacks_does(name: str) -> None:
+    runs = dict(stack_named(name).abilities.items())
+    own = [dict(stack_named(one).abilities.items()) for one in NAMED if stack_named(one).kind == name]
+    for ability, values in runs.items():
+        several = [one[ability] for one in own]
+        assert values == any(several) if isinstance(values, bool) else set(values) == set().union(*several)
+
+
+@pytest.mark.parametrize("rows", [published_rows(), layout_rows()], ids=["runs", "layouts"])
+def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[Row, ...]) -> None:
+    found = {
+        one.row.id: problems
+        for one in judge(rows)
+        if one.prediction
+        and (case := one.prediction.case)
+        and (problems := lacking(case.software.stack, case.architecture, case.job, case.layout))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("stack", "text", "words"),
+    [
+        ("llm-foundry-torch2", "fsdp=8 tp=2", "llm-foundry-torch2 has no tp, found tp = 2"),
+        ("torch-fsdp", "dp=16", ""),
+        ("torch-fsdp", "fsdp=16 zero_stage=1", "torch-fsdp has no ZeRO-1; a zero_stage of 0, 2, 3 is required"),
+        ("deepspeed", "fsdp=4 pp=4 zero_stage=3", "deepspeed has no ZeRO-3 in a pipeline"),
+        ("deepspeed", "fsdp=4 pp=4 zero_stage=1", ""),
+        ("deepspeed", "fsdp=4 cp=4 cp_variant=zigzag", "deepspeed has no cp_variant=zigzag"),
+        ("deepspeed", "fsdp=4 cp=4 cp_variant=ulysses", ""),
+        ("megatron-deepspeed", "fsdp=2 pp=8 zero_stage=1 num_virtual_stages=2", "no schedule=interleaved"),
+        ("megatron-deepspeed", "fsdp=8 tp=2 zero_stage=1 sequence_parallel=true", "no sequence parallelism"),
+        ("megatron-2022", "pp=16 layers_per_stage=1,3,2,2,2,2,2,2,2,2,2,2,2,2,2,2", "as many layers on each stage"),
+        ("megatron-2022", "dp=2 pp=8 num_virtual_stages=3", "does not divide 32"),
+        ("megatron", "fsdp=8 tp=2 zero_stage=1 async_tp=true", ""),
+        ("internevo", "fsdp=8 tp=2 zero_stage=1 async_tp=true", "no async_tp=true"),
+        ("megatron", "fsdp=4 pp=4 zero_stage=1 schedule=dualpipe", "no schedule=dualpipe"),
+        ("torchtitan", "fsdp=4 pp=4 zero_stage=3 num_virtual_stages=2 schedule=zb_v", ""),
+        ("torchtitan", "fsdp=16 recompute=selective", "no recompute=selective"),
+        ("torchtitan", "fsdp=16 offload=optimizer", "no offload=optimizer"),
+    ],
+)  # fmt: skip
+def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
+    model = sw.load_model("llama-3-8b")
+    found = lacking(stack_named(stack), model, JOB, Layout.parse(text))
+    assert len(found) == bool(words), found
+    assert all(words in problem for problem in found)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, model: str) -> None:
+    stack, architecture = stack_named(name), sw.load_model(model)
+    cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
+    job = replace(JOB, loss=stack.loss)
+    found = search(architecture, cluster, job, choices=Choices().of_stack(stack, JOB), sample=200)
+    for row in (*found.best, *found.by_factorisation, *found.sampled):
+        assert lacking(stack, architecture, job, row.layout) == []
+    for row in found.sampled[:20]:
+        assert row.step_time_s == pytest.approx(estimate(architecture, cluster, job, row.layout).step_time_s, rel=1e-9)
+
+
+def test_only_what_a_stack_has_is_searched_unless_its_constants_have_it() -> None:
+    has = {name: Choices().of_stack(stack_named(name), JOB) for name in stack_names()}
+    assert [name for name, one in has.items() if one.async_tp == (0, 1)] == ["megatron", "torchtitan"]
+    assert has["torchtitan"].schedule == ("natural", "zb_v", "dualpipe_v")
+    assert has["deepspeed"].schedule == ("none", "1f1b")
+    assert has["maxtext"].schedule == ("none", "afab", "looped_bfs")
+    assert has["maxtext"].stages == ("even",)
+    assert has["fused"] == replace(Choices(), stack=stack_named("fused"))
+    assert Choices(runnable=True).of_stack(stack_named("maxtext"), JOB) == Choices(runnable=True)
+
+
+@pytest.mark.parametrize(
+    ("stack", "pins", "job", "words"),
+    [
+        ("nemo-25", {"schedule": "dualpipe"}, JOB, "nemo-25 has no schedule=dualpipe; schedule=none or 1f1b or interleaved"),
+        ("torch-fsdp", {"tp": 2}, JOB, "torch-fsdp has no tp=2; tp=1 is what it runs"),
+        ("torch-fsdp", {"zero_stage": 1}, JOB, "no zero_stage=1"),
+        ("deepspeed", {}, replace(JOB, precision="fp8_delayed"), "no products in fp8"),
+        ("nemo-25", {}, replace(JOB, loss="chunked"), "no loss of the kind chunked; it has unfused, fused"),
+        ("maxtext-gpu", {"stages": "balanced"}, JOB, "no stages=balanced"),
+    ],
+)  # fmt: skip
+def test_a_plan_for_a_stack_refuses_what_it_does_not_run(
+    stack: str, pins: dict[str, Any], job: sw.Job, words: str
+) -> None:
+    choices = Choices().narrowed(pins, {})
+    with pytest.raises(InputError) as error:
+        sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16", stack=stack), job, choices=choices)
+    assert words in str(error.value)
+    kind = stack_named(stack).kind
+    found = Choices().narrowed(pins, {}).of_stack(stack_named(kind), job)  # software of that kind may have it
+    assert all(getattr(found, name)[0] == value for name, value in pins.items() if name != "tp")
+
+
+def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
+    stack = stack_named("torchtitan")
+    found = Choices().narrowed({"async_tp": False, "schedule": "1f1b"}, {}).of_stack(stack, JOB)
+    assert (found.async_tp, found.schedule) == ((0,), ("1f1b",))
+    assert found.stack == stack
+
+
+def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
+    model, layout = sw.load_model("llama-3-8b"), Layout.parse("fsdp=4 pp=4 zero_stage=3")
+    words = "deepspeed has no ZeRO-3 in a pipeline; a zero_stage of 0, 1 is required, or pp=1"
+    cluster = sw.load_cluster("h100:16", stack="deepspeed")
+    assert stack_of(cluster) == stack_named("deepspeed")
+    found = plan_layout(model, cluster, JOB, layout).estimate
+    assert words in found.notes
+    assert replace(found, notes=()) == replace(estimate(model, cluster, replace(JOB, loss="unfused"), layout), notes=())
+    for other in ("torchtitan", "fused"):
+        notes = plan_layout(model, sw.load_cluster("h100:16", stack=other), JOB, layout).estimate.notes
+        assert not any("has no" in note for note in notes)
+
+
+def test_a_plan_says_what_another_stack_would_gain() -> None:
+    """llm-foundry has no axis but FSDP's, which is slow where each device has few tokens."""
+    model, job = sw.load_model("llama-3-70b"), sw.Job(global_batch_tokens=2**20, seq_len=4096)
+    alone = sw.plan(model, sw.load_cluster("h100:256", stack="llm-foundry-torch2"), job)
+    assert alone.search is not None
+    said = alone.search.elsewhere
+    assert said is not None
+    text, gain = said.removeprefix("another stack could run ").split(": ")[:2]
+    other = estimate(model, alone.cluster, alone.job, Layout.parse(text))
+    assert gain.startswith(f"{alone.estimate.step_time_s / other.step_time_s - 1:.0%} faster")
+    assert other.fits
+    assert lacking(stack_named("llm-foundry-torch2"), model, job, Layout.parse(text))
+    all_has = sw.plan(model, sw.load_cluster("h100:256", stack="shardwise"), job)
+    assert all_has.search is not None
+    assert all_has.search.elsewhere is None
+    assert parse_plan(plan_payload(alone)).search == alone.search
+
+
+def test_what_deepseek_recomputed_can_be_written_down() -> None:
+    """Norms, what is elementwise, and what latent attention makes of its latents: less is kept than of every product."""
+    model, job = sw.load_model("deepseek-v3"), sw.Job(global_batch_tokens=512 * 4096, seq_len=4096)
+    cluster = sw.load_cluster("h800:512", stack="megatron")
+    held, flops = {}, {}
+    for recompute in ("selective", "mla_up_proj", "full"):
+        layout = Layout.parse(f"fsdp=64 pp=8 ep=64 zero_stage=1 recompute={recompute}")
+        assert lacking(stack_named("megatron"), model, job, layout) == []
+        found = estimate(model, cluster, job, layout)
+        held[recompute], flops[recompute] = found.memory["activations"], found.step_time_s
+    assert held["full"] < held["mla_up_proj"] < 0.9 * held["selective"]
+    assert flops["selective"] < flops["mla_up_proj"] < flops["full"]
+    llama = [
+        estimate(
+            sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), JOB, Layout(fsdp=8, zero_stage=3, recompute=one)
+        )
+        for one in ("selective", "mla_up_proj")
+    ]
+    assert llama[0] == llama[1]
