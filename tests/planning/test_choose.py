@@ -11,6 +11,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.layout.legality import EVEN_BATCH, degrees_of
+from shardwise.planning.abilities import stack_of
 from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
 from shardwise.planning.plan import as_planned
@@ -21,8 +22,9 @@ from shardwise.search.stages import Balancing
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
 
 
-def num_splitting(layout: sw.Layout) -> int:
-    return sum(degree > 1 for degree in (layout.tp, layout.cp, layout.pp, layout.ep))
+def of_replica(layout: sw.Layout) -> tuple[int, int]:
+    """Devices of a replica, and over how many axes the model or the sequence is split."""
+    return layout.tp * layout.cp * layout.pp, sum(n > 1 for n in (layout.tp, layout.cp, layout.pp, layout.ep))
 
 
 @pytest.mark.parametrize(
@@ -38,15 +40,24 @@ def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str,
     architecture = sw.load_model(model)
     taken = sw.plan(architecture, sw.load_cluster(name), job)
     cluster, asked = as_planned(sw.load_cluster(name), job)
-    found = search(architecture, cluster, asked, reserve=MEMORY_RESERVE)
+    choices = Choices().of_stack(stack_of(cluster), job)
+    found = search(architecture, cluster, asked, choices=choices, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
     found = Balancing(architecture, cluster, asked, room).of_search(found)
     fastest = found.best[0].step_time_s
     assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
     near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]
     assert len(near) > 2
-    assert num_splitting(taken.layout) == min(map(num_splitting, near))
-    assert taken.layout.cp == min(one.cp for one in near if num_splitting(one) == num_splitting(taken.layout))
+    assert of_replica(taken.layout) == min(map(of_replica, near))
+    assert taken.layout.cp == min(one.cp for one in near if of_replica(one) == of_replica(taken.layout))
+
+
+def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
+    """Llama 3.1 405B on 1,024 H100: pp=128 with cp=8 is two axes and within the resolution, and there would be one replica."""
+    job = sw.Job(global_batch_tokens=2**24, seq_len=8192)
+    taken = sw.plan(sw.load_model("llama-3-405b"), sw.load_cluster("h100:1024"), job)
+    assert taken.layout.num_replicas >= 4
+    assert taken.layout.pp <= 16
 
 
 def test_equal_bounds_go_to_the_smaller_cp() -> None:

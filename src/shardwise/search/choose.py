@@ -25,9 +25,10 @@ def simplest(
     """The simplest fitting layout whose predicted step is within `RESOLUTION` of the fastest; of bounds, which hold exactly under
     what they assume, the simplest of those that are equal.
 
-    First degrees: batches that come out even, then fewer axes that split the model or the sequence, then stages as they come out
-    even, then smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of
-    these degrees, an even batch and the fewest virtual stages.
+    First degrees: batches that come out even, then replicas of fewer devices (pp=128 with cp=8 is two axes, and nobody runs it),
+    then fewer axes that split the model or the sequence, then stages as they come out even, then smaller cp, tp and pp, then one
+    data-parallel axis rather than two; of equals the faster. Then, of the layouts of these degrees, an even batch and the fewest
+    virtual stages.
     """
     within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL))
 
@@ -61,10 +62,11 @@ def is_even(job: Job, layout: Layout) -> bool:
 
 def _degrees_key(job: Job, layout: Layout) -> tuple[int, ...]:
     """What makes degrees simpler, the weightiest first; less is simpler."""
+    replica = layout.tp * layout.cp * layout.pp
     splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
     twice = layout.dp > 1 and layout.fsdp > 1
     given = layout.layers_per_stage is not None
-    return not is_even(job, layout), splitting, given, layout.cp, layout.tp, layout.pp, twice
+    return not is_even(job, layout), replica, splitting, given, layout.cp, layout.tp, layout.pp, twice
 
 
 def _degrees(layout: Layout) -> tuple[int, ...]:

@@ -1,0 +1,61 @@
+"""The benchmark of advice: what it calls the best single pick, under which stacks, and that a question is within the bar."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import shardwise as sw
+from shardwise.cluster.stacks import KINDS, stack_named, stack_names
+from shardwise.planning.abilities import lacking
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def advice() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("advice", ROOT / "benchmarks" / "advice.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["advice"] = module  # dataclasses look there
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_pick_is_held_against_the_best_one_layout_for_all_stacks_that_run_it(advice: ModuleType) -> None:
+    question = advice.Question("llama-3-8b", "h100:16", 64, 8192)
+    model, job = sw.load_model(question.model), sw.Job(global_batch_tokens=64 * 8192, seq_len=8192)
+    found = advice.answer(question)
+    assert found.pick == sw.plan(model, sw.load_cluster("h100:16"), job).layout
+    able = {
+        name
+        for name in stack_names()
+        if name not in KINDS
+        and "GPU" in (stack := stack_named(name)).platforms
+        and not lacking(stack, model, replace(job, loss=stack.loss), found.pick)
+        and sw.estimate(
+            model, sw.load_cluster("h100:16", stack=name), replace(job, loss=stack.loss), found.pick
+        ).fits
+    }  # fmt: skip
+    assert set(found.seconds) == able
+    assert len(able) > 3
+    for name, (pick, single, best) in found.seconds.items():
+        assert best <= min(pick, single)
+        assert not lacking(stack_named(name), model, job, found.single)
+    assert found.above_best(1) <= found.above_best(0) <= found.above_best(1) + advice.BAR + 0.01
+    assert found.above_single <= advice.BAR
+    worse = replace(found, seconds={"a": (2.0, 1.0, 1.0), "b": (1.0, 1.0, 0.5)})
+    assert (worse.above_single, worse.above_best(0), worse.above_best(1)) == (0.5, 1.0, 0.5)
+    assert "50.0%" in advice.table([worse])
+
+
+def test_there_are_twelve_questions(advice: ModuleType) -> None:
+    assert len(advice.QUESTIONS) == 12
+    assert len({str(one) for one in advice.QUESTIONS}) == 12
+    assert {sw.load_cluster(one.cluster).chip.platform for one in advice.QUESTIONS} == {"GPU", "TPU"}
