@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
+from shardwise.calibrate.accuracy import judge
+from shardwise.calibrate.published_runs.rows import published_rows
 from shardwise.cli import main
+from shardwise.cluster.stacks import calibrated
 from shardwise.layout.legality import EVEN_BATCH, degrees_of
+from shardwise.network.topology import Switched
 from shardwise.planning.abilities import stack_of
 from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
@@ -109,3 +113,22 @@ def test_a_plan_of_the_first_schema_is_read(tmp_path: Path) -> None:
         again = parse_plan(payload)
         priced = sw.estimate(again.model, again.cluster, again.job, again.layout)
         assert priced.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
+
+
+def test_tensor_parallelism_stays_within_a_node_as_in_every_published_run() -> None:
+    """GPT 1T on 512 A100 (arXiv 2205.05198): with tp=16 replicas would be of fewer devices than any with tp=8."""
+    predictions = {one.row.id: one.prediction for one in judge(published_rows())}
+    for one in filter(None, predictions.values()):
+        topology = one.case.cluster.topology
+        assert not isinstance(topology, Switched) or one.case.layout.tp <= (
+            topology.tiers[0].size or one.case.layout.tp
+        )
+    found = predictions["korthikanti-2022-004"]
+    assert found is not None
+    case = found.case
+    cluster = calibrated(case.cluster, case.software.calibration(case.cluster.chip))
+    choices = Choices().of_stack(case.software.stack, case.job)
+    rows = search(case.architecture, cluster, case.job, choices=choices, reserve=MEMORY_RESERVE).by_factorisation
+    fastest = min(row.step_time_s for row in rows)
+    assert any(row.layout.tp == 16 for row in rows if row.step_time_s <= fastest * (1 + RESOLUTION))
+    assert sw.plan(case.architecture, cluster, case.job).layout.tp <= 8

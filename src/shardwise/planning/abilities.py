@@ -88,7 +88,12 @@ def stack_rules(stack: Stack) -> tuple[Rule, ...]:
         ),
         Rule(
             "stack_zero_with_pp",
-            lambda a, j, n, d: (d["pp"] == 1) | _among(d["zero_stage"], {0, *runs.zero_with_pp}),
+            lambda a, j, n, d: (
+                (d["pp"] == 1)
+                | ("pp" not in runs.axes)
+                | _among(d["zero_stage"], {0, *runs.zero_with_pp})
+                | _among(d["zero_stage"], set(range(4)) - {0, *runs.zero})  # what it has nowhere is said above
+            ),
             lambda a, j, n, d: (
                 f"{name} has no ZeRO-{d['zero_stage']} in a pipeline; {_zero_words(runs.zero_with_pp)}, or pp=1"
             ),
@@ -110,7 +115,7 @@ def stack_rules(stack: Stack) -> tuple[Rule, ...]:
         ),
         Rule(
             "stack_cp_variant",
-            lambda a, j, n, d: (d["cp"] == 1) | _some_variant(stack, a, j, d),
+            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in runs.axes) | _some_variant(stack, a, j, d),
             lambda a, j, n, d: f"none of {', '.join(runs.cp_variants)}, which {name} has, splits over cp = {d['cp']}",
         ),
         *(RUNNABLE_RULES if name == OWN else ()),
@@ -122,7 +127,7 @@ def mode_rule(stack: Stack) -> Rule:
     has = stack.abilities.cp_variants
     return Rule(
         "cp_by_stack",
-        lambda a, j, n, d: (d["cp"] == 1) | (variant_names()[d["cp_variant"]] in has),
+        lambda a, j, n, d: (d["cp"] == 1) | (not has) | (variant_names()[d["cp_variant"]] in has),
         lambda a, j, n, d: (
             f"{stack.name} has no cp_variant={variant_names()[d['cp_variant']]}; one of {', '.join(has)} is what it has"
         ),
@@ -182,7 +187,7 @@ def _of_layout(stack: Stack, architecture: Architecture, job: Job, layout: Layou
     degrees = degrees_of(layout)
     for rule in (*stack_rules(stack), mode_rule(stack)):
         if rule.name == "stack_stages" and layout.layers_per_stage:
-            continue
+            continue  # judged below
         if not rule.legal(architecture, job, layout.num_devices, degrees):
             yield rule.explain(architecture, job, layout.num_devices, degrees)
     layers = layout.layers_per_stage
@@ -195,11 +200,11 @@ def _chosen(layout: Layout) -> dict[str, Any]:
 
 
 def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """What of some choices a stack does not have."""
+    """What of some choices a stack does not have; without an axis it is that alone which is said."""
     runs = stack.abilities
     has: dict[str, tuple[Any, ...]] = {
-        "schedule": ("none", *runs.schedules), "recompute": runs.recompute, "offload": runs.offload,
-        "zero_stage": _stages(runs.zero), "cp_variant": runs.cp_variants or variant_names()[:1],
+        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": runs.recompute, "offload": runs.offload,
+        "zero_stage": _stages(runs.zero), "cp_variant": runs.cp_variants or variant_names(),
         "async_tp": (False, True)[: 1 + runs.async_tp], "sequence_parallel": (False, True)[: 1 + runs.sequence_parallel],
         "stages": _dealt_out(runs.uneven_stages),
         **{axis: (1,) for axis in SPLITTING if axis not in runs.axes},
