@@ -1,9 +1,10 @@
-"""The benchmark of advice: what it calls the best single pick, under which stacks, and that a question is within the bar."""
+"""The benchmarks of advice: what the best single pick is, under which stacks; the document of well-known runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,15 +18,19 @@ from shardwise.planning.abilities import lacking
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def advice() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("advice", ROOT / "benchmarks" / "advice.py")
+def benchmark(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules["advice"] = module  # dataclasses look there
+    sys.modules[name] = module  # dataclasses look there
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def advice() -> ModuleType:
+    return benchmark("advice")
 
 
 def test_a_pick_is_held_against_the_best_one_layout_for_all_stacks_that_run_it(advice: ModuleType) -> None:
@@ -59,3 +64,24 @@ def test_there_are_twelve_questions(advice: ModuleType) -> None:
     assert len(advice.QUESTIONS) == 12
     assert len({str(one) for one in advice.QUESTIONS}) == 12
     assert {sw.load_cluster(one.cluster).chip.platform for one in advice.QUESTIONS} == {"GPU", "TPU"}
+
+
+def test_the_document_is_of_twenty_well_known_runs_and_current() -> None:
+    """One of them is compared anew: MT-NLG, for which the plan is what was run."""
+    well_known = benchmark("well_known")
+    text = (ROOT / "docs" / "advice.md").read_text(encoding="utf-8")
+    told = tomllib.loads((ROOT / "benchmarks" / "well_known.toml").read_text(encoding="utf-8"))
+    assert len(told) >= 20
+    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [
+        one["title"] for one in told.values()
+    ]
+    assert all(entry.get("reason", "") in text for entry in told.values())
+    (one,) = well_known.compared("MT-NLG")
+    assert _degrees(one.best.layout) == _degrees(one.used.case.layout) == (8, 1, 35, 3)
+    row, paragraph = well_known.document([one]).split("|---|\n")[1].split("\n\n", 1)
+    assert row in text
+    assert paragraph in text
+
+
+def _degrees(layout: sw.Layout) -> tuple[int, ...]:
+    return layout.tp, layout.cp, layout.pp, layout.num_virtual_stages

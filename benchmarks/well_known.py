@@ -1,0 +1,174 @@
+"""Layouts of well-known runs against the plan for the same stack: docs/advice.md.
+
+    python benchmarks/well_known.py            # print it
+    python benchmarks/well_known.py --write    # rewrite docs/advice.md
+
+Of each run (`well_known.toml`) both layouts are predicted under the run's own stack: the one that was used, as
+`calibrate/published_runs` reads it, and the one that `plan` takes among those that the stack runs. The words for a gap are
+the plan's own comparison of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardwise.calibrate.published_runs.case import Prediction, predict_cells
+from shardwise.calibrate.published_runs.rows import Row, published_rows
+from shardwise.cluster.stacks import calibrated
+from shardwise.errors import NothingFitsError
+from shardwise.layout.layout import Layout
+from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION, changed_fields, why_slower
+from shardwise.planning.plan import Plan
+from shardwise.search.plan import plan
+from shardwise.units import format_bytes, format_seconds
+
+RUNS = Path(__file__).with_name("well_known.toml")
+TARGET = Path(__file__).parents[1] / "docs" / "advice.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A run, its layout as predicted, and the plan for the same stack; None where no layout fits by the memory model."""
+
+    title: str
+    reason: str
+    row: Row
+    used: Prediction
+    best: Plan | None
+
+    @property
+    def gap(self) -> float | None:
+        """By how much the used layout is predicted to take longer than the plan's."""
+        return self.used.estimate.step_time_s / self.best.estimate.step_time_s - 1 if self.best else None
+
+
+def compared(wanted: str = "") -> Iterable[Compared]:
+    """The runs of `well_known.toml` whose title or id has `wanted`."""
+    rows = {row.id: row for row in published_rows()}
+    told: Mapping[str, Mapping[str, str]] = tomllib.loads(RUNS.read_text(encoding="utf-8"))
+    for name, entry in told.items():
+        if wanted.lower() in f"{name} {entry['title']}".lower():
+            used = predict_cells(rows[name].inputs)
+            assert isinstance(used, Prediction), f"{name}: {used}"
+            yield Compared(
+                title=entry["title"], reason=entry.get("reason", ""), row=rows[name], used=used, best=_planned(used)
+            )
+
+
+def _planned(used: Prediction) -> Plan | None:
+    case = used.case
+    cluster = calibrated(case.cluster, case.software.calibration(case.cluster.chip))
+    try:
+        return plan(case.architecture, cluster, case.job)
+    except NothingFitsError:
+        return None
+
+
+def document(runs: Iterable[Compared]) -> str:
+    """The whole document."""
+    every = list(runs)
+    lines = [
+        *_INTRODUCTION,
+        "| run | devices | stack | used, predicted | measured | plan | gap |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_table_row(one) for one in every]
+    for one in every:
+        lines += ["", f"## {one.title}", "", *_paragraph(one)]
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = (
+    "# Advice against what was run",
+    "",
+    "Layouts of well-known runs, against what `plan` takes for the same model, machine, batch and stack among the layouts that",
+    "the stack runs. Both are predicted with the stack's constants; where the step was measured, that is beside it. A gap below",
+    f"{RESOLUTION:.0%} is none: of two layouts that are predicted so close together the slower one is as often the faster one.",
+    "Made by `python benchmarks/well_known.py --write`; sources of the rows are in `calibrate/published_runs/runs.csv`.",
+    "",
+)
+
+
+def _table_row(one: Compared) -> str:
+    case, estimate = one.used.case, one.used.estimate
+    measured = one.row.step_time_s
+    cells = (
+        one.title, f"{case.cluster.num_devices:,} {case.cluster.chip.name}", case.software.stack.name,
+        format_seconds(estimate.step_time_s), format_seconds(measured) if measured else "",
+        format_seconds(one.best.estimate.step_time_s) if one.best else "none fits",
+        f"{one.gap:+.1%}" if one.gap is not None else "",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _paragraph(one: Compared) -> Iterable[str]:
+    case, estimate = one.used.case, one.used.estimate
+    yield f"Source: {one.row.source} (`{one.row.id}`)."
+    yield ""
+    full = "" if estimate.fits else ", which by the memory model does not fit"
+    yield f"- used: `{_plain(case.layout)}`, {format_bytes(estimate.memory_bytes)}{full}"
+    if one.best is None:
+        yield "- plan: none; by the memory model nothing that the stack runs fits"
+    else:
+        yield f"- plan: `{_plain(one.best.layout)}`, {format_bytes(one.best.estimate.memory_bytes)}"
+        yield f"- {explanation(one.used, one.best)}"
+        if one.best.search and one.best.search.elsewhere:
+            yield f"- {one.best.search.elsewhere}"
+    if one.reason:
+        yield f"- {one.reason}"
+
+
+def explanation(used: Prediction, best: Plan) -> str:
+    """Why there is a gap, in the words with which plans compare their runners-up."""
+    gap = used.estimate.step_time_s / best.estimate.step_time_s - 1
+    words = why_slower(used.estimate, best.estimate)
+    if abs(gap) <= RESOLUTION:
+        return f"no gap that predictions tell apart: the used layout is {words}"
+    changes = changed_fields(_plain(best.layout), _plain(used.case.layout)).items()
+    changed = ", ".join(f"{name} {mine} for {its}" for name, (mine, its) in changes)
+    if gap < 0:
+        why = "; ".join(_out_of_reach(used)) or "the plan is simpler"
+        return f"the used layout is {-gap:.1%} faster: {why}. The plan has {changed}"
+    return f"the used layout is {words}. The plan has {changed}"
+
+
+def _out_of_reach(used: Prediction) -> Iterable[str]:
+    """Why a plan does not take the layout that was used."""
+    estimate, layout = used.estimate, used.case.layout
+    if not estimate.fits:
+        yield "by the memory model it does not fit"
+    elif estimate.margin < MEMORY_RESERVE:
+        yield f"it leaves {estimate.margin:.0%} of the memory free, where plans leave {MEMORY_RESERVE:.0%} if they can"
+    if layout.offload != "none":
+        yield "offload is searched only where it is asked for"
+    if layout.recompute_layers is not None:
+        yield "recomputation of a part of the layers is searched only where it is asked for"
+
+
+def _plain(layout: Layout) -> Layout:
+    """The layout without its placement, and without layers of each stage that are the same on all."""
+    layers = layout.layers_per_stage
+    return replace(layout, placement=None, layers_per_stage=layers if layers and len(set(layers)) > 1 else None)
+
+
+def main() -> int:
+    """Print the document, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", default="", help="only runs whose title or id has this")
+    parser.add_argument("--write", action="store_true", help="rewrite docs/advice.md")
+    arguments = parser.parse_args()
+    text = document(compared(arguments.run))
+    if arguments.write:
+        TARGET.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
