@@ -149,14 +149,11 @@ def _under(
 
 
 def _seconds(model: Architecture, question: Question, job: Job, stack: Stack, layout: Layout) -> float | None:
-    """Seconds of a layout under a stack; None where it does not run or fit there.
-
-    Where the stack's constants have that tensor parallelism is overlapped, it gains nothing by saying so.
-    """
+    """Seconds of a layout under a stack, which overlaps tensor parallelism where it can; None where it does not run or fit there."""
     own = replace(job, loss=stack.loss)
+    layout = replace(layout, async_tp=stack.abilities.async_tp and layout.sequence_parallel and layout.tp > 1)
     if lacking(stack, model, own, layout):
         return None
-    layout = replace(layout, async_tp=layout.async_tp and not stack.tp_overlap_in_constants)
     try:
         found = estimate(model, _cluster(question, stack), own, layout)
     except ShardwiseError:

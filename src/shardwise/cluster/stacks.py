@@ -77,7 +77,6 @@ class Stack:
 
     `platforms`: which chips it runs on. `loss`: the cross-entropy that it is taken to have. `abilities`: what it can run.
     `host_s`: seconds that the host takes for a kernel of those that are counted here; 0 where it is never what devices wait for.
-    `tp_overlap_in_constants`: its runs overlapped tensor parallelism without saying where, so that its constants have that.
     """
 
     name: str
@@ -87,7 +86,6 @@ class Stack:
     abilities: Abilities
     unfused_attention: bool = False
     host_s: float = 0.0
-    tp_overlap_in_constants: bool = False
     known: bool = True
 
     @property
@@ -133,7 +131,6 @@ def stack_named(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", HOST_S[entry["kind"]]), abilities=_abilities(name),
-        tp_overlap_in_constants=entry.get("tp_overlap_in_constants", False),
     )  # fmt: skip
 
 

@@ -34,12 +34,11 @@ def stack_of(cluster: Cluster) -> Stack | None:
 def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
     """Values of the choices of a search that a stack has, in the order in which a search has them.
 
-    Asynchronous tensor parallelism is not among them where the stack's constants have it (`Stack.tp_overlap_in_constants`) and
-    for the engine of `train`, which has it in no schedule that splits the backward pass; neither that nor such schedules are
-    for software that is only known by its kind.
+    Asynchronous tensor parallelism is not among them for the engine of `train`, which has it in no schedule that splits the
+    backward pass; schedules that do are not for software that is only known by its kind.
     """
     runs = stack.abilities
-    overlapped = stack.known and runs.async_tp and not stack.tp_overlap_in_constants and stack.name != OWN
+    overlapped = runs.async_tp and stack.name != OWN
     return {
         "zero_stage": _stages(runs.zero),
         "sequence_parallel": (0, 1) if runs.sequence_parallel else (0,),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import KEPT, Model
-from shardwise.cost.overlap import BLOCKING, convention_of, exposed_s
+from shardwise.cost.overlap import convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost, Traffic, merged
@@ -85,13 +85,13 @@ def _taken(column: Any, rows: Ints) -> Any:
 def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool, measured: bool) -> ActivationCost:
     """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered.
 
-    Where passes run in `pairs` experts' traffic hides there, unlike that of others (`overlap.HIDEABLE_TOGETHER`), and under a
-    `measured` stack other traffic than that of `BLOCKING` axes: these stay apart.
+    Experts' traffic stays apart where passes run in `pairs`, which hide it (`overlap.HIDEABLE_TOGETHER`), and under a `measured`
+    stack, which shows a share of it and all of the others' (`overlap.BLOCKING`).
     """
     cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
     if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
-    alike = [axis for axis in ("tp", "cp", "ep") if not ((measured and axis in BLOCKING) or (pairs and axis == "ep"))]
+    alike = ("tp", "cp") if measured or pairs else ("tp", "cp", "ep")
     return replace(
         cost, forward_traffic_s=_joined(cost.forward_traffic_s, *alike),
         backward_traffic_s=_joined(cost.backward_traffic_s, *alike),
