@@ -192,7 +192,12 @@ def where(condition: Value, if_true: Value, if_false: Value) -> Value:
 
 
 def ceil_div(numerator: Value, denominator: Value) -> Value:
-    """Integer division rounded up, of numbers or arrays."""
+    """Integer division rounded up, of numbers or arrays of them; in floating point they are below 2^53, so that no quotient is
+    rounded to a whole number that it is not."""
+    if getattr(getattr(numerator, "dtype", None), "kind", "") == "f":
+        import numpy as np
+
+        return np.ceil(numerator / denominator)
     return -(-numerator // denominator)
 
 

@@ -16,7 +16,7 @@ from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.overlap import BLOCKING
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
-from shardwise.cost.unit_parts import Parts, charged_to, elements_at, held_in, parts_of
+from shardwise.cost.unit_parts import Parts, State, charged_to, elements_at, held_in, parts_of, priced_family
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
@@ -87,7 +87,7 @@ class UnitPricer:
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
-        family = self.of_structure(family)
+        family = priced_family(self.structure, self.of_structure(family), name)
         parts = self.parts(family, name)
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
@@ -106,28 +106,35 @@ class UnitPricer:
         saved, logits = self.saved_bytes(parts, values)
         if family.recompute == "none":
             saved = saved + SCORES * self.written_scores(parts, values)
+        of_sizes = {
+            "forward_s": launched["forward"], "backward_s": launched["backward"], "recompute_s": launched["recompute"],
+            "weight_s": weight_s, "saved_bytes": saved, "logits_bytes": logits,
+            "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
+            "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
+            "buffer_bytes": self.buffer_bytes(parts, values),
+            "waiting_bytes": self.formats.saved_bytes(parts.waiting, values),
+        }  # fmt: skip
         return ActivationCost(
-            forward_s=launched["forward"], backward_s=launched["backward"], recompute_s=launched["recompute"],
-            weight_s=weight_s, forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
+            forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
             backward_traffic_s={axis: seconds(axis, "recompute", "backward") for axis in ACTIVATION_AXES},
-            saved_bytes=saved, logits_bytes=logits, workspace_bytes=self.workspace_bytes(name, family, values) - saved,
-            making_bytes=self.workspace_bytes(name, family, values, making=True) - saved,
-            buffer_bytes=self.buffer_bytes(parts, values), waiting_bytes=self.formats.saved_bytes(parts.waiting, values),
-        )  # fmt: skip
+            **{column: links.along(value) for column, value in of_sizes.items()},
+        )
 
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
         family = self.of_structure(family)
         parts = self.parts(family, name)
         comm = self.traffic(parts, parts.state_collectives, values, links)
-        gathered = self.traffic(parts, (one for one in parts.collectives if one.role is Role.WEIGHT), values, links)
-        step_weights = sum((t for (phase, _), t in gathered.items() if phase == "update"), start=0.0)
+        gathers = (one for one in parts.collectives if one.role is Role.WEIGHT and one.phase == "update")
+        step_weights = sum(self.traffic(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
+        elements = elements_at(parts.arrays, values, self.most_elements)
+        of_sizes = {"update_s": self.compute_s(parts, "update", values), **self.state_bytes(parts, family, elements)}
         return StateCost(
             gather_forward_s=comm.get(("forward", "fsdp"), 0.0), gather_backward_s=comm.get(("backward", "fsdp"), 0.0),
             step_weights_s=step_weights, step_traffic_s={**step, "fsdp": step["fsdp"] - step_weights},
-            update_s=self.compute_s(parts, "update", values), exchange_s=self.exchange_s(parts, values, links),
-            **self.state_bytes(parts, family, values),
+            exchange_s=self.exchange_s(elements, links),
+            **{column: links.along(value) for column, value in of_sizes.items()},
         )  # fmt: skip
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
@@ -184,13 +191,14 @@ class UnitPricer:
                 1.0 - 1.0 / pieces
             )
             traffic = sum((self.in_pieces_s(one, parts, values, links) for one in moved), start=0.0)
-            yield (phase, moved[0].group), maximum(traffic - compute, 0.0)
+            yield (phase, moved[0].group), maximum(traffic - links.along(compute), 0.0)
 
     def in_pieces_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
         """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
         if one.axes != RING:
             return self.collective_s(one, parts, values, links)
-        return ring_s(one.axes, self.moved_bytes(one, parts, values), values.degree(one.axes), links)
+        moved, pieces = self.moved_bytes(one, parts, values), values.degree(one.axes)
+        return ring_s(one.axes, links.along(moved), links.along(pieces), links)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
         """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
@@ -217,8 +225,8 @@ class UnitPricer:
         copies = values["k"] if one.role is Role.ROUTED else 1
         count, elements = one.extent(values, self.most_elements)
         num_bytes = elements * self.formats.moved_width(one, parts.products)
-        each = collective_s(one.kind, one.axes, num_bytes / maximum(count, 1), links, copies)
-        return times_each(count, each)
+        each = collective_s(one.kind, one.axes, links.along(num_bytes / maximum(count, 1)), links, copies)
+        return times_each(links.along(count), each)
 
     def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
         """The payload of a collective in bytes."""
@@ -263,16 +271,15 @@ class UnitPricer:
         ]
         return 2.0 * maximum(0.0, *sizes)
 
-    def exchange_s(self, parts: Parts, values: Values, links: Links) -> Value:
+    def exchange_s(self, elements: State, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
-        shard = elements_at(parts.arrays, values, self.most_elements).shard
-        return links.hop(("pp",)).all_gather_s(shard * self.formats.roles[Role.WEIGHT_GRADIENT])
+        num_bytes = elements.shard * self.formats.roles[Role.WEIGHT_GRADIENT]
+        return links.hop(("pp",)).all_gather_s(links.along(num_bytes))
 
-    def state_bytes(self, parts: Parts, family: Family, values: Values) -> dict[str, Value]:
+    def state_bytes(self, parts: Parts, family: Family, elements: State) -> dict[str, Value]:
         """Bytes of a unit's state, by column of `StateCost`."""
-        elements = elements_at(parts.arrays, values, self.most_elements)._asdict()
         return {
-            column: added(elements[name] * width for name, width in widths.items() if width)
+            column: added(getattr(elements, name) * width for name, width in widths.items() if width)
             for column, widths in self.state_widths(parts, family).items()
         }
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
+from shardwise.cost.shared import Shared
 from shardwise.cost.workspace import Held, held_of
-from shardwise.derive.derivation import Unit
+from shardwise.derive.derivation import Unit, own_family, routes
 from shardwise.derive.shardings import weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
+from shardwise.lowering.control import CONTROL_UNIT
 from shardwise.lowering.flat import FlatArrays, share_of
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.template import unit_template
 from shardwise.lowering.traffic import Traffic
 from shardwise.lowering.weights import weight_groups
 from shardwise.model.architecture import Structure
-from shardwise.model.program import Role
 from shardwise.symbolic import ZERO, Polynomial, Value, Values, total, where
+
+SHARED = Shared()
 
 
 class State(NamedTuple):
@@ -97,9 +101,8 @@ def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, nothing: Va
 
 
 class Parts(NamedTuple):
-    """Everything of a unit that costs something, taken from its derivation once."""
+    """Everything of a unit that costs something, taken from its derivation once; nothing here refers to that."""
 
-    unit: Unit
     kernels: tuple[Kernel, ...]
     collectives: tuple[Traffic, ...]
     products: Products
@@ -133,23 +136,45 @@ def charged_to(one: Traffic) -> str:
     return group
 
 
-@lru_cache(maxsize=1024)
+def priced_family(structure: Structure, family: Family, name: str) -> Family:
+    """What of a family a unit's parts depend on. The step's control traffic, which one of the units has, runs over the axes of
+    all units."""
+    own = own_family(structure, family, name)
+    return replace(own, whole_experts=family.whole_experts) if name == CONTROL_UNIT else own
+
+
 def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
+    """The parts of a unit in a layout of this family under a policy."""
+    return _parts(structure, priced_family(structure, family, name), name, policy)
+
+
+def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
+    """What a unit holds at the moments of its backward pass that may be the fullest."""
+    return _held(structure, priced_family(structure, family, name), name, policy)
+
+
+@lru_cache(maxsize=1024)
+def _parts(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
+    return SHARED.of(derived_parts(structure, family, name, policy))
+
+
+def derived_parts(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
+    """The parts of a unit, from its derivation."""
     template = unit_template(structure, family, name, policy)
     unit, launched = template.unit, template.kernels
     return Parts(
-        unit,
-        launched,
-        template.traffic,
-        products_of(unit),
-        waiting_of(unit, launched),
-        bool(unit.forward.program.named(Role.ROUTED)),
-        arrays_of(unit),
-    )
+        tuple(replace(kernel, steps=()) for kernel in launched),
+        tuple(replace(moved, derived=(), tells=None) for moved in template.traffic),
+        products_of(unit), waiting_of(unit, launched), routes(structure, name), arrays_of(unit),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
-    """What a unit holds at the moments of its backward pass that may be the fullest."""
+def _held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
+    return SHARED.of(derived_held(structure, family, name, policy))
+
+
+def derived_held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
+    """What a unit holds then, from its derivation."""
     template = unit_template(structure, family, name, policy)
     return held_of(template, products_of(template.unit).operands)

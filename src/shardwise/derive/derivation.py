@@ -27,7 +27,7 @@ from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
 from shardwise.model.operations import Operation, Scan, ScanGradient
-from shardwise.model.program import Program, Tensor
+from shardwise.model.program import Program, Role, Tensor
 from shardwise.model.update import update_program
 from shardwise.optimizer import optimizer_named
 from shardwise.sharding.spec import Spec
@@ -151,11 +151,32 @@ def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
 
 
 def derived_unit(structure: Structure, family: Family, name: str) -> Unit:
-    """One of them. Recomputation and context parallelism are about layers; other units do without them."""
+    """One of them."""
+    return _derived(structure, own_family(structure, family, name), name)
+
+
+def own_family(structure: Structure, family: Family, name: str) -> Family:
+    """What of a family the derivation of a unit depends on, the same for all families that differ in nothing else.
+
+    Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
+    """
     own = replace(family, experts=structure.experts)
-    return _derived(structure, own if name in LAYERS else replace(own, recompute="none", cp_variant="all_gather"), name)
+    if name not in LAYERS:
+        own = replace(own, recompute="none", cp_variant="all_gather")
+    return own if routes(structure, name) else replace(own, whole_experts=False)
+
+
+@lru_cache(maxsize=1024)
+def routes(structure: Structure, name: str) -> bool:
+    """Whether a unit sends tokens to experts."""
+    return bool(_program(structure, name).named(Role.ROUTED))
+
+
+@lru_cache(maxsize=1024)
+def _program(structure: Structure, name: str) -> Program:
+    return UNITS[name](structure.sizeless())
 
 
 @lru_cache(maxsize=1024)
 def _derived(structure: Structure, family: Family, name: str) -> Unit:
-    return derive_unit(name, UNITS[name](structure.sizeless()), family, recompute=family.recompute)
+    return derive_unit(name, _program(structure, name), family, recompute=family.recompute)

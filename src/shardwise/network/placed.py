@@ -11,11 +11,21 @@ from shardwise.symbolic import Value, maximum
 
 @dataclass(slots=True)
 class Links:
-    """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for."""
+    """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for.
+
+    `sizes`: where several placements have the same sizes, for each placement the row of the arrays of sizes that it has.
+    """
 
     topology: Topology
     cuts: Mapping[str, tuple[Cut, ...]]
     known: dict[tuple[str, ...], Link] = field(default_factory=dict)
+    sizes: Value | None = None
+
+    def along(self, value: Value) -> Value:
+        """What depends on sizes alone, for each placement."""
+        if self.sizes is None or not getattr(value, "ndim", 0):
+            return value
+        return value.take(self.sizes)
 
     def group(self, axes: tuple[str, ...]) -> Link:
         """Link of the group of devices that vary along `axes`."""

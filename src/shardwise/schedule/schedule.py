@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 from shardwise.errors import InputError, chosen
@@ -127,6 +128,7 @@ def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value
     return chosen(split, schedule, "schedule").in_flight(pp, 1, num_micro_batches, 0)
 
 
+@cache
 def _natural() -> Schedule:
     """What the natural schedules are together: each where it goes with the stages. None of them splits the backward pass."""
     every = [schedule for schedule in SCHEDULES.values() if schedule.natural]

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Row = tuple[float, float, tuple[int, int, int]]
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Chunk(NamedTuple):
+    """Rows that are priced at once: a column for each candidate and placement, and a line for each ZeRO stage.
+
+    `candidate` is the number of a column's first candidate, that of the other lines follow; `policy` the number of what is done
+    about activations. `factorisation` never falls along the columns; `even`: whether a column shares the batch out evenly.
+    """
+
+    candidate: Ints
+    placed: Ints
+    policy: int
+    factorisation: Ints
+    even: Mask
+
+    def row(self, seconds: Floats, memory: Floats, index: int) -> Row:
+        """A row by its place among all of them, line after line."""
+        line, column = divmod(index, len(self.candidate))
+        where = int(self.candidate[column]) + line, int(self.placed[column]), self.policy
+        return float(seconds[line, column]), float(memory[line, column]), where
 
 
 class Front:
@@ -17,79 +39,115 @@ class Front:
     `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that share the batch out evenly.
     """
 
-    def __init__(self, top: int, capacity_bytes: float) -> None:
+    def __init__(self, top: int, capacity_bytes: float, num_factorisations: int) -> None:
         self.top = top
         self.capacity = capacity_bytes
         self.rows: list[Row] = []
         self.front: list[Row] = []
         self.leanest: Row = (np.inf, np.inf, (0, 0, 0))  # pure data parallelism is always legal, so a row replaces it
-        self.fastest: dict[int, Row] = {}
-        self.fastest_even: dict[int, Row] = {}
+        self.fastest, self.fastest_even = Fastest(num_factorisations), Fastest(num_factorisations)
         self.num_rows = 0
         self.num_fitting = 0
+        self.num_timed = 0
 
-    def add(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any, even: Any) -> None:
-        """Take a chunk: `where` holds the candidates' and placements' numbers and the recompute policy.
+    @property
+    def limit_s(self) -> float:
+        """What a row must not exceed to be among the fastest."""
+        return self.rows[-1][0] if len(self.rows) == self.top else np.inf
 
-        `factorisation` numbers the factorisation of each row, and never falls along the chunk; `even` says of each row whether
-        it shares the batch out evenly.
-        """
-        self.num_rows += len(seconds)
-        lean = int(np.argmin(memory))
-        if memory[lean] < self.leanest[1]:
-            self.leanest = self.row(seconds, memory, where, lean)
+    def weigh(self, memory: Floats) -> Mask:
+        """Count a chunk by its memory. Returns which rows fit."""
         fits = memory <= self.capacity
+        self.num_rows += memory.size
         self.num_fitting += int(np.count_nonzero(fits))
-        limit = self.rows[-1][0] if len(self.rows) == self.top else np.inf
-        self.keep_best(np.nonzero(fits & (seconds < limit))[0], seconds, memory, where)
-        self.keep_front(fits, seconds, memory, where)
-        self.keep_fastest(self.fastest, np.where(fits, seconds, np.inf), memory, where, factorisation)
-        even_seconds = np.where(fits & even, seconds, np.inf)
-        self.keep_fastest(self.fastest_even, even_seconds, memory, where, factorisation)
+        return fits
 
-    def keep_fastest(
-        self, fastest: dict[int, Row], seconds: Floats, memory: Floats, where: tuple[Any, Any, int], factorisation: Any
-    ) -> None:
-        """The fastest of each factorisation: the rows of one lie together."""
-        starts = np.concatenate([[0], np.nonzero(np.diff(factorisation))[0] + 1])
-        ends = [*starts[1:].tolist(), len(seconds)]
-        for start, end, least in zip(starts.tolist(), ends, np.minimum.reduceat(seconds, starts).tolist(), strict=True):
-            number = int(factorisation[start])
-            if least < np.inf and (number not in fastest or least < fastest[number][0]):
-                fastest[number] = self.row(seconds, memory, where, start + int(np.argmin(seconds[start:end])))
+    def wanted(self, bound: Floats, memory: Floats, fits: Mask, chunk: Chunk) -> Mask:
+        """Columns of which a row that takes no less than `bound` (over columns) may be kept: it fits, and the bound is below what
+        there is to be beaten. So is the column of the leanest row of all, fitting or not."""
+        beaten = np.where(chunk.even, self.fastest_even.seconds.take(chunk.factorisation), -np.inf)
+        beaten = np.maximum(beaten, self.fastest.seconds.take(chunk.factorisation))
+        least = np.where(fits, memory, np.inf).min(
+            axis=0
+        )  # no row of a column needs less, and less time only wins with less memory
+        beaten = np.maximum(beaten, self.front_s(least))
+        found: Mask = (least < np.inf) & ((bound < beaten) | (bound <= self.limit_s))
+        lean = int(np.argmin(memory))
+        if memory.flat[lean] < self.leanest[1]:
+            found[lean % len(found)] = True
+        return found
 
-    def row(self, seconds: Floats, memory: Floats, where: tuple[Any, Any, int], index: int) -> Row:
-        candidate, placed, recompute = where
-        return float(seconds[index]), float(memory[index]), (int(candidate[index]), int(placed[index]), recompute)
+    def front_s(self, memory: Floats) -> Floats:
+        """Seconds of the fastest row of the front that needs no more memory."""
+        bytes_ = np.array([row[1] for row in self.front])
+        fastest = np.array([np.inf, *(row[0] for row in self.front)])
+        return fastest[np.searchsorted(bytes_, memory, side="right")]
 
-    def keep_best(self, chosen: Any, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
+    def add(self, seconds: Floats, memory: Floats, fits: Mask, chunk: Chunk) -> None:
+        """Take some columns of a chunk with their times."""
+        self.num_timed += seconds.size
+        lean = int(np.argmin(memory))
+        if memory.flat[lean] < self.leanest[1]:
+            self.leanest = chunk.row(seconds, memory, lean)
+        kept = np.where(fits, seconds, np.inf)
+        self.keep_best(kept, memory, chunk)
+        self.keep_front(kept, memory, chunk)
+        least = kept.min(axis=0)
+        self.fastest.keep(least, kept, memory, chunk)
+        self.fastest_even.keep(np.where(chunk.even, least, np.inf), kept, memory, chunk)
+
+    def keep_best(self, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
+        """The fastest; of equals that with less memory, then the one that comes first."""
+        limit = self.limit_s
+        chosen = np.flatnonzero(seconds <= min(limit, np.finfo(float).max))
         if len(chosen) > self.top:
-            chosen = chosen[np.argpartition(seconds[chosen], self.top)[: self.top]]
+            found = seconds.flat[chosen]
+            chosen = chosen[found <= np.partition(found, self.top - 1)[self.top - 1]]
         if len(chosen):
-            self.rows = sorted([*self.rows, *(self.row(seconds, memory, where, i) for i in chosen)])[: self.top]
+            rows = (chunk.row(seconds, memory, index) for index in chosen.tolist())
+            self.rows = sorted([*self.rows, *rows])[: self.top]
 
-    def keep_front(self, fits: Any, seconds: Floats, memory: Floats, where: tuple[Any, Any, int]) -> None:
+    def keep_front(self, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
         """Rows that no row of the front so far beats on both; few are left after the first chunks."""
-        if self.front:
-            bytes_ = np.array([row[1] for row in self.front])
-            fastest = np.array([np.inf, *(row[0] for row in self.front)])
-            fits = fits & (seconds < fastest[np.searchsorted(bytes_, memory, side="right")])
-        chosen = np.nonzero(fits)[0]
+        near = np.flatnonzero(seconds < self.front_s(memory.min(axis=0)))
+        seconds_, bytes_ = seconds.flat[near], memory.flat[near]
+        found = seconds_ < self.front_s(bytes_)
+        chosen, seconds_, bytes_ = near[found], seconds_[found], bytes_[found]
         if not len(chosen):
             return
-        order = chosen[np.lexsort((seconds[chosen], memory[chosen]))]
-        best = np.minimum.accumulate(seconds[order])
-        leads = order[np.concatenate([[True], seconds[order][1:] < best[:-1]])]
-        merged = sorted(
-            [*self.front, *(self.row(seconds, memory, where, i) for i in leads)], key=lambda row: (row[1], row[0])
-        )
+        order = np.lexsort((seconds_, bytes_))
+        best = np.minimum.accumulate(seconds_[order])
+        leads = chosen[order[np.concatenate([[True], seconds_[order][1:] < best[:-1]])]]
+        rows = (chunk.row(seconds, memory, index) for index in leads.tolist())
+        merged = sorted([*self.front, *rows], key=lambda row: (row[1], row[0]))
         self.front = []
         for row in merged:
             if not self.front or row[0] < self.front[-1][0]:
                 self.front.append(row)
 
-    def best(self) -> list[Row]:
-        return self.rows
 
-    def pareto(self) -> list[Row]:
-        return self.front
+class Fastest:
+    """The fastest row of each factorisation, and its seconds (infinite where there is none)."""
+
+    def __init__(self, num_factorisations: int) -> None:
+        self.seconds, self.memory = np.full(num_factorisations, np.inf), np.zeros(num_factorisations)
+        self.where = np.zeros((num_factorisations, 3), dtype=np.int64)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, by the numbers of their factorisations."""
+        found = np.flatnonzero(np.isfinite(self.seconds))
+        places = map(tuple, self.where[found].tolist())
+        return list(zip(self.seconds[found].tolist(), self.memory[found].tolist(), places, strict=True))
+
+    def keep(self, least: Floats, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
+        """Take some rows; `least` is over their columns, those of one factorisation lie together."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(chunk.factorisation)) + 1])
+        fastest = np.repeat(np.minimum.reduceat(least, starts), np.diff([*starts.tolist(), len(least)]))
+        better = np.flatnonzero((least == fastest) & (least < self.seconds.take(chunk.factorisation)))
+        number, first = np.unique(chunk.factorisation[better], return_index=True)
+        column = better[first]
+        line = np.argmin(seconds[:, column], axis=0)
+        self.seconds[number], self.memory[number] = least[column], memory[line, column]
+        self.where[number, 0], self.where[number, 1] = chunk.candidate[column] + line, chunk.placed[column]
+        self.where[number, 2] = chunk.policy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.counts import Counts, Model, stage_counts
@@ -19,6 +19,7 @@ from shardwise.cost.rates import exposed_share, loss_of
 from shardwise.cost.stage import Stage as PricedStage
 from shardwise.cost.stage_memory import memory_of
 from shardwise.cost.step import Step
+from shardwise.cost.unit_costs import StateCost
 from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.family import atomic_degrees
@@ -28,23 +29,56 @@ from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, natural_schedule
-from shardwise.search.pareto import Front, Row
+from shardwise.search.pareto import Chunk, Floats, Front, Ints, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
 from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.symbolic import added
 
-CHUNK = 8192  # rows whose columns stay in the cache
-Ints = NDArray[np.int64]
+CHUNK = 131072  # rows whose columns stay in the cache
+SLACK = 1 - 1e-12  # of a bound: sums in another order
+MOST_KEPT = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
 
 
-@dataclass(frozen=True, slots=True)
 class Found:
-    """A layout that the search kept, with the two numbers that it was judged by."""
+    """A layout that the search kept, with the two numbers that it was judged by; `made` is the layout, or makes it when it is
+    first asked for."""
 
-    layout: Layout
-    step_time_s: float
-    memory_bytes: float
+    __slots__ = ("_made", "memory_bytes", "step_time_s")
+
+    def __init__(self, made: Layout | Callable[[], Layout], step_time_s: float, memory_bytes: float) -> None:
+        self._made, self.step_time_s, self.memory_bytes = made, step_time_s, memory_bytes
+
+    @property
+    def layout(self) -> Layout:
+        """The layout."""
+        if not isinstance(self._made, Layout):
+            self._made = self._made()
+        return self._made
+
+    def _key(self) -> tuple[Layout, float, float]:
+        return self.layout, self.step_time_s, self.memory_bytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Found) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Found({self.layout!r}, {self.step_time_s!r}, {self.memory_bytes!r})"
+
+
+class _Weightless(dict[str, StateCost]):
+    """The state of any unit that costs nothing."""
+
+    def __missing__(self, unit: str) -> StateCost:
+        nothing: dict[str, Any] = {field.name: 0.0 for field in fields(StateCost)}
+        self[unit] = StateCost(**{**nothing, "step_traffic_s": dict.fromkeys(("fsdp", "dp", "control"), 0.0)})
+        return self[unit]
+
+
+WEIGHTLESS = _Weightless()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +103,7 @@ class SearchResult:
 
 def search(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
-    reserve: float = 0.0, sample: int = 0, seed: int = 0, progress: Progress = silent,
+    reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = silent,
 ) -> SearchResult:  # fmt: skip
     """Price every legal layout of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
 
@@ -84,7 +118,9 @@ def search(
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    run = _Search(architecture, cluster, job, space, Front(top, cluster.chip.memory_bytes * (1 - reserve)), progress)
+    front = Front(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
+    run = _Search(architecture, cluster, job, space, front, progress)
+    run.exhaustive = exhaustive
     run.sample(sample, seed)
     run.all()
     return run.result(started)
@@ -107,6 +143,7 @@ class _Search:
         self.front = front
         self.sampled: list[Row] = []
         self.wanted = 0.0
+        self.exhaustive = False
         self.random = np.random.default_rng(0)
 
     @property
@@ -119,81 +156,46 @@ class _Search:
         self.wanted = min(1.0, count / max(1, self.num_rows))
         self.random = np.random.default_rng(seed)
 
-    def keep_some(self, seconds: Any, memory: Any, where: tuple[Ints, Ints, int]) -> None:
-        for index in np.nonzero(self.random.random(len(seconds)) < self.wanted)[0] if self.wanted else ():
-            self.sampled.append(self.front.row(seconds, memory, where, int(index)))
+    def keep_some(self, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
+        for index in np.flatnonzero(self.random.random(seconds.size) < self.wanted).tolist() if self.wanted else ():
+            self.sampled.append(chunk.row(seconds, memory, index))
 
     def all(self) -> None:
         """Go through the families, and through each in chunks."""
         total = self.num_rows
         for family, rows in self.families.items():
-            for number, policy in enumerate(self.space.choices.policies):
-                for candidate, placed in self.chunks(rows):
-                    where = candidate, placed, number
+            for candidate, placed in self.chunks(rows, len(family.zeros)):
+                priced = _Chunk(self, family, candidate, placed)
+                for number in range(len(self.space.choices.policies)):
                     self.progress("layouts priced", self.front.num_rows, total)
-                    seconds, memory = self.price(family, policy, candidate, placed)
-                    self.keep_some(seconds, memory, where)
-                    factorisation, even = self.space.factorisation.take(candidate), self.even.take(candidate)
-                    self.front.add(seconds, memory, where, factorisation, even)
+                    self.price(priced, number)
 
-    def chunks(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
+    def chunks(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
         """Candidates with each of their placements, some thousands at a time."""
         count = self.placed.count[self.space.factorisation[rows]]
         candidate = np.repeat(rows, count)
         offset = np.arange(len(candidate)) - np.repeat(np.cumsum(count) - count, count)
         placed = self.placed.first[self.space.factorisation[candidate]] + offset
-        for start in range(0, len(candidate), CHUNK):
-            yield candidate[start : start + CHUNK], placed[start : start + CHUNK]
+        size = CHUNK // num_lines
+        for start in range(0, len(candidate), size):
+            yield candidate[start : start + size], placed[start : start + size]
 
-    def price(
-        self, family: FamilyKey, policy: Policy, candidate: Ints, placed: Ints
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Step time of the slowest and memory of the fullest stage, for a chunk of one family."""
-        space, tables = self.space, self.tables
-        factorisation = space.factorisation.take(candidate)
-        micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
-        block_row = tables.block_row[placed, micro_batch]
-        costs = tables.activation[family.sequence_parallel, policy.recompute]
-        activation: Any = {u: Gathered(cost, block_row) for u, cost in costs.items()}
-        key = family.sequence_parallel, family.zero, policy.recompute
-        held, state_row = tables.state[key], placed + tables.state_offset[key].take(block_row)
-        state: Any = {u: Gathered(cost, state_row) for u, cost in held.items()}
-        stage_row = tables.stage_row[factorisation, virtual]
-        degrees: dict[str, Any] = {axis: space.degrees[axis].take(factorisation) for axis in ("dp", "fsdp", "pp")}
-        degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)
-        m = num_micro_batches(self.job, degrees)
-        v = np.array(space.choices.num_virtual_stages).take(virtual)
-        schedule = space.choices.schedule[family.schedule]
-        waiting = tables.waiting[family.schedule]
-        uneven = waiting.of(stage_row).in_step(m) if waiting else 0.0
-        pipeline = Pipeline(schedule, degrees["pp"], v, m, uneven)
-        host, again = self.hosts[policy.offload], self.recompute_layers(policy, family.schedule, stage_row)
-        slowest = np.zeros(len(candidate))
-        fullest = np.zeros(len(candidate))
-        for stage in tables.stages[family.schedule][: 1 if family.single else None]:
-            counts = self.counts(stage, pipeline, stage_row, again, single=bool(family.single))
-            priced = PricedStage(counts=counts, activation=activation, state=state, pipeline=pipeline, host=host)
-            np.maximum(slowest, self.step_s(priced), out=slowest)
-            np.maximum(fullest, self.memory_bytes(priced, stage.number.take(stage_row)), out=fullest)
-        return slowest, fullest
-
-    def step_s(self, stage: PricedStage) -> NDArray[np.float64]:
-        """Step time of a stage; what it is added up from is let go at once, so that the next columns find room in the cache."""
-        total_s: NDArray[np.float64] = Step(stage=stage, overlap=self.job.convention, share=self.exposed).total_s
-        return total_s
-
-    def memory_bytes(self, stage: PricedStage, number: Ints) -> NDArray[np.float64]:
-        """Memory of a device of a stage, likewise."""
-        memory = memory_of(stage, number, self.cluster.chip, stepwise=self.stepwise)
-        total: NDArray[np.float64] = added(MEMORY.values(memory).values())
-        return total
-
-    def counts(self, stage: Stage, pipeline: Pipeline, rows: Ints, again: Any, *, single: bool) -> Counts:
-        """What a stage holds, over the rows of a chunk; `again` is how many of its layers recompute at most."""
-        layers = {kind: n.take(rows) if isinstance(n, np.ndarray) else n for kind, n in stage.layers.items()}
-        carries = 0 if single else pipeline.num_virtual_stages * pipeline.ends
-        last = single or stage.last
-        return stage_counts(layers, self.model, first=stage.first, last=last, carries=carries, recompute_layers=again)
+    def price(self, rows: _Chunk, number: int) -> None:
+        """Memory of every row of a chunk under a policy, and the step time of those that may be kept."""
+        policy = self.space.choices.policies[number]
+        memory = rows.memory_bytes(policy)
+        chunk = Chunk(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
+        fits = self.front.weigh(memory)
+        if not (self.exhaustive or self.wanted):
+            kept = np.flatnonzero(self.front.wanted(rows.bound_s(policy) * SLACK, memory, fits, chunk))
+            if not len(kept):
+                return
+            if len(kept) < MOST_KEPT * len(rows.candidate):
+                rows, memory, fits = rows.some(kept), memory[:, kept], fits[:, kept]
+                chunk = Chunk(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
+        seconds = rows.step_s(policy)
+        self.keep_some(seconds, memory, chunk)
+        self.front.add(seconds, memory, fits, chunk)
 
     def recompute_layers(self, policy: Policy, schedule: int, stage_row: Ints) -> Any:
         """How many of a stage's layers recompute at most, for some rows of stages; None: all."""
@@ -225,7 +227,7 @@ class _Search:
         )  # fmt: skip
 
     def found(self, row: Row) -> Found:
-        return Found(self.layout(*row[2]), row[0], row[1])
+        return Found(partial(self.layout, *row[2]), row[0], row[1])
 
     def result(self, started: float) -> SearchResult:
         choices, degrees = self.space.choices, self.space.degrees
@@ -235,10 +237,99 @@ class _Search:
         }
         values["placement"] = [str(option) for option in self.placed.placements]
         return SearchResult(
-            tuple(map(self.found, self.front.best())), tuple(map(self.found, self.front.pareto())),
+            tuple(map(self.found, self.front.rows)), tuple(map(self.found, self.front.front)),
             self.found(self.front.leanest),
-            tuple(map(self.found, self.front.fastest.values())),
-            tuple(map(self.found, self.front.fastest_even.values())), tuple(map(self.found, self.sampled)),
+            tuple(map(self.found, self.front.fastest.rows)),
+            tuple(map(self.found, self.front.fastest_even.rows)), tuple(map(self.found, self.sampled)),
             values, self.space.num_candidates, self.front.num_rows, self.front.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip
+
+
+class _Chunk:
+    """Some columns of one family: candidates on their placements, and a line for each ZeRO stage of the family. What does not
+    depend on that stage is worked out once for all of them."""
+
+    def __init__(self, search: _Search, family: FamilyKey, candidate: Ints, placed: Ints) -> None:
+        self.search, self.family, self.candidate, self.placed = search, family, candidate, placed
+        space, tables = search.space, search.tables
+        self.factorisation, self.even = space.factorisation.take(candidate), search.even.take(candidate)
+        micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
+        self.block_row = tables.block_row[placed, micro_batch]
+        self.stage_row = tables.stage_row[self.factorisation, virtual]
+        degrees: dict[str, Any] = {a: space.degrees[a].take(self.factorisation) for a in ("dp", "fsdp", "pp")}
+        degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)
+        m = num_micro_batches(search.job, degrees)
+        v = np.array(space.choices.num_virtual_stages).take(virtual)
+        waiting = tables.waiting[family.schedule]
+        uneven = waiting.of(self.stage_row).in_step(m) if waiting else 0.0
+        self.pipeline = Pipeline(space.choices.schedule[family.schedule], degrees["pp"], v, m, uneven)
+        self.known: dict[Policy, list[PricedStage]] = {}
+
+    def some(self, columns: Ints) -> _Chunk:
+        """Some of the columns."""
+        return _Chunk(self.search, self.family, self.candidate[columns], self.placed[columns])
+
+    def step_s(self, policy: Policy) -> Floats:
+        """Step time of the slowest stage."""
+        return self.slowest_s(self.stages(policy))
+
+    def bound_s(self, policy: Policy) -> Floats:
+        """What a step takes at least, over columns: the same with weights that take no time to move and to update."""
+        stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)]
+        bound: Floats = self.slowest_s(stages)[0]
+        return bound
+
+    def slowest_s(self, stages: Sequence[PricedStage]) -> Floats:
+        """Step time of the slowest of some stages; what each is added up from is let go at once, so that the next columns find
+        room in the cache."""
+        slowest = np.zeros((len(self.family.zeros), len(self.candidate)))
+        for stage in stages:
+            step = Step(stage=stage, overlap=self.search.job.convention, share=self.search.exposed)
+            np.maximum(slowest, step.total_s, out=slowest)
+        return slowest
+
+    def memory_bytes(self, policy: Policy) -> Floats:
+        """Memory of a device of the fullest stage."""
+        fullest = np.zeros((len(self.family.zeros), len(self.candidate)))
+        numbers = (one.number.take(self.stage_row) for one in self.worst)
+        for stage, number in zip(self.stages(policy), numbers, strict=True):
+            memory = memory_of(stage, number, self.search.cluster.chip, stepwise=self.search.stepwise)
+            np.maximum(fullest, added(MEMORY.values(memory).values()), out=fullest)
+        return fullest
+
+    @property
+    def worst(self) -> tuple[Stage, ...]:
+        return self.search.tables.stages[self.family.schedule][: 1 if self.family.single else None]
+
+    def stages(self, policy: Policy) -> list[PricedStage]:
+        """The stages that can be the worst."""
+        if policy not in self.known:
+            self.known = {policy: self._stages(policy)}
+        return self.known[policy]
+
+    def _stages(self, policy: Policy) -> list[PricedStage]:
+        search, family, tables = self.search, self.family, self.search.tables
+        costs = tables.activation[family.sequence_parallel, policy.recompute]
+        activation: Any = {unit: Gathered([cost], self.block_row) for unit, cost in costs.items()}
+        keys = [(family.sequence_parallel, zero, policy.recompute) for zero in family.zeros]
+        rows = self.placed + tables.state_offset[keys[0]].take(self.block_row)
+        units = tables.state[keys[0]]
+        state: Any = {unit: Gathered([tables.state[key][unit] for key in keys], rows) for unit in units}
+        again = search.recompute_layers(policy, family.schedule, self.stage_row)
+        host = search.hosts[policy.offload]
+        return [
+            PricedStage(
+                counts=self.counts(one, again), activation=activation, state=state, pipeline=self.pipeline, host=host
+            )
+            for one in self.worst
+        ]
+
+    def counts(self, stage: Stage, again: Any) -> Counts:
+        """What a stage holds; `again` is how many of its layers recompute at most."""
+        layers = {k: n.take(self.stage_row) if isinstance(n, np.ndarray) else n for k, n in stage.layers.items()}
+        carries = 0 if self.family.single else self.pipeline.num_virtual_stages * self.pipeline.ends
+        last = bool(self.family.single) or stage.last
+        return stage_counts(
+            layers, self.search.model, first=stage.first, last=last, carries=carries, recompute_layers=again
+        )

@@ -230,10 +230,10 @@ def _required(name: str, value: Any) -> str:
 
 
 class FamilyKey(NamedTuple):
-    """Sequence parallelism, ZeRO stage and schedule by their index among the choices; 1 where there is no pipeline."""
+    """Sequence parallelism, ZeRO stages and schedule by their index among the choices; 1 where there is no pipeline."""
 
     sequence_parallel: int
-    zero: int
+    zeros: tuple[int, ...]
     schedule: int
     single: int
 
@@ -260,12 +260,21 @@ class Space:
         return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
 
     def families(self) -> dict[FamilyKey, Ints]:
-        """Candidates by structure, the choices by index."""
-        single = np.asarray(self.degrees["pp"] == 1)[self.factorisation]
-        sizes = (len(self.choices.sequence_parallel), len(self.choices.zero_stage), len(self.choices.schedule), 2)
-        code = np.ravel_multi_index((self.sequence_parallel, self.zero, self.schedule, single), sizes)
-        found = np.nonzero(np.bincount(code))[0]
-        return {FamilyKey(*map(int, np.unravel_index(c, sizes))): np.nonzero(code == c)[0] for c in found}
+        """Candidates by structure, the choices by index. Candidates that differ by their ZeRO stage alone lie one behind the
+        other, and the first of them stands for all."""
+        columns = (self.factorisation, self.sequence_parallel, self.micro_batch, self.virtual, self.schedule)
+        changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        first = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        stages = np.add.reduceat(1 << self.zero, first)  # as bits
+        single = np.asarray(self.degrees["pp"] == 1)[self.factorisation[first]]
+        sizes = (len(self.choices.sequence_parallel), 1 << len(self.choices.zero_stage), len(self.choices.schedule), 2)
+        code = np.ravel_multi_index((self.sequence_parallel[first], stages, self.schedule[first], single), sizes)
+        found = {}
+        for number in np.flatnonzero(np.bincount(code)):
+            sp, bits, schedule, alone = map(int, np.unravel_index(number, sizes))
+            zeros = tuple(zero for zero in range(len(self.choices.zero_stage)) if bits >> zero & 1)
+            found[FamilyKey(sp, zeros, schedule, alone)] = first[code == number]
+        return found
 
 
 def factorisations(number: int, num_parts: int) -> Ints:

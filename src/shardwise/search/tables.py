@@ -20,8 +20,9 @@ from shardwise.cost.overlap import convention_of, exposed_s
 from shardwise.cost.rates import exposed_share, loss_of, rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost, Traffic, merged
-from shardwise.cost.unit_parts import Parts
+from shardwise.cost.unit_parts import Parts, priced_family
 from shardwise.job import Job, Overlap, precision_named
+from shardwise.layout.context import variant_of
 from shardwise.layout.family import EXPERT, TP, Family, Mode, atomic_degrees, mode_family
 from shardwise.layout.legality import possible_modes
 from shardwise.layout.stages import MOST_EMPTY, dense_layers, even_virtual_stages, evenly_placed
@@ -32,7 +33,7 @@ from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_of
 from shardwise.schedule.uneven import NONE, Waiting, waiting
 from shardwise.search.placed import Placed
 from shardwise.search.space import FamilyKey, Space
-from shardwise.symbolic import Value, Values, added
+from shardwise.symbolic import FrozenValues, Value, Values, added
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -51,35 +52,46 @@ def codes(*columns: Array) -> tuple[Ints, Ints]:
 
 
 class Gathered:
-    """Columns of a cost table at some rows; each is gathered when it is first asked for."""
+    """Columns of cost tables at some rows; each is gathered when it is first asked for. Of several tables, one for each ZeRO
+    stage, a column has a line from each, unless all of them have the same."""
 
-    def __init__(self, cost: ActivationCost | StateCost, rows: Ints) -> None:
-        self._cost = cost
+    def __init__(self, costs: Sequence[ActivationCost | StateCost], rows: Ints) -> None:
+        self._costs = costs
         self._rows = rows
         self._got: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         got: dict[str, Any] = self.__dict__["_got"]
         if name not in got:
-            value = getattr(self._cost, name)
-            got[name] = _Taken(value, self._rows) if isinstance(value, Mapping) else _taken(value, self._rows)
+            columns = [getattr(cost, name) for cost in self._costs]
+            by_axis = isinstance(columns[0], Mapping)
+            got[name] = _Taken(columns, self._rows) if by_axis else _taken(columns, self._rows)
         return got[name]
 
 
 class _Taken(dict[str, Any]):
     """Columns by axis at some rows; likewise."""
 
-    def __init__(self, columns: Mapping[str, Any], rows: Ints) -> None:
+    def __init__(self, columns: Sequence[Mapping[str, Any]], rows: Ints) -> None:
         super().__init__()
         self._columns, self._rows = columns, rows
 
     def __missing__(self, axis: str) -> Any:
-        self[axis] = _taken(self._columns[axis], self._rows)
+        self[axis] = _taken([column[axis] for column in self._columns], self._rows)
         return self[axis]
 
 
-def _taken(column: Any, rows: Ints) -> Any:
-    return column.take(rows, mode="clip") if isinstance(column, np.ndarray) and column.ndim else column
+def _taken(columns: Sequence[Any], rows: Ints) -> Any:
+    first = columns[0]
+    if all(column is first or (np.ndim(column) == 0 and np.ndim(first) == 0 and column == first) for column in columns):
+        return first.take(rows, mode="clip") if np.ndim(first) else first
+    found = np.empty((len(columns), len(rows)))
+    for line, column in zip(found, columns, strict=True):
+        if np.ndim(column):
+            column.take(rows, out=line, mode="clip")
+        else:
+            line[:] = column
+    return found
 
 
 def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool, measured: bool) -> ActivationCost:
@@ -212,7 +224,8 @@ class _Builder:
 
     def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> Values:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
-        return unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
+        found = unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
+        return FrozenValues(found)
 
     def state_tables(
         self,
@@ -220,7 +233,7 @@ class _Builder:
         """By (sequence parallelism, ZeRO stage, recompute): columns over the placed rows, once for each mode whose state is
         derived otherwise, one behind the other; and where the rows of each mode begin."""
         priced = _StatePricer(self)
-        structures = {(key.sequence_parallel, key.zero) for key in self.families}
+        structures = {(key.sequence_parallel, zero) for key in self.families for zero in key.zeros}
         policies = range(len(self.space.choices.recompute))
         found = {(sp, zero, policy): priced.units(sp, zero, policy) for sp, zero in structures for policy in policies}
         return {key: costs for key, (costs, _) in found.items()}, {key: rows for key, (_, rows) in found.items()}
@@ -234,11 +247,15 @@ class _Builder:
         row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
         schedules = sorted({key.schedule for key in self.families})
         worst = {one: self.worst(self.space.choices.schedule[one], every) for one in schedules}
-        return worst, {one: self.waiting(self.space.choices.schedule[one], every) for one in schedules}, row
+        used = np.unique(row[self.space.factorisation, self.space.virtual]).tolist()
+        names = {one: self.space.choices.schedule[one] for one in schedules}
+        return worst, {one: self.waiting(name, every, used) for one, name in names.items()}, row
 
-    def waiting(self, schedule: str, every: Sequence[tuple[int, int]]) -> Waiting | None:
-        """What uneven virtual stages add for each (pp, virtual)."""
-        found = [self._waiting(schedule, pp, count) for pp, count in every]
+    def waiting(self, schedule: str, every: Sequence[tuple[int, int]], used: Iterable[int]) -> Waiting | None:
+        """What uneven virtual stages add for each (pp, virtual) that layouts have."""
+        found = [NONE] * len(every)
+        for number in used:
+            found[number] = self._waiting(schedule, *every[number])
         return Waiting(*np.array(found).T) if any(map(any, found)) else None
 
     def _waiting(self, schedule: str, pp: int, count: int) -> Waiting:
@@ -269,9 +286,11 @@ class _StatePricer:
     def __init__(self, builder: _Builder) -> None:
         self.builder, self.choices = builder, builder.space.choices
         self.num_rows = len(builder.placed.placement)
-        rows = np.arange(self.num_rows)
-        self.links = builder.placed.links(builder.cluster.reached, rows)
-        self.values = builder.values(rows, np.ones_like(rows))
+        placed = builder.placed
+        self.links = replace(
+            placed.links(builder.cluster.reached, np.arange(self.num_rows)), sizes=placed.factorisation
+        )
+        self.values = builder.values(placed.first, np.ones_like(placed.first))
         self.known: dict[Hashable, StateCost] = {}
 
     def units(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
@@ -361,9 +380,13 @@ class _ByMode:
         self.builder = builder
         self.choices, self.job = builder.space.choices, builder.job
         self.modes = builder.modes
-        self.links = builder.placed.links(builder.cluster.reached, rows)
-        self.values = {v: builder.values(rows, micro_batch, v) for v in self.choices.cp_variant}
+        first, sizes = codes(*(builder.degrees[axis][rows] for axis in ("tp", "cp", "ep")), micro_batch)
+        self.links = replace(builder.placed.links(builder.cluster.reached, rows), sizes=sizes)
+        last = {variant_of(v).waits_for_last: v for v in self.choices.cp_variant}
+        self.values = {waits: builder.values(rows[first], micro_batch[first], v) for waits, v in last.items()}
         self.degrees = {axis: column[rows] for axis, column in builder.whole.items()}
+        self.known: dict[Hashable, ActivationCost] = {}
+        self.pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
 
     def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
         """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
@@ -378,15 +401,21 @@ class _ByMode:
 
     def costs(self, sp: int, policy: int, mode: Mode) -> dict[str, ActivationCost]:
         family = mode_family(3, bool(self.choices.sequence_parallel[sp]), self.choices.recompute[policy], mode)
-        price, values = self.builder.pricer.activation, self.values[mode.cp_variant]
-        priced = {u: price(u, family, values, self.links) for u in (*self.builder.units, "carry")}
+        waits = variant_of(mode.cp_variant).waits_for_last
+        priced = {u: self.unit(u, family, waits) for u in (*self.builder.units, "carry")}
         if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
             plain = replace(family, recompute="none")
-            priced |= {KEPT + u: price(u, plain, values, self.links) for u in self.builder.units if u in LAYERS}
-        pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
-        measured = self.builder.cluster.calibration is not None
-        convention = self.job.convention
-        return {u: lean_activation(cost, convention, pairs=pairs, measured=measured) for u, cost in priced.items()}
+            priced |= {KEPT + u: self.unit(u, plain, waits) for u in self.builder.units if u in LAYERS}
+        return priced
+
+    def unit(self, name: str, family: Family, waits: bool) -> ActivationCost:
+        """The cost of a unit, once for all families in which it is derived alike."""
+        key = name, priced_family(self.builder.architecture.structure, family, name), waits
+        if key not in self.known:
+            cost = self.builder.pricer.activation(name, family, self.values[waits], self.links)
+            measured = self.builder.cluster.calibration is not None
+            self.known[key] = lean_activation(cost, self.job.convention, pairs=self.pairs, measured=measured)
+        return self.known[key]
 
     def seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""

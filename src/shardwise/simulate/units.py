@@ -10,6 +10,7 @@ from shardwise.cost.instructions import InstructionPricer
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.unit_costs import ActivationCost, StateCost
 from shardwise.cost.unit_parts import Parts, charged_to
+from shardwise.derive.derivation import Unit
 from shardwise.lowering.instruction import Instruction, Launch, Start, Wait
 from shardwise.lowering.kernels import Kernel as Launched
 from shardwise.lowering.stages import of_kind
@@ -47,8 +48,9 @@ class UnitWorks:
         own = unit.removeprefix(KEPT)
         listed = template.passes[UPDATE] if kind == UPDATE else of_kind(template, own, kind)
         host = _Host(self.pricer, parts, kind)
-        pieces = _Pieces(self.pricer, parts, listed)
-        moved = {id(t): transfer for t in _started(listed) if (transfer := self._transfer(own, t, parts)) is not None}
+        pieces = _Pieces(self.pricer, parts, own, listed)
+        started = ((one, self._transfer(template.unit, one, parts)) for one in _started(listed))
+        moved = {id(one): transfer for one, transfer in started if transfer is not None}
         casts = set[str]()
         for one in listed:
             if isinstance(one, Launch):
@@ -67,15 +69,15 @@ class UnitWorks:
                 yield begun(transfer) if isinstance(one, Start) else Await(transfer)
         yield from pieces.without_kernels()
 
-    def _transfer(self, unit: str, traffic: Traffic, parts: Parts) -> Transfer | None:
+    def _transfer(self, unit: Unit, traffic: Traffic, parts: Parts) -> Transfer | None:
         """A collective; none where nothing moves, or where it runs in pieces."""
         seconds = 0.0 if traffic.beside else self.pricer.collective_s(traffic, parts)
         if seconds == 0.0:
             return None
         return Transfer(
-            seconds=seconds, axis=charged_to(traffic), unit=unit, name=f"{traffic.kind} {traffic.tensors[0]}",
+            seconds=seconds, axis=charged_to(traffic), unit=unit.name, name=f"{traffic.kind} {traffic.tensors[0]}",
             role=CONTROL if traffic.is_control else ROLES.get(traffic.role, ACTIVATION),
-            carries=carried(parts.unit, traffic),
+            carries=carried(unit, traffic),
             one_behind=traffic.kind is Kind.REDUCE_SCATTER and traffic.scope == "micro_batch",
         )  # fmt: skip
 
@@ -114,7 +116,7 @@ class _Pieces:
     piece hides behind nothing. Those beside the same kernels begin with the first of these, and are waited for behind the last.
     """
 
-    def __init__(self, pricer: InstructionPricer, parts: Parts, listed: Iterable[Instruction]) -> None:
+    def __init__(self, pricer: InstructionPricer, parts: Parts, unit: str, listed: Iterable[Instruction]) -> None:
         together: dict[tuple[str, tuple[str, ...]], list[Traffic]] = {}
         for traffic in _started(listed):
             if traffic.beside:
@@ -132,7 +134,7 @@ class _Pieces:
             if not traffic_s:
                 continue
             transfer = Transfer(
-                seconds=traffic_s + compute_s / pieces if here else traffic_s, axis=moved[0].group, unit=parts.unit.name,
+                seconds=traffic_s + compute_s / pieces if here else traffic_s, axis=moved[0].group, unit=unit,
                 name=f"{moved[0].kind} {moved[0].tensors[0]} in pieces", beside_s=compute_s if here else 0.0,
             )  # fmt: skip
             if here:
