@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from shardwise.cli import (
@@ -31,6 +32,7 @@ from shardwise.cli import (
     verify,
 )
 from shardwise.cli.terminal import ProgressLine, folded, terminal_width
+from shardwise.cost.kept import derivations_kept
 from shardwise.errors import STOPPED, ShardwiseError, told
 from shardwise.output import complain, write
 from shardwise.parser import Parser, asks_for_json
@@ -95,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = asks_for_json(sys.argv[1:] if argv is None else argv)
     try:
         arguments = build_parser().parse_args(argv)
-        write(_answer(arguments) + "\n", sys.stdout)
+        with derivations_kept() if argv is None else nullcontext():  # a process of its own, not a call in another's
+            write(_answer(arguments) + "\n", sys.stdout)
     except ShardwiseError as error:
         said = told(error.problems, error.exit_code, as_json=as_json)
         complain((said if as_json else folded(said, terminal_width(sys.stderr))) + "\n")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.cost.formats import Products, Saved, products_of, waiting_of
+from shardwise.cost.kept import KEPT
 from shardwise.cost.shared import Shared
 from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit, own_family, routes
@@ -155,7 +156,9 @@ def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy
 
 @lru_cache(maxsize=1024)
 def _parts(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
-    return SHARED.of(derived_parts(structure, family, name, policy))
+    return KEPT.get(
+        structure, policy, ("parts", family, name), lambda: SHARED.of(derived_parts(structure, family, name, policy))
+    )
 
 
 def derived_parts(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
@@ -171,7 +174,9 @@ def derived_parts(structure: Structure, family: Family, name: str, policy: Issue
 
 @lru_cache(maxsize=1024)
 def _held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
-    return SHARED.of(derived_held(structure, family, name, policy))
+    return KEPT.get(
+        structure, policy, ("held", family, name), lambda: SHARED.of(derived_held(structure, family, name, policy))
+    )
 
 
 def derived_held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:

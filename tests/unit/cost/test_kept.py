@@ -1,0 +1,129 @@
+"""What is read off derivations is kept on disk for the next process, and nothing depends on that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardwise.cost import kept, unit_parts
+from shardwise.cost.kept import derivations_kept
+from shardwise.cost.unit_parts import Parts, derived_held, derived_parts, held_in, parts_of
+from shardwise.issuing import IssuePolicy
+from shardwise.layout.family import Family
+from shardwise.model.load import load_model
+
+STRUCTURE = load_model("deepseek-v2-lite").structure
+POLICY, FAMILY = IssuePolicy(), Family(3, True, "full", experts=True, whole_experts=True)
+UNITS = ("block", "dense_block", "head")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where files are kept in a test; nothing is known from others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _forget()
+    yield tmp_path / "shardwise"
+    _forget()
+
+
+def _forget() -> None:
+    unit_parts._parts.cache_clear()
+    unit_parts._held.cache_clear()
+
+
+def read_off() -> dict[str, Parts]:
+    """Parts of some units, as a process of its own would get them."""
+    _forget()
+    with derivations_kept():
+        held_in(STRUCTURE, FAMILY, "block", POLICY)
+        return {unit: parts_of(STRUCTURE, FAMILY, unit, POLICY) for unit in UNITS}
+
+
+def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units that are derived from here on, in order."""
+    derived: list[str] = []
+
+    def counting(structure: object, family: Family, name: str, policy: IssuePolicy) -> Parts:
+        derived.append(name)
+        return derived_parts(STRUCTURE, family, name, policy)
+
+    monkeypatch.setattr(unit_parts, "derived_parts", counting)
+    return derived
+
+
+def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    derived = count_derived(monkeypatch)
+    first = read_off()
+    assert derived == list(UNITS)
+    (path,) = folder.iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    second = read_off()
+    assert derived == list(UNITS)
+    assert first == second
+    for unit in UNITS:
+        own = unit_parts.priced_family(STRUCTURE, FAMILY, unit)
+        assert second[unit] == derived_parts(STRUCTURE, own, unit, POLICY)
+    with derivations_kept():
+        assert held_in(STRUCTURE, FAMILY, "block", POLICY) == derived_held(STRUCTURE, FAMILY, "block", POLICY)
+
+
+def test_what_is_new_is_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_off()
+    derived = count_derived(monkeypatch)
+    _forget()
+    with derivations_kept():
+        parts_of(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
+    assert derived == ["block"]
+    _forget()
+    with derivations_kept():
+        parts_of(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
+        parts_of(STRUCTURE, FAMILY, "block", POLICY)
+    assert derived == ["block"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "other", "writable"])
+def test_a_file_that_cannot_be_trusted_is_derived_again(
+    harm: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = read_off()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    if harm == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif harm == "other":
+        path.write_bytes(b"something else")
+    else:
+        path.chmod(0o666)
+    derived = count_derived(monkeypatch)
+    assert read_off() == first
+    assert derived == list(UNITS)
+    assert path.stat().st_mode & 0o077 == 0
+    assert read_off() == first
+    assert derived == list(UNITS)
+
+
+def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
+    first = read_off()
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_text("a file in place of the folder")
+    assert read_off() == first
+
+
+def test_old_files_of_other_sources_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_off()
+    (old,) = folder.iterdir()
+    monkeypatch.setattr(kept, "_sources", lambda: [("another", 1, 1)])
+    monkeypatch.setattr(kept, "OLDEST_S", -1e9)
+    monkeypatch.setattr(kept.time, "time", lambda: old.stat().st_mtime)
+    read_off()
+    assert not old.exists()
+
+
+def test_without_being_asked_nothing_is_written(folder: Path) -> None:
+    parts_of(STRUCTURE, FAMILY, "block", POLICY)
+    assert not folder.exists()
