@@ -1,44 +1,106 @@
-"""Layouts priced per CPU-second, and whether the fast path is right.
+"""Layouts per CPU-second, what whole processes of `plan` take, and whether the fast path is right.
 
     python benchmarks/search.py [--repeat 5] [--samples 1000]
 
-Llama-3-405B on 16,384 H100, 16Mi tokens per batch, sequences of 8,192. Prints the median rate of several searches in this
-process (the derivation included in each: its caches are emptied), the peak memory, a recount of the legal candidates of a
-small case in plain Python, and the largest difference of sampled rows from the scalar path.
+Llama-3-405B on 16,384 H100 and DeepSeek-V3 on 2,048: the best rate of several searches in this process, with derivations read
+from disk as a new process reads them (and, once, as they may be derived anew). CPU seconds and memory of `plan` as a process,
+the best of several. A recount of the legal candidates of a small case in plain Python, and the largest difference of sampled
+rows from the scalar path.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
-import resource
-import statistics
+import subprocess
 import sys
+from typing import NamedTuple
 
 from shardwise.cluster.load import load_cluster
 from shardwise.cost import unit_parts
 from shardwise.cost.estimate import estimate
+from shardwise.cost.kept import derivations_kept
 from shardwise.derive import derivation
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
+from shardwise.layout.legality import degrees_of
+from shardwise.lowering.control import control_traffic
+from shardwise.lowering.template import unit_template
 from shardwise.model.load import load_model
 from shardwise.schedule.schedule import natural_schedule
 from shardwise.search.search import SearchResult, search
 from shardwise.search.space import FACTORED, Choices, factorisations
 
-REQUIRED_PER_CPU_SECOND = 1_000_000
 LARGEST_DIFFERENCE = 1e-9
-LARGEST_MEMORY_BYTES = 500e6
+LARGEST_MEMORY_BYTES = 300e6
 
 
-def run_search() -> SearchResult:
-    """One search with cold caches, as a new process would run it."""
-    derivation._derived.cache_clear()
-    unit_parts.parts_of.cache_clear()
-    job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
-    return search(load_model("llama-3-405b"), load_cluster("h100:16384"), job)
+class Question(NamedTuple):
+    """A model on H100, tokens of a batch and a sequence; CPU seconds that `plan` may take, layouts that a search does in one."""
+
+    model: str
+    num_devices: int
+    batch_tokens: int
+    seq_len: int
+    most_cpu_s: float
+    per_cpu_second: float | None = None
+
+
+QUESTIONS = (
+    Question("llama-3-8b", 8, 2**20, 8192, 0.6),
+    Question("llama-3-70b", 512, 2**22, 8192, 0.8),
+    Question("llama-3-405b", 16384, 2**24, 8192, 1.5, 5e6),
+    Question("deepseek-v3", 2048, 15360 * 4096, 4096, 3.0, 1.5e6),
+)
+
+
+def run_search(question: Question) -> SearchResult:
+    """One search as a new process would run it, which knows nothing but what is on disk."""
+    for known in (derivation._derived, unit_parts._parts, unit_template, control_traffic):
+        known.cache_clear()
+    job = Job(global_batch_tokens=question.batch_tokens, seq_len=question.seq_len)
+    model, cluster = load_model(question.model), load_cluster(f"h100:{question.num_devices}")
+    with derivations_kept():
+        return search(model, cluster, job)
+
+
+def run_plan(question: Question) -> tuple[float, float]:
+    """CPU seconds and peak memory in bytes of `plan` as a process."""
+    words = [sys.executable, "-m", "shardwise", "plan", question.model, f"h100:{question.num_devices}"]
+    words += ["--batch-tokens", str(question.batch_tokens), "--seq-len", str(question.seq_len)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(words)} ended with {status}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0
+
+
+def rates(repeat: int) -> bool:
+    """Print the rates; whether all are met."""
+    met = []
+    for question in QUESTIONS:
+        if question.per_cpu_second:
+            results = [run_search(question) for _ in range(repeat + 1)]
+            found = [result.num_layouts / result.cpu_seconds for result in results]
+            print(f"{question.model:<26} {results[0].num_layouts:,} of {results[0].num_candidates:,} candidates")
+            print(
+                f"  layouts per CPU-second   {max(found[1:]):,.0f} ({min(found[1:]):,.0f} to), {found[0]:,.0f} the first time"
+            )
+            met.append(max(found[1:]) >= question.per_cpu_second)
+    return all(met)
+
+
+def processes(repeat: int) -> bool:
+    """Print what processes take; whether it is no more than it may be."""
+    met = []
+    for question in QUESTIONS:
+        used = [run_plan(question) for _ in range(repeat + 1)][1:]
+        seconds, memory = min(one for one, _ in used), max(most for _, most in used)
+        print(f"plan {question.model:<21} {seconds:.2f} s of CPU time, {memory / 1e6:.0f} MB")
+        met.append(seconds <= question.most_cpu_s and memory <= LARGEST_MEMORY_BYTES)
+    return all(met)
 
 
 def recount(num_devices: int) -> tuple[int, int]:
@@ -58,7 +120,7 @@ def recount(num_devices: int) -> tuple[int, int]:
             num_virtual_stages=virtual, zero_stage=zero, recompute=recompute,
             schedule=natural_schedule(degrees[FACTORED.index("pp")], virtual),
         )  # fmt: skip
-        legal += not violations(model, job, num_devices, layout)
+        legal += all(rule.legal(model, job, num_devices, degrees_of(layout)) for rule in choices.rules)
     return result.num_candidates - sum(result.num_illegal_by_rule.values()), legal
 
 
@@ -83,20 +145,12 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1000)
     arguments = parser.parse_args()
-    results = [run_search() for _ in range(arguments.repeat)]
-    rates = [result.num_layouts / result.cpu_seconds for result in results]
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    small, fast = processes(arguments.repeat), rates(arguments.repeat)  # a process begins with the memory of this one
     by_arrays, by_loops = recount(16)
     difference = largest_difference(arguments.samples)
-    rate = statistics.median(rates)
-    print(f"layouts                    {results[0].num_layouts:,} of {results[0].num_candidates:,} candidates")
-    print(f"layouts per CPU-second     {rate:,.0f} (median of {len(rates)}, {min(rates):,.0f} to {max(rates):,.0f})")
-    print(f"peak memory                {memory / 1e6:.0f} MB")
     print(f"legal candidates, 16 H100  {by_arrays:,} by arrays, {by_loops:,} one by one")
     print(f"largest difference         {difference:.1e}")
-    met = (
-        rate >= REQUIRED_PER_CPU_SECOND, memory <= LARGEST_MEMORY_BYTES, by_arrays == by_loops, difference <= LARGEST_DIFFERENCE,
-    )  # fmt: skip
+    met = fast, small, by_arrays == by_loops, difference <= LARGEST_DIFFERENCE
     return 0 if all(met) else 1
 
 

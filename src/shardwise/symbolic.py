@@ -8,12 +8,13 @@ arrays), from the same expression. Nothing here imports NumPy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 Value = Any  # an int, a float, or a NumPy array of them
+Result = TypeVar("Result")
 
 
 class Local(NamedTuple):
@@ -39,6 +40,10 @@ class Values(dict[Symbol, Value]):
         self[symbol] = value
         return value
 
+    def once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """What `make` gives at these values, which depends on nothing but them, the objects `of` and what is equal to `at`."""
+        return make()
+
     def degree(self, axes: Iterable[str]) -> Value:
         """Devices of a group along some axes."""
         degree: Value = 1
@@ -53,6 +58,15 @@ class FrozenValues(Values):
     def __init__(self, values: Values) -> None:
         super().__init__(values)
         self._known: dict[int, tuple[Polynomial, Value]] = {}
+        self._made: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
+
+    def once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """The same, made once for the same objects, which are kept so that their identities stay their own."""
+        key = at, *map(id, of)
+        if key not in self._made:
+            self._made[key] = of, make()
+        found: Result = self._made[key][1]
+        return found
 
     def number(self, polynomial: Polynomial) -> Value:
         """The number that a polynomial has; by identity, and the polynomial is kept so that its identity stays its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from shardwise.sharding.spec import Axes
@@ -95,6 +96,9 @@ class FlatArrays:
 
     def evaluate(self, values: Values, most_elements: float) -> Extent:
         """The arrays at these sizes and degrees; buckets hold at most so many elements."""
+        return values.once((self,), partial(self._extent, values, most_elements), at=most_elements)
+
+    def _extent(self, values: Values, most_elements: float) -> Extent:
         sizes = [weight.evaluate(values) for weight in self.weights]
         shards = values.degree(self.split)
         count, elements = extent(sizes, shards, most_elements if self.bucketed else None)

@@ -19,6 +19,7 @@ class Links:
     topology: Topology
     cuts: Mapping[str, tuple[Cut, ...]]
     known: dict[tuple[str, ...], Link] = field(default_factory=dict)
+    spans: dict[tuple[str, ...], list[Cut]] = field(default_factory=dict)
     sizes: Value | None = None
 
     def along(self, value: Value) -> Value:
@@ -35,7 +36,10 @@ class Links:
 
     def joined(self, axes: tuple[str, ...]) -> list[Cut]:
         """What the group of devices along `axes` spans of each level."""
-        return [_join([self.cuts[axis][i] for axis in axes]) for i in range(len(self.topology.levels))]
+        if axes not in self.spans:
+            levels = range(len(self.topology.levels))
+            self.spans[axes] = [_join([self.cuts[axis][i] for axis in axes]) for i in levels]
+        return self.spans[axes]
 
     def hop(self, axes: tuple[str, ...]) -> Link:
         """Link between neighbours along `axes`, for a send and a receive."""

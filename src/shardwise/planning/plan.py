@@ -35,8 +35,9 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """What was searched. `num_layouts` counts distinct legal layouts whose time and memory were computed. `elsewhere` says what
-    a layout that the stack does not run would gain, where that is more than predictions do not tell apart."""
+    """What was searched. `num_layouts` counts distinct legal layouts: the memory of each was computed, and the time where a bound
+    did not leave it out. `elsewhere` says what a layout that the stack does not run would gain, where that is more than predictions
+    do not tell apart."""
 
     space: Mapping[str, list[Any]]
     num_layouts: int

@@ -1,4 +1,4 @@
-"""Price every legal layout and keep the best: top-k by time, the Pareto front of time and memory, the smallest miss."""
+"""Price legal layouts and keep the best: top-k by time, the Pareto front of time and memory, the smallest miss."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_spac
 from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.symbolic import added
 
-CHUNK = 131072  # rows whose columns stay in the cache
-SLACK = 1 - 1e-12  # of a bound: sums in another order
+CHUNK = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
+SLACK = 1 - 1e-12  # of a bound: where parts are nothing, sums are rounded in another order
 MOST_KEPT = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
 
 
@@ -105,7 +105,10 @@ def search(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
     reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = silent,
 ) -> SearchResult:  # fmt: skip
-    """Price every legal layout of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
+    """The best legal layouts of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
+
+    Memory is priced of all of them, the step time of those that fit and that a bound does not leave out; `exhaustive`: of all,
+    with the same result.
 
     Raises `NothingFitsError` when the choices leave no legal layout. `cpu_seconds` counts everything, the derivation
     included. `sample` keeps about so many rows at random, to be held against the scalar path.
@@ -275,8 +278,9 @@ class _Chunk:
         return self.slowest_s(self.stages(policy))
 
     def bound_s(self, policy: Policy) -> Floats:
-        """What a step takes at least, over columns: the same with weights that take no time to move and to update."""
-        stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)]
+        """What a step takes at least, over columns: what the last stage does with weights that take no time.
+        Each sum and maximum of its price is no less with more of anything, so that the whole is none either."""
+        stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)[-1:]]
         bound: Floats = self.slowest_s(stages)[0]
         return bound
 

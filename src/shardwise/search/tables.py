@@ -292,6 +292,8 @@ class _StatePricer:
         )
         self.values = builder.values(placed.first, np.ones_like(placed.first))
         self.known: dict[Hashable, StateCost] = {}
+        self.numbers: dict[Hashable, int] = {}
+        self.number_of: dict[int, tuple[Parts, int]] = {}
 
     def units(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
         """The cost of each unit in each mode that is derived otherwise than those before it, and where each mode's rows begin.
@@ -310,14 +312,21 @@ class _StatePricer:
         return costs, np.array([different.index(key) * self.num_rows for key in keys], dtype=np.int64)
 
     def key(self, family: Family) -> Hashable:
-        return tuple(self.parts(family, unit).state_key for unit in self.builder.units)
+        return tuple(self.number(family, unit) for unit in self.builder.units)
+
+    def number(self, family: Family, unit: str) -> int:
+        """The number of what a unit's state is derived as; each is looked at once."""
+        parts = self.parts(family, unit)
+        if id(parts) not in self.number_of:
+            self.number_of[id(parts)] = parts, self.numbers.setdefault(parts.state_key, len(self.numbers))
+        return self.number_of[id(parts)][1]
 
     def parts(self, family: Family, unit: str) -> Parts:
         return self.builder.pricer.parts(self.builder.pricer.of_structure(family), unit)
 
     def unit(self, name: str, families: Sequence[Family]) -> StateCost:
         """The columns of a unit in each family."""
-        key = name, families[0].zero_stage, tuple(self.parts(family, name).state_key for family in families)
+        key = name, families[0].zero_stage, tuple(self.number(family, name) for family in families)
         if key not in self.known:
             costs = [self.builder.pricer.state(name, family, self.values, self.links) for family in families]
             self.known[key] = lean_state(
