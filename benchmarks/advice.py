@@ -149,7 +149,7 @@ def _under(
 
 
 def _seconds(model: Architecture, question: Question, job: Job, stack: Stack, layout: Layout) -> float | None:
-    """Seconds of a layout under a stack, which overlaps tensor parallelism where it can; None where it does not run or fit there."""
+    """Seconds of a layout under a stack, which overlaps tensor parallelism where it can; None where it does not run or fit."""
     own = replace(job, loss=stack.loss)
     layout = replace(layout, async_tp=stack.abilities.async_tp and layout.sequence_parallel and layout.tp > 1)
     if lacking(stack, model, own, layout):

@@ -20,7 +20,8 @@ SESSIONS = [
     for document in refresh.DOCUMENTS
     for block in refresh.SESSION.finditer(document.read_text(encoding="utf-8"))
 ]
-FITTED = "shardwise validate --folds"  # takes minutes; tests/unit/calibrate/test_published_fit.py has fitted the same
+# They take long; tests/unit/calibrate/ has the same at hand (test_published_fit.py, test_groups.py) and compares it.
+ELSEWHERE = ("shardwise validate --folds", "shardwise validate --groups")
 REPLAYS = [
     (str(document.relative_to(ROOT)), block.group(1))
     for document in refresh.DOCUMENTS
@@ -28,7 +29,7 @@ REPLAYS = [
 ]
 
 
-PRINTED = [session for session in SESSIONS if session[1] != FITTED]
+PRINTED = [session for session in SESSIONS if session[1] not in ELSEWHERE]
 
 
 @pytest.mark.parametrize(("document", "command", "output"), PRINTED, ids=[f"{s[0]}:{s[1][10:60]}" for s in PRINTED])

@@ -98,7 +98,8 @@ class UnitPricer:
         for key, seconds_left in self.overlapped_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
         if self.rates.host_s:
-            self.hide_behind_host(comm, {p: self.idle_s(parts, p, seconds) for p, seconds in compute.items()})
+            idle = {p: links.along(self.idle_s(parts, p, seconds)) for p, seconds in compute.items()}
+            self.hide_behind_host(comm, idle)
 
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -69,5 +70,5 @@ def test_the_choice_between_layouts() -> None:
     assert payload["summary"][KEPT]["num_groups"] == len(found[KEPT])
     assert {"fold", "key", "fewest_layouts"} <= payload.keys()
     text = groups_report(found)
-    assert "published runs" in text
-    assert "largest regrets" in text
+    document = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert f"$ shardwise validate --groups\n\n{text}\n```" in document
