@@ -36,7 +36,7 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
     """What was searched. `num_layouts` counts distinct legal layouts: the memory of each was computed, and the time where a bound
-    did not leave it out. `elsewhere` says what a layout that the stack does not run would gain, where predictions tell them apart.
+    did not leave it out. `elsewhere`: what a layout that the stack does not run would gain, where predictions tell them apart.
     """
 
     space: Mapping[str, list[Any]]
