@@ -89,6 +89,14 @@ class Stack:
     known: bool = True
 
     @property
+    def overlaps_gradients(self) -> bool:
+        """Whether tensor parallelism moves the inputs of products, and their gradients, beside the products of the weights' own.
+
+        Source: Megatron-Core, tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.
+        """
+        return self.kind == "fused"
+
+    @property
     def policy(self) -> IssuePolicy:
         """Which collectives it issues."""
         return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind])

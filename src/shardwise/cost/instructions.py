@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardwise.cost.counts import KEPT
+from shardwise.cost.overlap import BLOCKING
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.unit_parts import Parts
 from shardwise.layout.family import Family
@@ -14,6 +15,7 @@ from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import Traffic
 from shardwise.sharding.collective import Kind
+from shardwise.symbolic import Value, added
 
 # Why a tensor moves where the derivation has no more to say than its kind.
 REASONS: Mapping[Kind, str] = {
@@ -82,11 +84,20 @@ class InstructionPricer:
         return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
 
     def gap_s(self, parts: Parts, phase: str) -> float:
-        """Seconds that the host's launches add to each kernel of a phase."""
+        """Seconds that the host's launches add to each kernel of a phase, but for what collectives fill of them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         device_s = self.pricer.compute_s(parts, phase, self.values)
         device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
-        return float(self.pricer.launched_s(parts, phase, device_s) - device_s) / num_kernels if num_kernels else 0.0
+        added_s = self.pricer.launched_s(parts, phase, device_s) - device_s - self.filled_s(parts, phase, device_s)
+        return float(added_s) / num_kernels if num_kernels else 0.0
+
+    def filled_s(self, parts: Parts, phase: str, device_s: Value) -> float:
+        """Seconds of collectives that kernels wait for while the device waits for its host."""
+        idle_s = float(self.pricer.idle_s(parts, phase, device_s))
+        if not idle_s:
+            return 0.0
+        moved = self.pricer.activation_traffic(parts, self.values, self.links)
+        return min(idle_s, float(added(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
 
     def priced(self, one: Instruction, parts: Parts) -> Priced:
         """An instruction of a unit with these parts."""

@@ -18,10 +18,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwise.issuing import IssuePolicy
-from shardwise.model.architecture import Structure
+if TYPE_CHECKING:  # every command loads this module, and few of them a model
+    from shardwise.issuing import IssuePolicy
+    from shardwise.model.architecture import Structure
 
 OLDEST_S = 30 * 86400.0  # seconds for which files of other sources stay
 T = TypeVar("T")

@@ -92,6 +92,7 @@ class Rates:
     exposed: Value | None = None
     launch_s: Value = 0.0
     host_s: float = 0.0
+    overlaps_gradients: bool = False
     attention: Value = 1.0
     clock: Value = 1.0
     fused_attention: bool = True
@@ -228,5 +229,6 @@ def rates_at(
         synchronises=synchronises,
         policy=stack.policy,
         host_s=stack.host_s,
+        overlaps_gradients=stack.overlaps_gradients,
         **own,
     )

@@ -31,7 +31,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
 from shardwise.optimizer import DEFAULT, optimizer_named
-from shardwise.symbolic import Local, Value, Values, added, maximum
+from shardwise.symbolic import Local, Value, Values, added, maximum, minimum
 
 
 def unit_values(
@@ -93,10 +93,7 @@ class UnitPricer:
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
         launched = {p: self.launched_s(parts, p, seconds) for p, seconds in compute.items()}
-        plain = (one for one in parts.collectives if not one.carries_weights and not one.beside)
-        comm = self.traffic(parts, plain, values, links)
-        for key, seconds_left in self.overlapped_s(parts, values, links):
-            comm[key] = comm.get(key, 0.0) + seconds_left
+        comm = self.activation_traffic(parts, values, links)
         if self.rates.host_s:
             idle = {p: links.along(self.idle_s(parts, p, seconds)) for p, seconds in compute.items()}
             self.hide_behind_host(comm, idle)
@@ -147,6 +144,25 @@ class UnitPricer:
         """Seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.launched_s(device_s, num_kernels, routed=parts.routed)
+
+    def activation_traffic(self, parts: Parts, values: Values, links: Links) -> dict[tuple[str, str], Value]:
+        """Seconds of the collectives on activations by phase and axis; of those in pieces what the kernels beside do not hide."""
+        plain = (one for one in parts.collectives if not one.carries_weights and not one.beside)
+        comm = self.traffic(parts, plain, values, links)
+        for key, seconds_left in self.overlapped_s(parts, values, links):
+            comm[key] = comm.get(key, 0.0) + seconds_left
+        key = "backward", "tp"
+        if self.rates.overlaps_gradients and key in comm:
+            comm[key] = comm[key] - self.beside_gradients_s(parts, values, links)
+        return comm
+
+    def beside_gradients_s(self, parts: Parts, values: Values, links: Links) -> Value:
+        """Seconds of tensor parallelism's collectives that run beside the products of weight gradients: no others wait for the
+        inputs that these take, nor for the gradients of inputs before the unit is done with them."""
+        moved = (c for c in parts.collectives if c.phase == "backward" and c.role is Role.ACTIVATION and not c.beside)
+        seconds = self.traffic(parts, moved, values, links).get(("backward", "tp"), 0.0)
+        products = links.along(self.kernels_s(parts, "backward", values, making_gradients=True))
+        return minimum(seconds, products)
 
     def idle_s(self, parts: Parts, phase: str, device_s: Value) -> Value:
         """Seconds of a phase in which the device waits for its host."""

@@ -43,11 +43,11 @@ LAYOUTS = {
     # NVIDIA NeMo, Llama 3.1 70B: interleaved, context parallel; ZeRO stage and recompute not stated
     "dgxc-h100-137": (
         "fsdp=8 tp=4 cp=2 pp=4 num_virtual_stages=5 zero_stage=1 sequence_parallel=true cp_variant=zigzag "
-        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none", "interleaved", 512 * 8192, 8192, "bf16",
+        "async_tp=true layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none", "interleaved", 512 * 8192, 8192, "bf16",
     ),
     "dgxc-gb200-011": (
-        "fsdp=4 tp=4 cp=2 pp=8 num_virtual_stages=8 zero_stage=1 sequence_parallel=true cp_variant=zigzag micro_batch_seqs=1 "
-        "recompute=none", "interleaved", 128 * 8192, 8192, "bf16",
+        "fsdp=4 tp=4 cp=2 pp=8 num_virtual_stages=8 zero_stage=1 sequence_parallel=true cp_variant=zigzag async_tp=true "
+        "micro_batch_seqs=1 recompute=none", "interleaved", 128 * 8192, 8192, "bf16",
     ),
     # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
     "korthikanti-2022-004": (
@@ -59,7 +59,7 @@ LAYOUTS = {
         "dp=8 fsdp=256 zero_stage=3 micro_batch_seqs=4 recompute=full", "none", 8192 * 2048, 2048, "bf16",
     ),
     "maxtext-tpu-v5p-014": (
-        "dp=2 fsdp=16 tp=4 zero_stage=3 sequence_parallel=true micro_batch_seqs=24 recompute=selective", "none",
+        "dp=2 fsdp=16 tp=4 zero_stage=3 sequence_parallel=true async_tp=true micro_batch_seqs=24 recompute=selective", "none",
         768 * 2048, 2048, "bf16",
     ),
     "tpu-v6e-recipes-020": (
@@ -107,7 +107,7 @@ LAYOUTS = {
     ),
     # The same, whole experts over both replicas and tp
     "mbridge-skills-007": (
-        "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 micro_batch_seqs=1 recompute=none", "none",
+        "fsdp=4 tp=2 ep=8 zero_stage=1 sequence_parallel=true etp=1 async_tp=true micro_batch_seqs=1 recompute=none", "none",
         4 * 4096, 4096, "bf16_bf16_moments",
     ),
 }  # fmt: skip
@@ -164,7 +164,7 @@ def test_lora_rows_have_adapters_on_queries_keys_and_values() -> None:
     assert (found.architecture.lora_rank, found.architecture.lora_targets) == (8, ("qkv",))
     assert str(found.layout) == (
         "fsdp=2 tp=2 pp=4 num_virtual_stages=20 zero_stage=1 sequence_parallel=true "
-        "layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none"
+        "async_tp=true layers_per_stage=20,20,20,20 micro_batch_seqs=1 recompute=none"
     )
     assert case("dgxc-h100-137").architecture.lora_rank == 0
 
