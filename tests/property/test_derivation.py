@@ -207,7 +207,7 @@ def test_a_ring_moves_what_the_gathers_and_scatters_would_have_moved() -> None:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases())
 def test_any_layout_equals_unsharded(case: Case) -> None:
     check(case)

@@ -228,7 +228,7 @@ def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
     assert check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"]) == 0
 
 
-@fuzzed(350)
+@fuzzed(150)
 @given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
 def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
     whole = {**CONFIG, **OWN.get(kind, {}), "model_type": kind, **changed}
@@ -303,7 +303,7 @@ def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
     assert check(["explain", str(file)]) == 0
 
 
-@fuzzed(350)
+@fuzzed(150)
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
 def test_plan_files(place: Path, data: st.DataObject, how: str, value: Any) -> None:
     payload = valid_plan()
