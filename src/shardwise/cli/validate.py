@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> str:
     rows = read_rows(arguments.rows) if arguments.rows is not None else published_rows()
     chosen = _chosen(rows, arguments.chip, arguments.source)
     if arguments.folds:
-        return _folds(chosen, arguments.progress, as_json=arguments.json)
+        whole = (arguments.rows, arguments.chip, arguments.source) == (None, None, None)
+        return _folds(None if whole else chosen, arguments.progress, as_json=arguments.json)
     judged = judge(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
         from shardwise.calibrate.figures import accuracy_chart
@@ -76,8 +77,11 @@ def run(arguments: argparse.Namespace) -> str:
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
 
 
-def _folds(rows: Sequence[Row], progress: Progress, *, as_json: bool) -> str:
-    """Errors of runs that were left out of the fit. Raises `InputError` when too few runs can be fitted."""
+def _folds(rows: Sequence[Row] | None, progress: Progress, *, as_json: bool) -> str:
+    """Errors of runs that were left out of the fit; of the package's (None) with what it is fitted to beside them.
+
+    Raises `InputError` when too few runs can be fitted.
+    """
     from shardwise.calibrate.published import fit_published, fold_payload, fold_report
 
     found = fit_published(rows, progress)
