@@ -18,7 +18,7 @@ from shardwise.layout.context import VARIANTS
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.loss import LOSSES
 from shardwise.model.recompute import policy_names
-from shardwise.planning.abilities import lacking, stack_of
+from shardwise.planning.abilities import as_run, lacking, stack_of
 from shardwise.planning.codec import parse_plan, plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import PRECISIONS
@@ -131,6 +131,30 @@ def test_only_what_a_stack_has_is_searched() -> None:
     assert has["maxtext"].stages == ("even",)
     assert has["fused"] == replace(Choices(), stack=stack_named("fused"), async_tp=(0, 1))
     assert Choices(runnable=True).of_stack(stack_named("maxtext"), JOB) == Choices(runnable=True)
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
+    """XLA, NeMo and Megatron Bridge overlap tensor parallelism whether a layout says so or not; no other stack does."""
+    overlaps = name.startswith(("pax", "maxtext", "nemo", "megatron-bridge"))
+    stack, given = stack_named(name), Layout(dp=4, tp=2, sequence_parallel=True)
+    assert stack.overlaps_tp is overlaps
+    assert as_run(stack, given) == replace(given, async_tp=overlaps)
+    for other in (replace(given, sequence_parallel=False), Layout(fsdp=8, sequence_parallel=True)):
+        assert as_run(stack, other) == other
+    if overlaps:
+        cluster = sw.load_cluster("h100:8" if "GPU" in stack.platforms else "tpu-v5p:2x2x2", stack=name)
+        found = plan_layout(sw.load_model("llama-3-8b"), cluster, JOB, given)
+        assert found.layout.async_tp
+        assert found.estimate.step_time_s == sw.estimate("llama-3-8b", cluster, JOB, given).step_time_s
+        told = sw.explain(found, str(given))
+        assert told.against is not None
+        assert told.against.layout == str(found.layout)
+
+
+def test_without_a_stack_a_layout_is_as_given() -> None:
+    given = Layout(dp=4, tp=2, sequence_parallel=True)
+    assert as_run(None, given) is given
 
 
 @pytest.mark.parametrize(

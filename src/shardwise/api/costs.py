@@ -27,7 +27,7 @@ def estimate(
     model: Model, cluster: Where, job: Job | None = None, layout: str | Layout | None = None, *, stack: str | None = None,
     **job_fields: Any,
 ) -> Estimate:  # fmt: skip
-    """What one layout costs: seconds of a step and bytes of a device, by term.
+    """What one layout costs, as the stack runs it: seconds of a step and bytes of a device, by term.
 
     Raises `InputError` with every rule that the layout breaks.
 
@@ -41,12 +41,13 @@ def estimate(
     True
     """
     from shardwise.cost.estimate import estimate as price
+    from shardwise.planning.abilities import as_run, stack_of
 
     chosen, (architecture, where, what) = collect(
         lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
     )
     architecture.require_positions(what.seq_len)
-    return price(architecture, where, what, chosen)
+    return price(architecture, where, what, as_run(stack_of(where), chosen))
 
 
 def memory(

@@ -19,14 +19,15 @@ def stack_lines(name: str, chip: str | None = None) -> str:
     from shardwise.cluster.stacks import stack_named
 
     stack, found = stack_named(name), list(stack_constants(name, chip))
-    writes = ", attention writes its scores to memory" if stack.unfused_attention else ""
+    facts = ", attention writes its scores to memory" * stack.unfused_attention
+    facts += ", overlaps tensor parallelism with products" * stack.overlaps_tp
     rows: list[Row] = [("  constant", "value", "one deviation", "meaning")]
     rows += [
         (f"  {one.owner}.{one.name}", f"{one.value:.4g}", f"{one.low:.3g} to {one.high:.3g}", one.meaning)
         for one in found
     ]
     lines = [
-        f"{name}{f' on {chip}' if chip else ''}: a stack of the kind {stack.kind}{writes}",
+        f"{name}{f' on {chip}' if chip else ''}: a stack of the kind {stack.kind}{facts}",
         table(rows, right=(1,)),
     ]
     lines += [

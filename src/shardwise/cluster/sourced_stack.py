@@ -39,7 +39,8 @@ def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
     """The stack as its table says, what it runs, and its constants; each with its meaning and how sure it is."""
     stack = stack_named(name)
-    values: list[SourcedValue] = [("kind", stack.kind, OWN), ("unfused_attention", stack.unfused_attention, OWN)]
+    facts = ("kind", "unfused_attention", "overlaps_tp")
+    values: list[SourcedValue] = [(fact, getattr(stack, fact), OWN) for fact in facts]
     values += [
         (f"runs.{key}", value if isinstance(value, bool) else list(value), stack.abilities.source)
         for key, value in stack.abilities.items()

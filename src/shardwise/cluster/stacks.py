@@ -77,6 +77,7 @@ class Stack:
 
     `platforms`: which chips it runs on. `loss`: the cross-entropy that it is taken to have. `abilities`: what it can run.
     `host_s`: seconds that the host takes for a kernel of those that are counted here; 0 where it is never what devices wait for.
+    `overlaps_tp`: it moves tensor parallelism's operands in pieces beside products, whatever a layout says.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Stack:
     abilities: Abilities
     unfused_attention: bool = False
     host_s: float = 0.0
+    overlaps_tp: bool = False
     known: bool = True
 
     @property
@@ -138,7 +140,8 @@ def stack_named(name: str) -> Stack:
     return Stack(
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
-        host_s=entry.get("host_s", HOST_S[entry["kind"]]), abilities=_abilities(name),
+        host_s=entry.get("host_s", HOST_S[entry["kind"]]), overlaps_tp=entry.get("overlaps_tp", False),
+        abilities=_abilities(name),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ what some stack of that kind has.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardwise.cluster.cluster import Cluster
@@ -29,6 +30,12 @@ USUAL_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
 def stack_of(cluster: Cluster) -> Stack | None:
     """The stack that a cluster is predicted for; None for a bound."""
     return stack_named(cluster.calibration.stack) if cluster.calibration else None
+
+
+def as_run(stack: Stack | None, layout: Layout) -> Layout:
+    """The layout that a stack runs where it is given one: with asynchronous tensor parallelism where it always overlaps that."""
+    overlaps = stack is not None and stack.overlaps_tp and layout.tp > 1 and layout.sequence_parallel
+    return replace(layout, async_tp=True) if overlaps else layout
 
 
 def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.abilities import lacking, stack_of
+from shardwise.planning.abilities import as_run, lacking, stack_of
 from shardwise.version import __version__
 
 SCHEMA = "shardwise.plan/3"
@@ -101,12 +101,13 @@ def plan_layout(
 ) -> Plan:
     """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks.
 
-    What the stack does not run is among the notes of the estimate.
+    The layout is as the stack runs it (`abilities.as_run`). What the stack does not run is among the notes of the estimate.
     """
     architecture.require_positions(job.seq_len)
     (cluster, job), asked = as_planned(cluster, job), job
-    priced = estimate(architecture, cluster, job, layout)
     stack = stack_of(cluster)
+    layout = as_run(stack, layout)
+    priced = estimate(architecture, cluster, job, layout)
     lacks = lacking(stack, architecture, asked, layout) if stack and stack.known else []
     priced = replace(priced, notes=(*priced.notes, *lacks))
     return Plan(

@@ -27,6 +27,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.stages import held_layers
 from shardwise.model.architecture import Architecture
 from shardwise.network.topology import Pods
+from shardwise.planning.abilities import as_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,8 @@ def case_of(facts: Facts) -> Case:
         job = job_of(facts, degrees)
         node = facts.size("chips_per_node") or cluster.chip.devices_per_host or 1
         slices = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
-        layout = layout_of(facts, degrees, job, architecture, node, slices)
         software = software_of(facts, clock_of(cluster.chip))
+        layout = as_run(software.stack, layout_of(facts, degrees, job, architecture, node, slices))
     except ShardwiseError as error:
         raise _refused(error) from None
     return Case(

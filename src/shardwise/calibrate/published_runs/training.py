@@ -9,8 +9,7 @@ What sources leave out is filled by a stated prior, each with its reason:
 - ZeRO stage: 3 with FSDP, else 1: distributed optimizers are the default of NeMo and Megatron Bridge, whose tables do not say
 - splitting experts over tp: not, as in NVIDIA's recipes: whole experts, for which tp lends its devices
 - sequence parallelism: with tp > 1, unless the row denies it; default of the same stacks, and of torchtitan
-- asynchronous tensor parallelism: with sequence parallelism under `OVERLAPS_TP`, whose recipes or compiler turn it on and whose
-  tables do not say; elsewhere where the row says so
+- asynchronous tensor parallelism: where the row says so, or the stack always has it (`Stack.overlaps_tp`)
 - virtual stages: `typical_virtual_stages`; read as one, public pipelines come out a sixth too slow
 - recompute: the least that fits, by our memory model, as recomputing more than memory asks for only costs time: none, or
   selective, or full, and that for as few layers of each stage as do (full, where a row says that every n-th block is)
@@ -41,9 +40,6 @@ REFUTED = 1.1
 FINE_TUNING_TOKENS = 256
 # A row names torchtitan, or the nightly build of PyTorch that it ran with.
 TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
-# Software whose runs overlap the collectives of tensor parallelism with products: XLA makes windowed einsums of them (Wang et al.
-# 2023), recipes of NeMo and Megatron Bridge set tp_comm_overlap.
-OVERLAPS_TP = r"jax|maxtext|pax|nemo|bridge"
 # Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
 # of it the first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
@@ -144,14 +140,13 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
     zero_stage, fsdp = _zero(facts, degrees, node, slices)
     parallel = degrees.tp > 1 and facts.flag("sp") is not False
     schedule, virtual = _pipeline(facts, degrees, job, architecture, micro_batch)
-    flags, software = (facts.text(column).lower() for column in ("overlap_flags", "software"))
-    in_pieces = "async tp" in flags or "tp-comm-overlap" in flags or bool(re.search(OVERLAPS_TP, software))
+    flags = facts.text("overlap_flags").lower()
     return Layout(
         dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp,
         num_virtual_stages=virtual, layers_per_stage=even_stages(architecture.num_layers, degrees.pp, virtual),
         zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
-        async_tp=parallel and in_pieces,
+        async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
         micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule, offload=_offload(facts),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from shardwise.cost.estimate import estimate
 from shardwise.cost.run import Run, training_run
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
+from shardwise.planning.abilities import as_run, stack_of
 from shardwise.planning.explain.against import Against, Nearest, against, best_placed, smallest_change
 from shardwise.planning.explain.constants import Constant, constants
 from shardwise.planning.explain.options import Option, options
@@ -59,6 +60,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
     """
     priced = reprice(plan)
+    other = other and as_run(stack_of(plan.cluster), other)
     terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
     change = None if priced.estimate.fits else smallest_change(priced, priced.layout, nearest)
     return Explanation(
