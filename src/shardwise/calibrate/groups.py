@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from typing import Any
 
 from shardwise.calibrate.accuracy import Judged, judge
 from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
-from shardwise.calibrate.ranking import APART
+from shardwise.calibrate.ranking import APART, grouped, key_of, ordered_pairs
 from shardwise.progress import Progress, silent
 
 SCHEMA = "shardwise.validate.groups/1"
-KEY = ("family", "software", "model", "chip", "n_devices", "seq_len", "global_batch", "dtype")
+SAME = ("software", "model", "chip", "n_devices", "seq_len", "global_batch", "dtype")
+KEY = ("family", *SAME)
 FEWEST = 3  # layouts of a group
 # The halves of the study of layouts: constants are fitted to the groups of the first, the second is never fitted.
 FITTED, KEPT = "layouts, fitted half", "layouts, left out"
@@ -51,13 +51,7 @@ class Layouts:
     @property
     def pairs(self) -> tuple[int, int]:
         """Pairs whose times differ by over a tenth: how many there are, and how many are ordered rightly."""
-        apart = right = 0
-        for one, other in combinations(self.measured_s, 2):
-            fast, slow = sorted((one, other), key=lambda row: self.measured_s[row])
-            if self.measured_s[slow] > (1.0 + APART) * self.measured_s[fast]:
-                apart += 1
-                right += self.predicted_s[fast] < self.predicted_s[slow]
-        return apart, right
+        return ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +80,11 @@ def choice(groups: Sequence[Layouts]) -> Choice | None:
     )  # fmt: skip
 
 
-def key_of(row: Row) -> tuple[str, ...]:
-    """What the rows of a group have in common."""
-    return (row.family, *(row.cell(column) for column in KEY[1:]))
-
-
 def groups_of(judged: Sequence[Judged]) -> list[Layouts]:
     """The groups of rows that count; of several rows of one configuration the first."""
-    found: dict[tuple[str, ...], dict[str, Judged]] = {}
-    for one in judged:
-        if one.scored and one.error is not None:
-            found.setdefault(key_of(one.row), {}).setdefault(one.row.dup_group, one)
-    return [_group(key, list(rows.values())) for key, rows in sorted(found.items()) if len(rows) >= FEWEST]
+    counted = (one for one in judged if one.scored and one.error is not None)
+    found = grouped(counted, lambda one: one.row, SAME)
+    return [_group(key, rows) for key, rows in sorted(found.items()) if len(rows) >= FEWEST]
 
 
 def _group(key: tuple[str, ...], rows: Sequence[Judged]) -> Layouts:
@@ -108,9 +95,14 @@ def _group(key: tuple[str, ...], rows: Sequence[Judged]) -> Layouts:
 
 def half(rows: Sequence[Row], *, fitted: bool) -> list[Row]:
     """The rows of every other group of the study of layouts, in the order of their keys."""
-    keys = sorted({key_of(row) for row in rows})
+    keys = sorted({key_of(row, SAME) for row in rows})
     own = set(keys[0 if fitted else 1 :: 2])
-    return [row for row in rows if key_of(row) in own]
+    return [row for row in rows if key_of(row, SAME) in own]
+
+
+def num_groups(rows: Sequence[Row]) -> int:
+    """Groups that some rows are of."""
+    return len({key_of(row, SAME) for row in rows})
 
 
 def published_groups(progress: Progress = silent) -> dict[str, list[Layouts]]:

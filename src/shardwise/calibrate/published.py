@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 from shardwise.calibrate.accuracy import ErrorStatistics, Judged, judge, statistics
 from shardwise.calibrate.fit import Array, Fit, fit, start
 from shardwise.calibrate.folds import Evidence, Member, cross_validated, fold_groups, group_of
-from shardwise.calibrate.groups import half, key_of
+from shardwise.calibrate.groups import half, num_groups
+from shardwise.calibrate.published_runs.case import Case
 from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
 from shardwise.calibrate.ranking import Ranking, ranking, timed
 from shardwise.calibrate.response import Observation, run_observation
@@ -120,19 +121,11 @@ def fit_published(
 
     Raises `InputError` where there are too few runs for folds.
     """
-    judged = [
-        one
-        for one in judge(published_rows() if rows is None else rows, progress=progress)
-        if one.scored and one.prediction and one.row.step_time_s
-    ]
+    counted = list(_counted(published_rows() if rows is None else rows, progress))
     members = [
-        Member(
-            observation=run_observation(one.prediction.case, one.row.step_time_s, one.weight),
-            family=one.row.family, model=repr(replace(one.prediction.case.architecture, name="")),
-        )
-        for one in judged
-        if one.prediction and one.row.step_time_s
-    ]  # fmt: skip
+        Member(observation=seen, family=one.row.family, model=repr(replace(case.architecture, name="")))
+        for one, case, seen in counted
+    ]
     labs = {one.lab for one in members}
     if len(members) < FEWEST or len(labs) < 2:
         raise InputError(
@@ -143,19 +136,22 @@ def fit_published(
     always = study() if rows is None else []
     observations = [*(one.observation for one in members), *always]
     evidence = Evidence(members=members, always=always, fitted=fit(observations, start(observations).holding(held)))
-    return Published(judged, evidence, cross_validated(evidence, progress))
+    return Published([one for one, _, _ in counted], evidence, cross_validated(evidence, progress))
+
+
+def _counted(rows: Sequence[Row], progress: Progress = silent) -> Iterator[tuple[Judged, Case, Observation]]:
+    """Rows that count and have a measured time, judged, with their cases, as observations."""
+    for one in judge(rows, progress=progress):
+        if one.scored and one.prediction and one.row.step_time_s:
+            case = one.prediction.case
+            yield one, case, run_observation(case, one.row.step_time_s, one.weight)
 
 
 def study() -> list[Observation]:
     """The half of the study of layouts that constants may be fitted to: together as many runs as it has groups."""
     rows = half(layout_rows(), fitted=True)
-    chosen = [one for one in judge(rows[::STUDY_STEP]) if one.scored and one.prediction and one.row.step_time_s]
-    weight = len(set(map(key_of, rows))) / len(chosen)
-    return [
-        run_observation(one.prediction.case, one.row.step_time_s, weight)
-        for one in chosen
-        if one.prediction and one.row.step_time_s
-    ]
+    chosen = [seen for _, _, seen in _counted(rows[::STUDY_STEP])]
+    return [replace(seen, weight=num_groups(rows) / len(chosen)) for seen in chosen]
 
 
 def _is_moe(one: Judged) -> bool:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 from shardwise.calibrate.published_runs.rows import Row
 
 APART = 0.1  # pairs whose measured times differ by less are a matter of noise
 SAME = ("software", "model", "chip", "n_devices", "seq_len", "dtype", "task")
+T = TypeVar("T")
+
+
+def key_of(row: Row, same: Sequence[str]) -> tuple[str, ...]:
+    """What rows of a group have in common: their source, and some columns."""
+    return (row.family, *(row.cell(column) for column in same))
+
+
+def grouped(items: Iterable[T], row: Callable[[T], Row], same: Sequence[str]) -> dict[tuple[str, ...], list[T]]:
+    """Items whose rows are alike in their source and in some columns, by these: of each configuration the first."""
+    found: dict[tuple[str, ...], dict[str, T]] = {}
+    for item in items:
+        found.setdefault(key_of(row(item), same), {}).setdefault(row(item).dup_group, item)
+    return {key: list(members.values()) for key, members in found.items()}
+
+
+def ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Of measured and predicted seconds: pairs whose measured times differ by over `APART`, and how many are ordered rightly."""
+    pairs = [sorted(pair) for pair in combinations(seconds, 2)]
+    apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + APART)]
+    return len(apart), sum(fast[1] < slow[1] for fast, slow in apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +63,15 @@ def timed(row: Row, measured_s: float, predicted_s: float) -> Timed:
 
 def ranking(runs: Sequence[Timed]) -> Ranking | None:
     """The ranking over all groups of two runs or more; None where there is no pair."""
-    found = list(_groups(runs))
-    pairs = [pair for group in found for pair in combinations(group, 2) if _apart(*pair)]
+    found = _groups(runs)
+    counts = [ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in found]
+    pairs, right = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     if not pairs:
         return None
-    right = sum((a.measured_s < b.measured_s) == (a.predicted_s < b.predicted_s) for a, b in pairs)
     lost = [_lost(group) for group in found]
     return Ranking(
-        num_groups=len(found), num_pairs=len(pairs), ordered=right / len(pairs), lost=sum(lost) / len(lost),
-        most_lost=max(lost),
-    )  # fmt: skip
+        num_groups=len(found), num_pairs=pairs, ordered=right / pairs, lost=sum(lost) / len(lost), most_lost=max(lost)
+    )
 
 
 def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[int, float]]:
@@ -69,18 +90,9 @@ def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[i
     return [(count, good / count if count else 0.0) for count, good in zip(counted, right, strict=True)]
 
 
-def _groups(runs: Sequence[Timed]) -> Iterator[list[Timed]]:
+def _groups(runs: Sequence[Timed]) -> list[list[Timed]]:
     """Runs of one model on one machine by one stack, one of each configuration."""
-    groups: dict[tuple[str, ...], dict[str, Timed]] = {}
-    for run in runs:
-        key = (run.row.family, *(run.row.cell(column) for column in SAME))
-        groups.setdefault(key, {}).setdefault(run.row.dup_group, run)
-    yield from (list(group.values()) for group in groups.values() if len(group) > 1)
-
-
-def _apart(one: Timed, other: Timed) -> bool:
-    low, high = sorted((one.measured_s, other.measured_s))
-    return high > low * (1 + APART)
+    return [group for group in grouped(runs, lambda run: run.row, SAME).values() if len(group) > 1]
 
 
 def _lost(group: Sequence[Timed]) -> float:

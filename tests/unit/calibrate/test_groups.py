@@ -13,15 +13,18 @@ from shardwise.calibrate.groups import (
     KEPT,
     KEY,
     PUBLISHED,
+    SAME,
     Layouts,
     choice,
     groups_payload,
     groups_report,
     half,
-    key_of,
+    num_groups,
     published_groups,
 )
+from shardwise.calibrate.published import study
 from shardwise.calibrate.published_runs.rows import layout_rows
+from shardwise.calibrate.ranking import key_of
 
 
 def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> Layouts:
@@ -49,7 +52,16 @@ def test_the_halves_of_the_study_share_no_group() -> None:
     rows = layout_rows()
     fitted, kept = half(rows, fitted=True), half(rows, fitted=False)
     assert len(fitted) + len(kept) == len(rows) == 793
-    assert not {key_of(row) for row in fitted} & {key_of(row) for row in kept}
+    assert not {key_of(row, SAME) for row in fitted} & {key_of(row, SAME) for row in kept}
+    assert num_groups(fitted) + num_groups(kept) == num_groups(rows)
+
+
+def test_constants_are_fitted_to_one_half_that_weighs_as_its_groups() -> None:
+    seen, kept = study(), {row.step_time_s for row in half(layout_rows(), fitted=False)}
+    own = {row.step_time_s for row in half(layout_rows(), fitted=True)}
+    assert sum(one.weight for one in seen) == pytest.approx(num_groups(half(layout_rows(), fitted=True)))
+    assert {one.measured_s for one in seen} <= own
+    assert not {one.measured_s for one in seen} & (kept - own)
 
 
 def test_the_choice_between_layouts() -> None:
