@@ -127,3 +127,20 @@ def test_rows_that_say_the_same_are_one_configuration(capsys: pytest.CaptureFixt
     lines = [f"{name},a,{RUN},bf16,0.2,,,A,,x" for name in ("one", "two", "three")]
     _, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
     assert json.loads(out)["summary"]["overall"]["all"]["weight"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("arguments", "num_rows"), [([], None), (["--source", "internevo", "--chip", "a100"], 54)])
+def test_folds_are_of_what_the_packages_constants_are_fitted_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], num_rows: int | None
+) -> None:
+    """The package's rows come with the study of layouts beside them; rows that someone chose come alone."""
+    asked: list[int | None] = []
+
+    def instead(rows: Sequence[object] | None, _: object) -> str:
+        asked.append(None if rows is None else len(rows))
+        return "folds"
+
+    monkeypatch.setattr("shardwise.calibrate.published.fit_published", instead)
+    monkeypatch.setattr("shardwise.calibrate.published.fold_report", str)
+    assert run(capsys, "--folds", *arguments) == (0, "folds\n", "")
+    assert asked == [num_rows]

@@ -165,14 +165,13 @@ class Rates:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed:
-            own_s = device_s + gaps_s
-            return maximum(own_s, num_kernels * self.host_s) if self.host_s else own_s
+            return device_s + gaps_s + self.idle_s(device_s, num_kernels, routed=routed)
         host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
         return (device_s**2 + host_s**2) ** 0.5
 
     def idle_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Seconds of these that the device waits for its host, while collectives that were launched may run."""
-        if self.is_bound or routed:
+        if self.is_bound or routed or not self.host_s:
             return 0.0
         return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
 

@@ -82,11 +82,14 @@ def test_gaps_add_up_but_a_slow_host_hides_the_device() -> None:
 
 
 def test_devices_wait_for_a_host_that_takes_longer() -> None:
-    slow = replace(RATES, host_s=1e-4)
+    slow, fast = replace(RATES, host_s=1e-4), replace(RATES, host_s=0.0)
     assert slow.launched_s(1e-3, 100, routed=False) == pytest.approx(1e-2)
-    assert slow.launched_s(1.0, 100, routed=False) == RATES.launched_s(1.0, 100, routed=False)
+    assert slow.launched_s(1.0, 100, routed=False) == fast.launched_s(1.0, 100, routed=False)
     both = slow.launched_s(np.array([1e-3, 1.0]), 100, routed=False)
     assert both.tolist() == [slow.launched_s(one, 100, routed=False) for one in (1e-3, 1.0)]
+    assert slow.idle_s(1e-3, 100, routed=False) == pytest.approx(1e-2 - 1e-3 - 100 * CALIBRATION["launch_s"])
+    assert slow.idle_s(1.0, 100, routed=False) == slow.idle_s(1e-3, 100, routed=True) == 0.0
+    assert BOUND.idle_s(1e-3, 100, routed=False) == fast.idle_s(1e-3, 100, routed=False) == 0.0
 
 
 def test_a_measured_stack_shows_all_that_kernels_wait_for_and_a_share_of_the_rest() -> None:

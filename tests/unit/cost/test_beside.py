@@ -1,0 +1,100 @@
+"""What tensor parallelism moves hides beside products of weight gradients, and while a device waits for its host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
+from shardwise.cost.instructions import InstructionPricer
+from shardwise.cost.pricing import Pricing
+from shardwise.cost.rates import Rates, rates_of
+from shardwise.cost.unit_costs import ActivationCost
+from shardwise.cost.unit_parts import Parts
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+
+MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
+CALIBRATION = calibration_of("h100", stack_named("megatron-2022"))
+RATES = replace(rates_of(CLUSTER.chip, CALIBRATION), host_s=0.0, overlaps_gradients=False)
+LAYOUT = Layout(dp=2, tp=4, sequence_parallel=True)
+
+
+def pricing_at(rates: Rates, layout: Layout = LAYOUT) -> Pricing:
+    """Sequences of 2,048, whose kernels are short."""
+    pricing = Pricing(MODEL, calibrated(CLUSTER, CALIBRATION), Job(global_batch_tokens=2**14, seq_len=2048), layout)
+    return pricing.at(rates, pricing.topology)
+
+
+def block_at(rates: Rates, layout: Layout = LAYOUT) -> ActivationCost:
+    pricing = pricing_at(rates, layout)
+    return pricing.pricer.activation("block", pricing.family, pricing.values, pricing.links)
+
+
+def block_parts(pricing: Pricing) -> Parts:
+    return pricing.pricer.parts(pricing.pricer.of_structure(pricing.family), "block")
+
+
+def num_kernels(parts: Parts, phase: str) -> int:
+    return sum(kernel.phase == phase for kernel in parts.kernels)
+
+
+PLAIN = block_at(RATES)
+
+
+def test_only_stacks_of_megatrons_kind_move_beside_weight_gradients() -> None:
+    kinds = {name: stack_named(name).overlaps_gradients for name in ("megatron-2022", "torchtitan", "maxtext")}
+    assert kinds == {"megatron-2022": True, "torchtitan": False, "maxtext": False}
+
+
+def test_backward_traffic_hides_beside_the_products_of_weight_gradients() -> None:
+    """Of the three collectives of a backward pass over parts of sequences two: the gradients of outputs come before all."""
+    beside = block_at(replace(RATES, overlaps_gradients=True))
+    moved_s = PLAIN.backward_traffic_s["tp"]
+    assert PLAIN.weight_s > moved_s > 0
+    assert beside.backward_traffic_s["tp"] == pytest.approx(moved_s / 3)
+    assert beside.forward_traffic_s == PLAIN.forward_traffic_s
+    assert beside.backward_s == PLAIN.backward_s
+
+
+def test_traffic_that_is_longer_than_those_products_hides_in_part() -> None:
+    fast = replace(RATES, matmul_fraction=RATES.matmul_fraction * 20)
+    apart, beside = block_at(fast), block_at(replace(fast, overlaps_gradients=True))
+    assert 0 < apart.weight_s < apart.backward_traffic_s["tp"] * 2 / 3
+    assert apart.backward_traffic_s["tp"] - beside.backward_traffic_s["tp"] == pytest.approx(apart.weight_s)
+
+
+def test_traffic_in_pieces_does_not_hide_a_second_time() -> None:
+    pieces = replace(LAYOUT, async_tp=True)
+    apart, beside = block_at(RATES, pieces), block_at(replace(RATES, overlaps_gradients=True), pieces)
+    assert apart.backward_traffic_s["tp"] < PLAIN.backward_traffic_s["tp"]
+    assert beside.backward_traffic_s == apart.backward_traffic_s
+
+
+def test_where_the_device_waits_for_its_host_traffic_runs_meanwhile() -> None:
+    """A pass takes what its host takes, and of its traffic what is longer than the wait shows."""
+    forward = num_kernels(block_parts(pricing_at(RATES)), "forward")
+    own_s, moved_s = PLAIN.forward_s, PLAIN.forward_traffic_s["tp"]
+    for share in (0.25, 0.5, 2.0):
+        rates = replace(RATES, host_s=(own_s + share * moved_s) / forward)
+        found = block_at(rates)
+        assert found.forward_s == pytest.approx(own_s + share * moved_s)
+        assert found.forward_traffic_s["tp"] == pytest.approx(max(1 - share, 0) * moved_s)
+
+
+def test_a_gap_of_the_list_holds_no_traffic_that_fills_it() -> None:
+    """What the host adds to the kernels of the list, and its traffic, are together what the unit takes."""
+    pricing = pricing_at(RATES)
+    parts = block_parts(pricing)
+    forward = num_kernels(parts, "forward")
+    slow = replace(RATES, host_s=(PLAIN.forward_s + 0.5 * PLAIN.forward_traffic_s["tp"]) / forward)
+    for rates in (RATES, slow):
+        listed, unit = InstructionPricer(pricing_at(rates)), block_at(rates)
+        gaps_s = forward * listed.gap_s(parts, "forward")
+        device_s = float(pricing.pricer.compute_s(parts, "forward", pricing.values))
+        assert device_s + gaps_s + PLAIN.forward_traffic_s["tp"] == pytest.approx(
+            unit.forward_s + unit.forward_traffic_s["tp"]
+        )
