@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.draw.charts import Axis, Cloud, Line, LineChart, draw_lines
+from shardwise.draw.lines import Axis, Cloud, Line, LineChart, draw_lines
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25

@@ -20,7 +20,9 @@ from shardwise.books.figures import (
     utilisation_map,
 )
 from shardwise.books.roofline import bandwidths, chip_and_links, kernel_roofline
-from shardwise.draw.charts import draw_bars, draw_heat_map, draw_lines
+from shardwise.draw.bars import draw_bars
+from shardwise.draw.heat_map import draw_heat_map
+from shardwise.draw.lines import draw_lines
 
 MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-2-13b", "qwen3-32b", "llama-3-70b")
 NODES = (1, 2, 4, 8, 16, 32, 64)

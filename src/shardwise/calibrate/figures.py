@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.calibrate.accuracy import Judged, summary
-from shardwise.draw.charts import Axis, Cloud, Line, LineChart
+from shardwise.draw.lines import Axis, Cloud, Line, LineChart
 from shardwise.errors import InputError
 
 

@@ -197,7 +197,7 @@ def _stages(stages: Sequence[Mapping[str, float]], capacity: float, fullest: int
 def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:
     from shardwise.books.figures import memory_chart
     from shardwise.cli.roofline import write_picture
-    from shardwise.draw.charts import draw_bars
+    from shardwise.draw.bars import draw_bars
 
     layouts = payload["layouts"]
     title = f"Memory of {payload['model']} on {payload['cluster']}"

@@ -55,6 +55,6 @@ def run(arguments: argparse.Namespace) -> str:
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
     from shardwise.cli.reconcile_report import charts
     from shardwise.cli.roofline import write_picture
-    from shardwise.draw.charts import draw_bar_charts
+    from shardwise.draw.bars import draw_bar_charts
 
     write_picture(draw_bar_charts(charts(plan, found)), target, "--svg")

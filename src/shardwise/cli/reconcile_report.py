@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from shardwise.cli.interval import INTERVAL, span_text
-from shardwise.draw.charts import Bar, BarChart
+from shardwise.draw.bars import Bar, BarChart
 from shardwise.measurement.record import MEASURED_TERMS
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives

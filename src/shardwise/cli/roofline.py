@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardwise.books.roofline import KernelRoofline
     from shardwise.cluster.chip import Chip
-    from shardwise.draw.charts import LineChart
+    from shardwise.draw.lines import LineChart
     from shardwise.model.architecture import Architecture
 
 MOST = 10**18  # of any size: products of six of them stay finite
@@ -194,7 +194,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 def write_chart(chart: LineChart, target: str) -> None:
     """Draw a chart of lines to a file."""
-    from shardwise.draw.charts import draw_lines
+    from shardwise.draw.lines import draw_lines
 
     write_picture(draw_lines(chart), target)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardwise.draw.charts import GRID, LEFT, LINE_COLOURS, MARGIN, ROW, SIZE, Canvas, even_ticks, text_width, ticks
+from shardwise.draw.canvas import GRID, LEFT, LINE_COLOURS, MARGIN, ROW, SIZE, Canvas, text_width
+from shardwise.draw.scales import even_ticks, log_place, ticks
 from shardwise.draw.svg import FAINT, INK, PAPER, colour
 from shardwise.units import format_bytes, format_seconds, format_usd
 
@@ -147,8 +148,7 @@ class _Panel:
 
     def y(self, value: float) -> float:
         if self.logarithmic:
-            part = math.log(value / self.least) / math.log(self.most / self.least)
-            return self.bottom - BELOW - (HEIGHT - ABOVE - BELOW) * part
+            return self.bottom - BELOW - (HEIGHT - ABOVE - BELOW) * log_place(value, (self.least, self.most))
         return self.bottom - (HEIGHT - ABOVE) * value / self.most
 
     def draw(self) -> None:

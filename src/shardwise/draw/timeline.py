@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwise.draw.charts import CHARACTER, MARGIN, SAMPLE, SIZE, Canvas, even_ticks, text_width
+from shardwise.draw.canvas import CHARACTER, MARGIN, SAMPLE, SIZE, Canvas, text_width
+from shardwise.draw.scales import even_ticks
 from shardwise.draw.svg import FAINT, INK, PAPER, colour, number
 
 ROW_HEIGHT, ROW_GAP = 30.0, 6.0

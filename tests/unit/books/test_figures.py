@@ -18,7 +18,7 @@ from shardwise.books.figures import (
 )
 from shardwise.books.roofline import chip_and_links
 from shardwise.books.rules import mixed_math_over_comms
-from shardwise.draw.charts import LineChart
+from shardwise.draw.lines import LineChart
 from shardwise.errors import InputError
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.draw.charts import HeatMap, draw_heat_map, text_width
 from shardwise.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
 
-SVG = "{http://www.w3.org/2000/svg}"
+from .page import SVG, check_texts, texts
+
 STEP = Panel(
     title="step", unit="s", parts={"step": (8.0, 4.1, None, 1.5)}, reference=(8.0, 4.0, None, 1.0), dashed="ideal"
 )
@@ -29,31 +28,6 @@ CHART = PanelChart(
     columns=tuple(Column(label=str(n), lines=(f"fsdp={n} pp=4", "gas=4 mbs=1")) for n in (8, 16, 32, 64)),
     panels=(STEP, WIDE, SHARES, MEMORY), mark=3, mark_label="knee: bound by the bubble",
 )  # fmt: skip
-MAP = HeatMap(
-    title="map", subtitle="of layouts", row_title="model", column_title="gpus", rows=("8b", "70b"), columns=("8", "64"),
-    values=((0.5, 0.4), (None, 0.25)), absent="no plan",
-    notes=(
-        (("fsdp=8", "gas=4 mbs=1"), ("fsdp=64", "gas=1 mbs=1")), (("nothing fits",), ("fsdp=8 tp=8", "gas=8 mbs=1", "ZeRO 3")),
-    ),
-    scale="MFU",
-)  # fmt: skip
-
-
-def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
-    """Content and box (left, top, right, bottom) of every text."""
-    found = []
-    for one in ElementTree.fromstring(svg).iter(f"{SVG}text"):
-        content, size = one.text or "", float(one.get("font-size", "13"))
-        x, y, width = float(one.get("x", "0")), float(one.get("y", "0")), text_width(content, size)
-        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[one.get("text-anchor", "start")] * width
-        found.append((content, left, y - 0.75 * size, left + width, y))
-    return found
-
-
-def texts(svg: str) -> list[str]:
-    return [content for content, *_ in boxes(svg)]
-
-
 NARROW = replace(
     CHART, mark=None, axis_title="a long title under a single column of a narrow chart", columns=CHART.columns[:1],
     panels=tuple(
@@ -62,19 +36,9 @@ NARROW = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "svg", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW), draw_heat_map(MAP)]
-)
+@pytest.mark.parametrize("svg", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW)])
 def test_texts_are_on_the_page_and_apart(svg: str) -> None:
-    root = ElementTree.fromstring(svg)
-    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    for content, left, top, right, bottom in boxes(svg):
-        assert left >= 0, content
-        assert top >= 0, content
-        assert right <= width, content
-        assert bottom <= height - 4, content
-    for (one, *a), (other, *b) in combinations(boxes(svg), 2):
-        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{one!r} on {other!r}"
+    check_texts(svg)
 
 
 def test_every_value_is_written() -> None:
@@ -138,10 +102,3 @@ def test_stacked_bars_are_as_high_as_their_sum() -> None:
         by_column[bar.get("x", "")] = by_column.get(bar.get("x", ""), 0.0) + height
     totals = sorted(by_column.values(), reverse=True)
     assert [total / totals[0] for total in totals] == pytest.approx([1.0, 2 / 3, 0.5, 1 / 3], abs=2e-3)
-
-
-def test_a_map_has_the_layouts_and_a_scale() -> None:
-    written = texts(draw_heat_map(MAP))
-    for text in ("50.0%", "25.0%", "fsdp=8 tp=8", "nothing fits", "MFU: 0% to 50.0%", "–  no plan"):
-        assert text in written
-    assert not any("MFU" in text for text in texts(draw_heat_map(replace(MAP, scale=""))))

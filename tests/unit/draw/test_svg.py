@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from shardwise.draw.svg import COLOURS, Cell, Drawing, Frame, colour, number, strip
 
-SVG = "{http://www.w3.org/2000/svg}"
+from .page import SVG
 
 
 def test_primitives_and_groups() -> None:

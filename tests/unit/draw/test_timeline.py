@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from shardwise.draw.timeline import IDLE, Row, Span, TimelineChart, draw_timeline
 from shardwise.draw.trace import Arrow, Event, chrome_trace
 
-SVG = "{http://www.w3.org/2000/svg}"
+from .page import SVG
 
 
 def chart(end: float = 4.0) -> TimelineChart:

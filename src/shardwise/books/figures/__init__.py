@@ -1,6 +1,6 @@
 """The data of the pictures: rooflines, communication against the batch, memory of layouts, utilisation by model and nodes.
 
-Every number comes from the rules or from the estimate; `charts` draws what is made here.
+Every number comes from the rules or from the estimate; `lines`, `bars` and `heat_map` of `draw` draw what is made here.
 """
 
 from shardwise.books.figures.plans import memory_chart, stage_memories, utilisation_map

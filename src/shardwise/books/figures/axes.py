@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.draw.charts import Axis
+from shardwise.draw.lines import Axis
 
 SAMPLES_PER_DECADE = 24
 INTENSITY = Axis(title="intensity, FLOPs per byte moved")

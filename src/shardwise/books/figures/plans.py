@@ -8,7 +8,8 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pricing import Pricing
-from shardwise.draw.charts import Bar, BarChart, HeatMap
+from shardwise.draw.bars import Bar, BarChart
+from shardwise.draw.heat_map import HeatMap
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import require_legal

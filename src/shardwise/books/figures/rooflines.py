@@ -9,7 +9,7 @@ from shardwise.books.figures.axes import INTENSITY, RATE, spread
 from shardwise.books.roofline import KernelRoofline, kernel_roofline
 from shardwise.books.rules import attainable_flops_per_s, critical_intensity
 from shardwise.cluster.chip import Chip
-from shardwise.draw.charts import Axis, Line, LineChart, Marker, Point
+from shardwise.draw.lines import Axis, Line, LineChart, Marker, Point
 from shardwise.model.architecture import Architecture
 from shardwise.units import format_quantity
 

@@ -15,7 +15,7 @@ from shardwise.books.rules import (
     mlp_layer_times,
 )
 from shardwise.cluster.cluster import Cluster
-from shardwise.draw.charts import Axis, Line, LineChart, Marker
+from shardwise.draw.lines import Axis, Line, LineChart, Marker
 from shardwise.errors import InputError
 from shardwise.network.topology import Torus
 from shardwise.units import format_quantity

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwise.draw.charts import HeatMap, draw_heat_map
+from shardwise.draw.heat_map import HeatMap, draw_heat_map
 from shardwise.draw.panels import Column, Panel, PanelChart, draw_panels
 from shardwise.layout.layout import AXES
 from shardwise.planning.plan import Plan
