@@ -1,0 +1,72 @@
+"""`shardwise export`: a plan as the launch of a framework."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.export.exporting import Exported
+
+DESCRIPTION = """Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for SLURM
+and a page that says what they are. What the framework cannot run is refused with the nearest layout that it can; what it has
+no option for is listed. `shardwise show targets` lists the frameworks with their releases."""
+EPILOG = """examples:
+  shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --stack megatron --out plan.json
+  shardwise export plan.json --to megatron --out run/
+  shardwise export plan.json --to megatron --json"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "export", help="a plan as the launch of a framework", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument(
+        "--to", required=True, metavar="TARGET", help="the framework, as `shardwise show targets` names it"
+    )
+    parser.add_argument("--out", metavar="FOLDER", help="where to write the files; without it they are printed")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """What was written, or the files themselves."""
+    from shardwise.export.exporting import export
+    from shardwise.export.targets import target_named
+    from shardwise.planning.codec import load_plan
+
+    found = export(load_plan(arguments.plan), target_named(arguments.to))
+    if arguments.out:
+        write_folder(arguments.out, found.files)
+    return json.dumps(found.payload(), indent=2) if arguments.json else export_text(found, arguments.out)
+
+
+def write_folder(folder: str, files: Any) -> None:
+    """Write texts by name into a folder, which is made. Raises `InputError` for one that cannot be written."""
+    from shardwise.errors import InputError
+
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--out: cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def export_text(found: Exported, folder: str | None) -> str:
+    """The files by name with what to know of them; the texts themselves where they are written nowhere."""
+    listed = [f"not expressible: {text}" for text in found.not_expressible] + [
+        f"note: {text}" for text in found.warnings
+    ]
+    if folder is None:
+        texts = [f"==> {name} <==\n{text.rstrip()}" for name, text in found.files.items()]
+        return "\n\n".join([*texts, "\n".join(listed)])
+    written = [f"wrote {folder.rstrip('/')}/{name}" for name in found.files]
+    return "\n".join([f"{found.target}, {found.version}", *written, *listed, f"start it on each node: {found.command}"])

@@ -1,0 +1,101 @@
+"""What would make a launch faster: each of its options changed alone, and the best layout that its framework runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.export.exporting import refusals, say
+from shardwise.export.launch import Launch
+from shardwise.export.target import Target
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
+from shardwise.planning.abilities import searched_values, stack_of
+from shardwise.schedule.schedule import NATURAL, natural_schedule
+from shardwise.search.plan import plan
+
+MOST = 5  # changes that are told
+WORTH = 0.01  # of a step: what a change gains at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Options to set (None: to leave out), and the step and the memory with them."""
+
+    options: dict[str, Any]
+    layout: Layout
+    estimate: Estimate
+
+    def payload(self) -> dict[str, Any]:
+        """As `shardwise read --json` prints it."""
+        return {
+            "change": self.options, "layout": str(self.layout), "step_time_s": self.estimate.step_time_s,
+            "memory_bytes": self.estimate.memory_bytes,
+        }  # fmt: skip
+
+
+def better(launch: Launch, target: Target, cluster: Cluster) -> list[Change]:
+    """Changes that make the step faster, or fit where it does not: the fastest first, at most `MOST`."""
+    now = estimate(launch.model, cluster, launch.job, launch.layout)
+    limit = now.step_time_s * (1 - WORTH) if now.fits else float("inf")
+    found: dict[Layout, Change] = {}
+    for layout in (*_searched(launch, cluster), *_neighbours(launch, cluster)):
+        other = replace(launch, layout=layout)
+        if (
+            layout in found
+            or violations(launch.model, launch.job, cluster.num_devices, layout)
+            or refusals(other, target)
+        ):
+            continue
+        priced = estimate(launch.model, cluster, launch.job, layout)
+        if priced.fits and priced.step_time_s < limit:
+            found[layout] = Change(options=_changed(target, launch, other), layout=layout, estimate=priced)
+    return sorted(found.values(), key=lambda change: change.estimate.step_time_s)[:MOST]
+
+
+def _searched(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
+    try:
+        found = plan(launch.model, cluster, launch.job)
+    except (InputError, NothingFitsError):
+        return
+    yield found.layout
+    yield from (other.layout for other in found.alternatives)
+
+
+def _neighbours(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
+    """Layouts that differ in one choice: those that a search under the stack has, and half or twice the micro-batch."""
+    layout, stack = launch.layout, stack_of(cluster)
+    values: dict[str, tuple[Any, ...]] = {} if stack is None else searched_values(stack)
+    values.pop("stages", None)
+    values["micro_batch_seqs"] = (layout.micro_batch_seqs * 2, layout.micro_batch_seqs // 2)
+    values["num_virtual_stages"] = (
+        (layout.num_virtual_stages * 2, layout.num_virtual_stages // 2) if layout.pp > 1 else ()
+    )
+    for name, choices in values.items():
+        for value in choices:
+            try:
+                yield _with(layout, name, value)
+            except InputError:
+                continue
+
+
+def _with(layout: Layout, name: str, value: Any) -> Layout:
+    """A layout with another value; the schedule goes with the stages, and flags are true or false."""
+    if (name == "schedule" and value == NATURAL) or name == "num_virtual_stages":
+        virtual = value if name == "num_virtual_stages" else layout.num_virtual_stages
+        schedule = natural_schedule(layout.pp, virtual)
+        return replace(layout, num_virtual_stages=virtual, schedule=schedule, layers_per_stage=None)
+    if isinstance(getattr(layout, name), bool):
+        value = bool(value)
+    return replace(layout, **{name: value})
+
+
+def _changed(target: Target, before: Launch, after: Launch) -> dict[str, Any]:
+    """Options that differ; None for those that go."""
+    old, new = say(target, before), say(target, after)
+    changed = {name: value for name, value in new.items() if old.get(name) != value}
+    return {**changed, **{name: None for name in old if name not in new}}

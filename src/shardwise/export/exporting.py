@@ -1,0 +1,154 @@
+"""A plan as the launch of a target: what the target says of it, what it cannot say, and why it would not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.cluster.stacks import predicted, stack_named
+from shardwise.cost.estimate import estimate
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.export.field import Given, Options
+from shardwise.export.files import files_of
+from shardwise.export.launch import Launch, launch_from, launch_of
+from shardwise.export.target import Files, Target
+from shardwise.layout.family import atomic_degrees
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, violations
+from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.planning.abilities import lacking
+from shardwise.planning.plan import Plan
+from shardwise.search.pins import narrowed
+from shardwise.search.plan import plan as search
+from shardwise.units import format_seconds
+
+SCHEMA = "shardwise.export/1"
+# Parts that a run has with or without a target's word for them: said where they cannot be, and no reason to refuse.
+LISTED = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
+PINNED = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())  # of a plan that cannot be run: what its nearest keeps, if it can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The files of a launch, what starts it, what of the plan the target has no words for, and what to know before it runs."""
+
+    target: str
+    version: str
+    files: Files
+    command: str
+    not_expressible: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """What `shardwise export --json` prints; files by name."""
+        return {
+            "schema": SCHEMA, "target": self.target, "version": self.version, "files": list(self.files),
+            "command": self.command, "not_expressible": list(self.not_expressible), "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def export(plan: Plan, target: Target) -> Exported:
+    """A plan as a launch of a target.
+
+    Raises `InputError` where the target cannot run it, with each reason and the nearest layout that it can.
+    """
+    launch = launch_of(plan)
+    reasons = refusals(launch, target)
+    if reasons:
+        near = nearest(plan, target)
+        reasons.append(
+            f"the nearest that it runs: {near}" if near else "no layout of this job that fits is one that it runs"
+        )
+        raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
+    options = say(target, launch)
+    listed = [text for part, text in _unsaid(target, launch, options) if part.startswith(LISTED)]
+    return Exported(
+        target=target.name, version=target.version, files=files_of(target, options, launch), command=target.command(launch),
+        not_expressible=(*listed, *_placement_note(plan, target)), warnings=tuple(target.notes(launch)),
+    )  # fmt: skip
+
+
+def say(target: Target, launch: Launch) -> dict[str, Any]:
+    """The options of a launch, in the order of the target's fields. Raises `InputError` for one that its release lacks."""
+    options: dict[str, Any] = {}
+    for field in target.fields:
+        options |= field.say(launch)
+    problems = target.problems(options)
+    if problems:
+        raise InputError(*problems)
+    return options
+
+
+def hear(target: Target, given: Given) -> dict[str, Any]:
+    """The parts of a launch that options say, by dotted name."""
+    parts: dict[str, Any] = {}
+    for field in target.fields:
+        parts |= field.hear(given)
+    return parts
+
+
+def refusals(launch: Launch, target: Target) -> list[str]:
+    """Why a target cannot run a launch; empty where it can."""
+    stack = stack_named(target.stack)
+    reasons = lacking(stack, launch.model, replace(launch.job, loss=None), launch.layout)
+    reasons += [need.says(launch) for need in target.needs if not need.holds(launch)]
+    if reasons:
+        return reasons
+    return [text for part, text in _unsaid(target, launch, say(target, launch)) if not part.startswith(LISTED)]
+
+
+def _unsaid(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
+    """Parts of a launch that its options do not bring back."""
+    model = None if target.says_model else launch.model
+    heard = launch_from(hear(target, Given(options, launch.machines)), launch.machines, model).parts()
+    for part, value in launch.parts().items():
+        if heard[part] != value:
+            yield (
+                part,
+                f"{part} is {_shown(value)}, which {target.title} has no option for; it would take {_shown(heard[part])}",
+            )
+
+
+def _shown(value: object) -> str:
+    return (
+        ",".join(map(str, value))
+        if isinstance(value, tuple)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
+    """Where the target numbers its ranks in another order than the plan: what the step takes then."""
+    topology, layout = plan.cluster.topology, plan.layout
+    usual = default_placement(topology)
+    theirs = replace(usual, axes=target.order)
+    degrees = atomic_degrees(plan.model, degrees_of(layout))
+
+    def links(placement: Placement) -> Mapping[str, Any]:
+        return {axis: cut for axis, cut in cut_levels(topology, placement, degrees).items() if degrees[axis] > 1}
+
+    if links(theirs) != links(layout.placement or usual):
+        found = estimate(plan.model, plan.cluster, plan.job, replace(layout, placement=theirs))
+        yield (
+            f"layout.placement is {layout.placement or usual}; {target.title} numbers ranks {','.join(target.order)}, innermost "
+            f"first: a step of {format_seconds(found.step_time_s)} for {format_seconds(plan.estimate.step_time_s)}"
+        )
+
+
+def nearest(plan: Plan, target: Target) -> Layout | None:
+    """The best layout of the plan's job that a target runs, with as many of its degrees as leave one, if there is any."""
+    cluster = predicted(plan.cluster, stack_named(target.stack))
+    for pinned in PINNED:
+        pins = {axis: getattr(plan.layout, axis) for axis in pinned}
+        try:
+            found = search(plan.model, cluster, replace(plan.job, loss=None), choices=narrowed(pins, {}))
+        except (InputError, NothingFitsError):
+            continue
+        for layout in (found.layout, *(other.layout for other in found.alternatives)):
+            other = replace(launch_of(plan), layout=layout)
+            if not violations(plan.model, plan.job, cluster.num_devices, layout) and not refusals(other, target):
+                return layout
+    return None

@@ -1,0 +1,63 @@
+"""Every target: what it writes it reads back, what it cannot run it refuses, and its options are those of its release."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from export.random_launches import random_launches
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError
+from shardwise.export.exporting import LISTED, export, refusals, say
+from shardwise.export.files import files_of
+from shardwise.export.launch import Launch
+from shardwise.export.reading import read
+from shardwise.export.target import Target
+from shardwise.export.targets import TARGETS, target_named
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.planning.plan import plan_layout
+
+NUM_WRITTEN, NUM_REFUSED = 300, 100
+
+
+def as_told(launch: Launch) -> dict[str, object]:
+    """All of a launch that no target may lose."""
+    return {part: value for part, value in launch.parts().items() if not part.startswith(LISTED)}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_what_is_written_is_read_back(target: Target) -> None:
+    runnable = (launch for launch in random_launches(1) if not refusals(launch, target))
+    for launch in islice(runnable, NUM_WRITTEN):
+        options = say(target, launch)
+        files = files_of(target, options, launch)
+        own = {name: text for name, text in files.items() if name in target.write(options, launch)}
+        model = None if target.says_model else launch.model
+        heard = read(own, launch.machines, target=target.name, model=model)
+        assert as_told(heard.launch) == as_told(launch), launch.layout
+        assert heard.unknown == ()
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
+    refused = ((launch, reasons) for launch in random_launches(2) if (reasons := refusals(launch, target)))
+    for _, reasons in islice(refused, NUM_REFUSED):
+        assert all(len(reason) > 20 for reason in reasons)
+
+
+def test_a_target_that_nobody_knows_is_said() -> None:
+    with pytest.raises(InputError, match="megatron"):
+        target_named("megatrom")
+
+
+def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
+    layout = Layout.parse("tp=2 fsdp=8 zero_stage=1 recompute=alternate")
+    plan = plan_layout(
+        load_model("llama-3-8b"), load_cluster("h100:16"), Job(global_batch_tokens=2**20, seq_len=8192), layout
+    )
+    with pytest.raises(InputError, match="recompute") as told:
+        export(plan, target_named("megatron"))
+    assert "fsdp=8 tp=2" in told.value.problems[-1]
