@@ -5,9 +5,10 @@
     plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
     print(plan)
 
-Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Prices: `estimate`, `memory`, `rules`, `roofline`. Each takes
-names and paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are
-loaded when they are first used, so that `import shardwise` is fast and imports no NumPy.
+Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`, `read_launch`. Prices:
+`estimate`, `memory`, `rules`, `roofline`. Each takes names and paths, or the values that `load_model`, `load_cluster`, `Job` and
+`Layout.parse` give (`shardwise.api`). Names are loaded when they are first used, so that `import shardwise` is fast and imports
+no NumPy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
+    from shardwise.api.launches import export_plan, read_launch
     from shardwise.api.plans import explain, plan, plan_clusters, simulation
     from shardwise.api.sweeps import sweep
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
@@ -76,6 +78,7 @@ _HOME = {
     "dump_plan": "shardwise.planning.codec",
     "estimate": "shardwise.api.costs",
     "explain": "shardwise.api.plans",
+    "export_plan": "shardwise.api.launches",
     "load_chip": "shardwise.cluster.chips",
     "load_cluster": "shardwise.cluster.load",
     "load_model": "shardwise.model.load",
@@ -85,6 +88,7 @@ _HOME = {
     "plan": "shardwise.api.plans",
     "plan_clusters": "shardwise.api.plans",
     "plan_layout": "shardwise.planning.plan",
+    "read_launch": "shardwise.api.launches",
     "roofline": "shardwise.api.costs",
     "rules": "shardwise.api.costs",
     "simulation": "shardwise.api.plans",
@@ -123,6 +127,7 @@ __all__ = [
     "dump_plan",
     "estimate",
     "explain",
+    "export_plan",
     "load_chip",
     "load_cluster",
     "load_model",
@@ -132,6 +137,7 @@ __all__ = [
     "plan",
     "plan_clusters",
     "plan_layout",
+    "read_launch",
     "roofline",
     "rules",
     "simulation",

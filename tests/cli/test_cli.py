@@ -67,6 +67,8 @@ FLAGS = {
     ],
     "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace"],
     "show": ["--chip", "--help", "--json"],
+    "export": ["--help", "--json", "--out", "--to"],
+    "read": ["--cluster", "--from", "--help", "--json", "--model", "--out"],
     "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--runs", "--stack"],
     "tokenize": [
@@ -115,6 +117,7 @@ FLAGS = {
         "--deadline",
         "--divisible",
         "--draw",
+        "--export",
         "--help",
         "--json",
         "--max",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.export.exporting import Exported
+    from shardwise.planning.plan import Plan
 
 DESCRIPTION = """Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for SLURM
 and a page that says what they are. What the framework cannot run is refused with the nearest layout that it can; what it has
@@ -44,6 +45,32 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.out:
         write_folder(arguments.out, found.files)
     return json.dumps(found.payload(), indent=2) if arguments.json else export_text(found, arguments.out)
+
+
+def write_launch(plan: Plan, folder: str) -> None:
+    """Write the launch of the framework that a plan's stack is. Raises `InputError` where no framework runs the plan."""
+    from shardwise.errors import InputError
+    from shardwise.export.exporting import export
+    from shardwise.export.targets import TARGETS, target_for
+
+    target = target_for(plan)
+    if target is None:
+        raise InputError(
+            f"--export: no framework of this plan's stack runs it; `shardwise export PLAN --to TARGET` with one of "
+            f"{', '.join(TARGETS)} says why"
+        )
+    write_folder(folder, export(plan, target).files)
+
+
+def export_line(plan: Plan, file: str | None, folder: str | None) -> str:
+    """The last line of a plan's report: what makes a launch of it, or where that was written."""
+    from shardwise.export.targets import target_for
+
+    if folder:
+        return f"launch written to {folder}"
+    target = target_for(plan)
+    first = "" if file else "with --out plan.json: "
+    return f"{first}shardwise export {file or 'plan.json'} --to {target.name if target else 'TARGET'} --out run/"
 
 
 def write_folder(folder: str, files: Any) -> None:

@@ -48,12 +48,18 @@ def configure(verbs: Any) -> None:
         help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the plan to a file")
+    parser.add_argument(
+        "--export",
+        metavar="FOLDER",
+        help="write the launch of the framework that the stack is, as `shardwise export` does",
+    )
     add_sweep_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
+    from shardwise.cli.export import export_line, write_launch
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
@@ -83,7 +89,9 @@ def run(arguments: argparse.Namespace) -> str:
         chosen, shown = _chosen(comparison, choices, arguments.progress), _several(comparison, arguments.json)
     if arguments.out:
         dump_plan(chosen, arguments.out)
-    return shown
+    if arguments.export:
+        write_launch(chosen, arguments.export)
+    return shown if arguments.json else f"{shown}\n\n{export_line(chosen, arguments.out, arguments.export)}"
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

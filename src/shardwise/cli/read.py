@@ -6,12 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from shardwise.cost.estimate import Estimate
-    from shardwise.export.better import Change
-    from shardwise.export.reading import Heard
+from shardwise.units import format_bytes, format_count, format_seconds
 
-SCHEMA = "shardwise.read/1"
+if TYPE_CHECKING:
+    from shardwise.export.verdict import Verdict
+
 DESCRIPTION = """Read the launch of a framework: its command line or configuration, as a model, a job and a layout; what it costs
 as it runs, whether it fits, and which of its options would make it faster. What is not understood is listed, never guessed.
 Nothing of what is read is run."""
@@ -40,68 +39,77 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The report, as text or as JSON."""
     from shardwise.cluster.load import load_cluster
-    from shardwise.cluster.stacks import predicted, stack_named
-    from shardwise.export.better import better
-    from shardwise.export.launch import machines_of
-    from shardwise.export.reading import read, read_files
+    from shardwise.export.reading import read_files
+    from shardwise.export.verdict import judge_launch
     from shardwise.model.load import load_model
     from shardwise.planning.codec import dump_plan, require_writable
-    from shardwise.planning.plan import plan_layout
 
     cluster = load_cluster(arguments.cluster)
     model = load_model(arguments.model) if arguments.model else None
     if arguments.out:
         require_writable(arguments.out)
-    heard = read(read_files(arguments.files), machines_of(cluster), target=arguments.target, model=model)
-    cluster = predicted(cluster, stack_named(heard.target.stack))
-    found = plan_layout(heard.launch.model, cluster, heard.launch.job, heard.launch.layout)
-    changes = better(heard.launch, heard.target, cluster)
+    found = judge_launch(read_files(arguments.files), cluster, target=arguments.target, model=model)
     if arguments.out:
-        dump_plan(found, arguments.out)
-    return (
-        json.dumps(read_payload(heard, found.estimate, changes, cluster.name), indent=2)
-        if arguments.json else read_text(heard, found.estimate, changes, cluster.name)
-    )  # fmt: skip
+        dump_plan(found.plan, arguments.out)
+    return json.dumps(found.payload(), indent=2) if arguments.json else verdict_text(found)
 
 
-def read_payload(heard: Heard, estimate: Estimate, changes: list[Change], cluster: str) -> dict[str, Any]:
-    """What `--json` prints."""
-    from dataclasses import asdict
-
-    launch = heard.launch
-    return {
-        "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version, "model": asdict(launch.model),
-        "cluster": cluster, "job": asdict(launch.job), "layout": {"text": str(launch.layout), **asdict(launch.layout)},
-        "unknown": list(heard.unknown), "unread": list(heard.unread), "estimate": asdict(estimate),
-        "better": [change.payload() for change in changes],
-    }  # fmt: skip
+def verdict_text(found: Verdict) -> str:
+    """The report for people: what it is, what it costs, what was not understood, and what would be faster."""
+    return "\n".join([*_launch_lines(found), *_cost_lines(found), *_left_out(found), "", *_change_lines(found)])
 
 
-def read_text(heard: Heard, estimate: Estimate, changes: list[Change], cluster: str) -> str:
-    """The report for people."""
-    from shardwise.units import format_bytes, format_seconds
+def _launch_lines(found: Verdict) -> list[str]:
+    from shardwise.model.counts import num_params
 
-    launch, job = heard.launch, heard.launch.job
-    lines = [
-        f"{heard.target.title} ({heard.target.version}): {launch.model.name} on {cluster}",
-        f"  {job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}, precision {job.precision}",
-        f"  {launch.layout}",
-        f"as it runs: a step of {format_seconds(estimate.step_time_s)}, {format_bytes(estimate.memory_bytes)} of memory"
-        + ("" if estimate.fits else ": does not fit"),
-        *(f"  note: {note}" for note in estimate.notes),
-        *(
-            f"not understood: {name} is no option of {heard.target.title} {heard.target.version}"
-            for name in heard.unknown
-        ),
+    plan, target = found.plan, found.heard.target
+    return [
+        f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name}, as {target.title} "
+        f"{target.version} would run it",
+        f"  {plan.job.global_batch_tokens:,} tokens per batch, sequences of {plan.job.seq_len:,}, precision {plan.job.precision}",
+        f"  {plan.layout}",
     ]
-    if heard.unread:
-        lines.append(f"of no account here: {', '.join(heard.unread)}")
-    for change in changes:
-        words = ", ".join(
-            f"{name} {value}" if value is not None else f"without {name}" for name, value in change.options.items()
+
+
+def _cost_lines(found: Verdict) -> list[str]:
+    from shardwise.cli.interval import step_text
+
+    estimate = found.plan.estimate
+    over = estimate.memory_bytes - estimate.memory_capacity_bytes
+    fits = f"fits, {estimate.margin:.0%} free" if estimate.fits else f"DOES NOT FIT, {format_bytes(over)} too much"
+    return [
+        f"  as it runs: {step_text(estimate.step_time_s, estimate.interval90)}, MFU {estimate.mfu:.1%}",
+        f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
+        f"  bound by {estimate.bound}",
+        *(f"  note: {note}" for note in estimate.notes),
+    ]
+
+
+def _left_out(found: Verdict) -> list[str]:
+    heard = found.heard
+    unknown = [
+        f"  not understood: {name} is no option of {heard.target.title} {heard.target.version}"
+        for name in heard.unknown
+    ]
+    return unknown + ([f"  no plan depends on {', '.join(heard.unread)}"] if heard.unread else [])
+
+
+def _change_lines(found: Verdict) -> list[str]:
+    """Each change as options with their values, the step and the memory with them."""
+    before = found.plan.estimate
+    if not found.better:
+        return ["no other layout is predicted to be faster by a hundredth or more"]
+    lines = ["faster, by prediction:" if before.fits else "what fits:"]
+    for change in found.better:
+        words = [name if value is True else f"without {name}" if value is None else f"{name}={_text(value)}"
+                 for name, value in change.options.items()]  # fmt: skip
+        after = change.estimate
+        gain = f"{after.step_time_s / before.step_time_s - 1:+.1%}, " if before.fits else ""
+        lines.append(
+            f"  {format_seconds(after.step_time_s)} ({gain}{format_bytes(after.memory_bytes)}) with {', '.join(words)}"
         )
-        priced = change.estimate
-        lines.append(f"with {words}: {format_seconds(priced.step_time_s)}, {format_bytes(priced.memory_bytes)}")
-    return "\n".join(
-        lines if changes else [*lines, "no change of one option, and no other layout, is predicted to be faster"]
-    )
+    return lines
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from shardwise.cli import show_networks, show_stacks
+from shardwise.cli import show_networks, show_stacks, show_targets
 from shardwise.cli.show_values import shown
 from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
@@ -22,17 +22,20 @@ EPILOG = """examples:
   shardwise show clusters tpu-v5p:4x4x8
   shardwise show clusters "tpu-v5e:16x16*4"
   shardwise show clusters my-cluster.toml --json
-  shardwise show stacks nemo-25 --chip h100"""
+  shardwise show stacks nemo-25 --chip h100
+  shardwise show targets"""
 
 
 def configure(verbs: Any) -> None:
     """Declare the verb."""
     parser = verbs.add_parser(
-        "show", help="list models, chips, clusters, precisions and stacks; with a name, every value and its source",
+        "show", help="list models, chips, clusters, precisions, stacks and targets; with a name, every value and its source",
         description="List what the catalogues have. With a name: every value of it with its source.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("kind", choices=("models", "chips", "clusters", "precisions", "stacks"), help="which catalogue")
+    parser.add_argument(
+        "kind", choices=("models", "chips", "clusters", "precisions", "stacks", "targets"), help="which catalogue"
+    )
     parser.add_argument(
         "name",
         nargs="?",
@@ -76,6 +79,7 @@ def _listed(names: Sequence[str], text: str | None) -> Sequence[str]:
 def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
     from shardwise.cluster.sourced_network import chip_values, cluster_values
     from shardwise.cluster.sourced_stack import stack_values
+    from shardwise.export.sourced_target import target_values
     from shardwise.model.sourced_model import model_values
     from shardwise.precision import precision_values
 
@@ -95,6 +99,10 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
         "stacks": Catalogue(
             show_stacks.stack_names, partial(stack_values, chip=chip), show_stacks.stacks_table,
             partial(show_stacks.stack_lines, chip=chip),
+        ),
+        "targets": Catalogue(
+            show_targets.target_names, target_values, show_targets.targets_table,
+            lambda name: _entry(name, target_values(name)),
         ),
     }  # fmt: skip
 

@@ -29,6 +29,13 @@ class Given:
         self.heard.add(name)
         return self.options.get(name, default)
 
+    def need(self, name: str) -> Any:
+        """The value of an option that no launch goes without. Raises `InputError` where it is missing."""
+        found = self.get(name)
+        if found is None:
+            raise InputError(f"{name}: missing; a launch that says it is required")
+        return found
+
     def unheard(self) -> Iterator[str]:
         """Options that nobody asked for."""
         return (name for name in self.options if name not in self.heard)
@@ -45,6 +52,11 @@ class Field:
 def same(part: str, option: str, default: Any = None) -> Field:
     """A part that an option has as it is; with a `default` of the target's it may be left out."""
     return named(part, option, None, default)
+
+
+def required(part: str, option: str) -> Field:
+    """A part that an option has as it is, and that every launch says."""
+    return Field(lambda launch: {option: launch.parts()[part]}, lambda given: {part: given.need(option)})
 
 
 def named(part: str, option: str, names: Mapping[Any, Any] | None, default: Any = None) -> Field:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.export.field import Field, Given, Options, beside, flag, named, same
+from shardwise.export.field import Field, Given, Options, beside, flag, named, required, same
 from shardwise.export.formats.flags import flag_words, options_in
 from shardwise.export.formats.shell import training_command
 from shardwise.export.launch import Launch
@@ -91,7 +91,7 @@ def _stages(launch: Launch) -> Options:
 
 
 def _heard_stages(given: Given) -> Mapping[str, Any]:
-    ranks, layers = given.get("pipeline-model-parallel-size", 1), given.get("num-layers")
+    ranks, layers = given.get("pipeline-model-parallel-size", 1), given.need("num-layers")
     if ranks == 1:
         return {"layout.schedule": "none"}
     text, per = given.get("pipeline-model-parallel-layout"), given.get("num-layers-per-virtual-pipeline-stage")
@@ -192,8 +192,8 @@ def _samples(launch: Launch) -> Options:
 def _heard_samples(given: Given) -> Mapping[str, Any]:
     samples = given.get("train-samples")
     if samples is None and given.get("train-iters"):
-        samples = given.get("train-iters") * given.get("global-batch-size")
-    return {"job.tokens": float(samples * given.get("seq-length"))} if samples else {}
+        samples = given.get("train-iters") * given.need("global-batch-size")
+    return {"job.tokens": float(samples * given.need("seq-length"))} if samples else {}
 
 
 LAYOUT: tuple[Field, ...] = (
@@ -219,9 +219,9 @@ LAYOUT: tuple[Field, ...] = (
     beside("overlap-grad-reduce", "overlap-param-gather", say=_overlap),
 )  # fmt: skip
 JOB: tuple[Field, ...] = (
-    same("job.seq_len", "seq-length"),
-    same("layout.micro_batch_seqs", "micro-batch-size"),
-    same("job.global_batch_seqs", "global-batch-size"),
+    required("job.seq_len", "seq-length"),
+    required("layout.micro_batch_seqs", "micro-batch-size"),
+    required("job.global_batch_seqs", "global-batch-size"),
     Field(_precision, _heard_precision),
     named("job.loss", "cross-entropy-loss-fusion", {"fused": True, "unfused": False}, False),
     named("job.optimizer", "optimizer", {"adamw": "adam", "lion": "lion"}, "adam"),

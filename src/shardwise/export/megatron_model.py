@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.export.field import Field, Given, Options, flag, named, same
+from shardwise.export.field import Field, Given, Options, flag, named, required, same
 from shardwise.export.launch import Launch
 
 ALL_BIASES = ("qkv", "attention_out", "mlp")
@@ -22,7 +22,7 @@ def _heads(launch: Launch) -> Options:
 
 
 def _heard_heads(given: Given) -> Mapping[str, Any]:
-    heads = given.get("num-attention-heads")
+    heads = given.need("num-attention-heads")
     grouped = given.get("group-query-attention", False)
     return {"model.num_kv_heads": given.get("num-query-groups", 1) if grouped else heads}
 
@@ -42,7 +42,9 @@ def _heard_width(given: Given) -> Mapping[str, Any]:
             "model.rope_head_dim": rotary, "model.head_dim": given.get("qk-head-dim", 128) + rotary,
             "model.v_head_dim": given.get("v-head-dim", 128),
         }  # fmt: skip
-    return {"model.head_dim": given.get("kv-channels", given.get("hidden-size") // given.get("num-attention-heads"))}
+    return {
+        "model.head_dim": given.get("kv-channels") or given.need("hidden-size") // given.need("num-attention-heads")
+    }
 
 
 def _latent(launch: Launch) -> Options:
@@ -83,7 +85,7 @@ def _frequency(launch: Launch) -> Options:
 
 def _heard_mlp(given: Given) -> Mapping[str, Any]:
     gated = bool(given.get("swiglu", False))
-    wide = given.get("ffn-hidden-size", 4 * given.get("hidden-size"))
+    wide = given.get("ffn-hidden-size") or 4 * given.need("hidden-size")
     frequency = given.get("moe-layer-freq", "1")
     parts: dict[str, Any] = {"model.d_ff": wide, "model.mlp": "swiglu" if gated else "gelu"}
     if not given.get("num-experts"):
@@ -153,9 +155,9 @@ def _heard_window(given: Given) -> Mapping[str, Any]:
 
 
 MODEL: tuple[Field, ...] = (
-    same("model.num_layers", "num-layers"),
-    same("model.d_model", "hidden-size"),
-    same("model.num_heads", "num-attention-heads"),
+    required("model.num_layers", "num-layers"),
+    required("model.d_model", "hidden-size"),
+    required("model.num_heads", "num-attention-heads"),
     Field(_heads, _heard_heads),
     Field(_width, _heard_width),
     Field(_latent, lambda given: {}),
@@ -173,7 +175,7 @@ MODEL: tuple[Field, ...] = (
     ),
     flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
     flag("model.qk_norm", "qk-layernorm"),
-    same("model.vocab_size", "vocab-size"),
+    required("model.vocab_size", "vocab-size"),
     named("model.num_experts", "num-experts", None, 0),
     Field(
         lambda launch: {"moe-router-topk": launch.model.experts_per_token} if launch.model.num_experts else {},

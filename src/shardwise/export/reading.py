@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwise.errors import InputError
+from shardwise.errors import InputError, require
 from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
 from shardwise.export.launch import Launch, Machines, launch_from
@@ -53,18 +53,26 @@ def read(files: Files, machines: Machines, *, target: str | None = None, model: 
     """
     chosen = target_named(target) if target else recognised(files)
     options = chosen.read(files)
-    given = Given(options, machines)
+    known, given = chosen.options, Given(options, machines)
     try:
-        parts = hear(chosen, given)
-        launch = launch_from(parts, machines, model)
-    except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
-        raise InputError(f"read: {chosen.title} with options that are missing or of another type: {error}") from None
-    known = chosen.options
+        launch = launch_from(hear(chosen, given), machines, model)
+    except InputError as error:
+        raise InputError(*_mistyped(chosen, given), *error.problems) from None
+    except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
+        usual = f"read: {chosen.title} with options that are missing or of another type: {error}"
+        raise InputError(*(_mistyped(chosen, given) or [usual])) from None
+    require(_mistyped(chosen, given))
     return Heard(
         target=chosen, options=options, launch=replace(launch, model=model or catalogued(launch.model)),
         unknown=tuple(name for name in options if name not in known),
         unread=tuple(name for name in given.unheard() if name in known),
     )  # fmt: skip
+
+
+def _mistyped(target: Target, given: Given) -> list[str]:
+    """What is wrong with options that were asked for and have a value of another type than their release says."""
+    asked = {name: value for name, value in given.options.items() if name in given.heard and name in target.options}
+    return target.problems(asked)
 
 
 def recognised(files: Files) -> Target:

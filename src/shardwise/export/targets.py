@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardwise.cluster.stacks import stack_named
 from shardwise.errors import chosen
 from shardwise.export import megatron
+from shardwise.export.exporting import refusals
+from shardwise.export.launch import launch_of
 from shardwise.export.target import Target
+from shardwise.planning.abilities import stack_of
+from shardwise.planning.plan import Plan
 
 TARGETS: Mapping[str, Target] = {target.name: target for target in (megatron.TARGET,)}
 
@@ -14,3 +19,19 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (megatron.TAR
 def target_named(name: str) -> Target:
     """A target. Raises `InputError` that lists the names."""
     return chosen(TARGETS, name, "target")
+
+
+def target_for(plan: Plan) -> Target | None:
+    """The target of a plan's stack that runs it; of a stack that is only a kind the first of that kind. None where none does."""
+    stack, launch = stack_of(plan.cluster), launch_of(plan)
+    if stack is None:
+        return None
+    own = [target for target in TARGETS.values() if target.stack == stack.name]
+    alike = [target for target in TARGETS.values() if _kind_on(target, plan) == stack.kind]
+    return next((target for target in (*own, *alike) if not refusals(launch, target)), None)
+
+
+def _kind_on(target: Target, plan: Plan) -> str | None:
+    """The kind of a target's stack, where that runs on the plan's chips."""
+    stack = stack_named(target.stack)
+    return stack.kind if plan.cluster.chip.platform in stack.platforms else None

@@ -1,0 +1,18 @@
+"""Every value of a target, with its source."""
+
+from __future__ import annotations
+
+from shardwise.export.targets import target_named
+from shardwise.sourced import SourcedValue
+
+OWN = "export/options"
+
+
+def target_values(name: str) -> list[SourcedValue]:
+    """The release that a target is written for, the stack that predicts it, and the options of the release."""
+    target = target_named(name)
+    return [
+        ("title", target.title, target.source), ("version", target.version, target.source),
+        ("stack", target.stack, "cluster/measured/stacks.toml"), ("says_model", target.says_model, target.source),
+        ("ranks", list(target.order), target.source), ("num_options", len(target.options), f"{OWN}/{target.table}.csv"),
+    ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""`shardwise export` and `shardwise read` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.cli import main
+
+PLAN = ("llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", "megatron")
+
+SIZES = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32000 --seq-length 4096 --micro-batch-size 1 "
+    "--global-batch-size 64 --bf16"
+)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    file = str(tmp_path / "plan.json")
+    code, out, _ = run(capsys, "plan", *PLAN, "--out", file)
+    assert code == 0
+    assert out.rstrip().endswith(f"shardwise export {file} --to megatron --out run/")
+    return file
+
+
+def test_a_plan_is_written_and_read_back(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    code, out, err = run(capsys, "export", plan, "--to", "megatron", "--out", str(folder))
+    assert (code, err) == (0, "")
+    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "launch.sh", "launch.slurm"]
+    assert "start it on each node: bash launch.sh" in out
+    own = json.loads(Path(plan).read_text(encoding="utf-8"))
+    code, out, _ = run(capsys, "read", str(folder / "launch.sh"), "--cluster", "h100:16", "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["target"], found["unknown"]) == (0, "shardwise.read/1", "megatron", [])
+    assert found["model"]["name"] == "llama-3-8b"
+    assert found["layout"]["text"] in own["layout"].values() or found["layout"]["tp"] == own["layout"]["tp"]
+    assert found["estimate"]["step_time_s"] == pytest.approx(own["estimate"]["step_time_s"], rel=1e-9)
+
+
+def test_the_payload_of_an_export(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "export", plan, "--to", "megatron", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found) == {"schema", "target", "version", "files", "command", "not_expressible", "warnings"}
+    assert found["files"] == ["launch.sh", "launch.slurm", "README.md"]
+
+
+def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "plan", *PLAN, "--export", str(tmp_path), "--pin", "recompute=full", "--pin", "tp=8")
+    code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16")
+    assert code == 0
+    assert "as it runs: " in out
+    assert "without recompute-granularity" in out
+    code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16", "--json")
+    found = json.loads(out)
+    steps = [change["step_time_s"] for change in found["better"]]
+    assert steps == sorted(steps)
+    assert steps[0] < found["estimate"]["step_time_s"]
+    assert found["better"][0]["memory_bytes"] <= found["estimate"]["memory_capacity_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no command has an option"),
+        ("echo hello", "no command has an option"),
+        ("python train.py --not-known 3 --neither", "found no launch that is known"),
+        (
+            "torchrun pretrain_gpt.py --num-layers many --hidden-size 4096",
+            "num-layers: found 'many'; a value of type int",
+        ),
+        ("torchrun pretrain_gpt.py --num-layers 32 --swiglu --bf16", "hidden-size: missing"),
+        (
+            f"torchrun pretrain_gpt.py {SIZES} --tensor-model-parallel-size 3",
+            "take 3 devices together, which do not divide 16",
+        ),
+        (f"torchrun pretrain_gpt.py {SIZES} --tensor-model-parallel-size 0", "take 0 devices together"),
+        (f"torchrun pretrain_gpt.py {SIZES} --fp8-recipe best", "one of tensorwise, delayed, mxfp8, blockwise, custom"),
+        (f"torchrun pretrain_gpt.py {SIZES} --moe-layer-freq __import__('os') --num-experts 8", "what can be read"),
+        ("\x00\x01", "no command has an option"),
+        ("'" * 1000, "no command has an option"),
+        ("$(rm -rf /) --num-layers `reboot`", "num-layers: found '`reboot`'"),
+    ],
+)
+def test_what_is_no_launch_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "launch.sh"
+    file.write_text(text, encoding="utf-8")
+    code, out, err = run(capsys, "read", str(file), "--cluster", "h100:16")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_files_that_cannot_be_read_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "read", str(tmp_path / "none.sh"), "--cluster", "h100:8")[2].startswith(
+        "error: read: cannot read"
+    )
+    (tmp_path / "binary.sh").write_bytes(b"\xff\xfe\x00")
+    assert "is no text" in run(capsys, "read", str(tmp_path / "binary.sh"), "--cluster", "h100:8")[2]
+
+
+def test_targets_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "targets")
+    assert code == 0
+    assert "Megatron-LM" in out
+    code, out, _ = run(capsys, "show", "targets", "megatron", "--json")
+    (entry,) = json.loads(out)["entries"]
+    assert entry["values"]["stack"]["value"] == "megatron"
