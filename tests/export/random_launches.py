@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError
 from shardwise.export.launch import Launch, machines_of
 from shardwise.job import Job
@@ -15,6 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.load import load_model
 from shardwise.model.recompute import policy_names
+from shardwise.planning.plan import Plan
 from shardwise.schedule.schedule import natural_schedule
 
 MODELS = (
@@ -29,6 +31,11 @@ PRECISIONS = (
     "fp8_current",
     "fp8_torchao",
     "fp8_deepseek_v3",
+)
+
+# No launch says what it costs: the estimate of any plan stands for that of each.
+PRICED = estimate(
+    load_model("gpt-2"), load_cluster("h100:8"), Job(global_batch_tokens=2**13, seq_len=1024), Layout(dp=8)
 )
 
 
@@ -62,8 +69,10 @@ def random_launch(rng: random.Random, *, chip: str = "h100", models: tuple[str, 
         return None
     if layout.recompute == "full" and rng.random() < 0.3:
         layout = replace(layout, recompute_layers=rng.randrange(1, model.num_layers // pp + 1))
-    launch = Launch(model=model, job=job, layout=layout, machines=machines_of(cluster))
-    return None if violations(model, job, num_devices, layout) else launch
+    if violations(model, job, num_devices, layout):
+        return None
+    plan = Plan(model=model, cluster=cluster, job=job, layout=layout, estimate=PRICED)
+    return Launch(model=model, job=job, layout=layout, machines=machines_of(cluster), plan=plan)
 
 
 def random_launches(seed: int, **choices: object) -> Iterator[Launch]:

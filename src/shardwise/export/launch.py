@@ -36,17 +36,20 @@ class Machines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A training run as a framework is told of it."""
+    """A training run as a framework is told of it; with the plan that it is, where there is one."""
 
     model: Architecture
     job: Job
     layout: Layout
     machines: Machines
+    plan: Plan | None = None
 
     def parts(self) -> dict[str, Any]:
         """Everything that is told, by dotted name. `layout.stages` are the layers of each virtual stage; where ranks lie is a
         matter of the order in which a target numbers them, and no part."""
         model = {one.name: getattr(self.model, one.name) for one in fields(self.model) if one.name not in UNSAID}
+        if self.model.structure.learns_positions:
+            model["max_positions"] = self.model.max_positions  # the rows of a table of weights
         job = {one.name: getattr(self.job, one.name) for one in fields(self.job) if one.name != "overlap"}
         job["global_batch_seqs"] = self.job.num_seqs
         del job["global_batch_tokens"]
@@ -74,7 +77,8 @@ def machines_of(cluster: Cluster) -> Machines:
 
 def launch_of(plan: Plan) -> Launch:
     """What a plan says to whoever runs it."""
-    return Launch(model=plan.model, job=plan.job, layout=plan.layout, machines=machines_of(plan.cluster))
+    where = machines_of(plan.cluster)
+    return Launch(model=plan.model, job=plan.job, layout=plan.layout, machines=where, plan=plan)
 
 
 def launch_from(parts: Parts, machines: Machines, model: Architecture | None = None) -> Launch:

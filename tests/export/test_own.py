@@ -1,0 +1,53 @@
+"""Launches of our own engine under a cluster's scheduler."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import yaml
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError
+from shardwise.export.exporting import export
+from shardwise.export.launch import Machines
+from shardwise.export.reading import read
+from shardwise.export.targets import target_named
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.planning.plan import Plan, plan_layout
+
+JOB = Job(global_batch_tokens=2**20, seq_len=8192)
+
+
+def plan(cluster: str = "h100:16", layout: str = "fsdp=8 tp=2 zero_stage=1") -> Plan:
+    return plan_layout(load_model("llama-3-8b"), load_cluster(cluster), JOB, Layout.parse(layout))
+
+
+def test_a_batch_script_starts_the_plan_on_each_node() -> None:
+    found = export(plan(), target_named("slurm"))
+    assert list(found.files) == ["plan.json", "launch.slurm", "README.md"]
+    script = found.files["launch.slurm"]
+    for line in ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=1"):
+        assert line in script.splitlines()
+    assert "--nnodes 2 --nproc-per-node 8" in script
+    assert "-m shardwise.train plan.json" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert (
+        read({"plan.json": found.files["plan.json"]}, Machines(num_devices=16, devices_per_node=8)).launch.layout
+        == plan().layout
+    )
+
+
+def test_one_node_needs_no_other() -> None:
+    script = export(plan("h100:8", "fsdp=8 zero_stage=1"), target_named("slurm")).files["launch.slurm"]
+    assert "--standalone" in script
+
+
+def test_a_task_of_skypilot() -> None:
+    task = yaml.safe_load(export(plan(), target_named("skypilot")).files["task.yaml"])
+    assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "H100:8"})
+    assert "-m shardwise.train plan.json" in task["run"]
+    with pytest.raises(InputError, match="SkyPilot has no accelerator that is mi355x"):
+        export(plan("mi355x:8", "fsdp=4 tp=2 zero_stage=1"), target_named("skypilot"))
