@@ -3,9 +3,10 @@
     python docs/refresh.py            # rewrite the documents
     python docs/refresh.py --check    # say which outputs are out of date, exit status 1
 
-A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. A line `...` at the end of
-a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its own. A picture with
-a comment under it, such as `<!-- shardwise schedule ... -->`, is drawn by that command.
+A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. Of several commands, one
+under the other, the last one's output is shown; they run in an empty folder, where each finds the files of those before. A line
+`...` at the end of a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its
+own. A picture with a comment under it, such as `<!-- shardwise schedule ... -->`, is drawn by that command.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from shardwise.cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-SESSION = re.compile(r"```\n\$ (shardwise (?:[^\n]*\\\n)*[^\n]+)\n\n(.*?)\n```", re.DOTALL)
+COMMAND = r"shardwise (?:[^\n]*\\\n)*[^\n]+"
+NEXT = "\n$ "  # between the commands of a session
+SESSION = re.compile(rf"```\n\$ ({COMMAND}(?:\n\$ {COMMAND})*)\n\n(.*?)\n```", re.DOTALL)
 PYTHON = re.compile(r"```python\n(>>> .*?)\n```", re.DOTALL)
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.svg)\)\n<!-- (shardwise [^\n]+) -->")
 
@@ -33,7 +36,16 @@ def timeless(text: str) -> str:
     return re.sub(r"in [\d.]+ s of CPU time", "in some CPU time", text).strip()
 
 
-def printed(command: str) -> str:
+def printed(session: str) -> str:
+    """What the last command of a session prints, errors included."""
+    commands = session.split(NEXT)
+    if len(commands) == 1:
+        return said_by(session)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return [said_by(command) for command in commands][-1]
+
+
+def said_by(command: str) -> str:
     """What a command prints, errors included."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

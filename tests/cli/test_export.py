@@ -64,8 +64,8 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
     code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16", "--json")
     found = json.loads(out)
     steps = [change["step_time_s"] for change in found["better"]]
-    assert steps == sorted(steps)
-    assert steps[0] < found["estimate"]["step_time_s"]
+    assert steps[1:] == sorted(steps[1:])
+    assert max(steps) < found["estimate"]["step_time_s"]
     assert found["better"][0]["memory_bytes"] <= found["estimate"]["memory_capacity_bytes"]
 
 

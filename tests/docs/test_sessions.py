@@ -63,6 +63,16 @@ def test_picture(picture: Path, command: str) -> None:
     assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
 
 
+def test_commands_of_a_session_find_the_files_of_those_before() -> None:
+    plan = "shardwise plan gpt-2 h100:8 --batch-tokens 64Ki --seq-len 1024 --stack megatron --out plan.json"
+    block = f"```\n$ {plan}\n$ shardwise export plan.json --to megatron --out run\n\nan old output\n```"
+    (session,) = refresh.SESSION.finditer(block)
+    assert session.group(1).split(refresh.NEXT)[0] == plan
+    assert "wrote run/launch.sh" in refresh.printed(session.group(1))
+    assert "wrote run/launch.sh" in refresh.SESSION.sub(refresh.renewed, block)
+    assert not Path("run").exists()
+
+
 def test_a_stale_picture_is_drawn_again(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.md", tmp_path / "a.svg"
     command = "shardwise schedule 1f1b --stages 2 --micro-batches 2"

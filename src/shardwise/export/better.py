@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from shardwise.cluster.cluster import Cluster
@@ -39,31 +40,35 @@ class Change:
 
 
 def better(launch: Launch, target: Target, cluster: Cluster) -> list[Change]:
-    """Changes that make the step faster, or fit where it does not: the fastest first, at most `MOST`."""
+    """Changes that make the step faster, or fit where it does not: the layout that a search picks, then each choice that is
+    changed alone, the fastest first; at most `MOST`."""
     now = estimate(launch.model, cluster, launch.job, launch.layout)
     limit = now.step_time_s * (1 - WORTH) if now.fits else float("inf")
-    found: dict[Layout, Change] = {}
-    for layout in (*_searched(launch, cluster), *_neighbours(launch, cluster)):
-        other = replace(launch, layout=layout)
-        if (
-            layout in found
-            or violations(launch.model, launch.job, cluster.num_devices, layout)
-            or refusals(other, target)
-        ):
-            continue
-        priced = estimate(launch.model, cluster, launch.job, layout)
-        if priced.fits and priced.step_time_s < limit:
-            found[layout] = Change(options=_changed(target, launch, other), layout=layout, estimate=priced)
-    return sorted(found.values(), key=lambda change: change.estimate.step_time_s)[:MOST]
+    told = partial(_change, launch, target, cluster, limit)
+    picked = told(layout) if (layout := _picked(launch, cluster)) else None
+    alone = {layout: change for layout in _neighbours(launch, cluster) if (change := told(layout))}
+    several = sorted(alone.values(), key=lambda change: change.estimate.step_time_s)
+    others = [change for change in several if picked is None or change.layout != picked.layout]
+    return [*([picked] if picked else []), *others][:MOST]
 
 
-def _searched(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
+def _change(launch: Launch, target: Target, cluster: Cluster, limit: float, layout: Layout) -> Change | None:
+    """The change to another layout; None where the target does not run that, or where it is no better."""
+    other = replace(launch, layout=layout, plan=None)
+    if violations(launch.model, launch.job, cluster.num_devices, layout) or refusals(other, target):
+        return None
+    priced = estimate(launch.model, cluster, launch.job, layout)
+    if not priced.fits or priced.step_time_s >= limit:
+        return None
+    return Change(options=_changed(target, launch, other), layout=layout, estimate=priced)
+
+
+def _picked(launch: Launch, cluster: Cluster) -> Layout | None:
+    """The layout that a search takes for the job; None where none fits."""
     try:
-        found = plan(launch.model, cluster, launch.job)
+        return plan(launch.model, cluster, launch.job).layout
     except (InputError, NothingFitsError):
-        return
-    yield found.layout
-    yield from (other.layout for other in found.alternatives)
+        return None
 
 
 def _neighbours(launch: Launch, cluster: Cluster) -> Iterator[Layout]:

@@ -68,9 +68,9 @@ def _heard_replicas(given: Given) -> Mapping[str, Any]:
         given.get("data-parallel-sharding-strategy", "no_shard"),
         given.get("num-distributed-optimizer-instances", 1),
     )
-    own = given.get("use-megatron-fsdp", False)
+    own, distributed = given.get("use-megatron-fsdp", False), given.get("use-distributed-optimizer", False)
     by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING.items()}}
-    stage = by_strategy[strategy] if own else int(bool(given.get("use-distributed-optimizer", False)))
+    stage = by_strategy[strategy] if own else int(bool(distributed))
     if not stage:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
     return {"layout.dp": instances, "layout.fsdp": replicas // instances, "layout.zero_stage": stage}
