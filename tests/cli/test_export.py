@@ -79,7 +79,7 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
             "torchrun pretrain_gpt.py --num-layers many --hidden-size 4096",
             "num-layers: found 'many'; a value of type int",
         ),
-        ("torchrun pretrain_gpt.py --num-layers 32 --swiglu --bf16", "hidden-size: missing"),
+        ("torchrun pretrain_gpt.py --num-layers 32 --swiglu --bf16", "seq-length: missing"),
         (
             f"torchrun pretrain_gpt.py {SIZES} --tensor-model-parallel-size 3",
             "take 3 devices together, which do not divide 16",
@@ -118,3 +118,38 @@ def test_targets_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "show", "targets", "megatron", "--json")
     (entry,) = json.loads(out)["entries"]
     assert entry["values"]["stack"]["value"] == "megatron"
+
+
+def test_a_pipeline_whose_options_are_in_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arrays that grow, options of several words in one element, a vocabulary that only the tokenizer knows, fp16."""
+    file = tmp_path / "train.sh"
+    file.write_text(
+        """#!/bin/bash
+        GPUS=8; NODES=${NODES:-2}
+        MODEL=(
+            --num-layers 32 --hidden-size 4096   # Llama-3-8B
+            --num-attention-heads 32 --group-query-attention --num-query-groups 8 --ffn-hidden-size 14336
+        )
+        MODEL+=(--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope
+                --untie-embeddings-and-output-weights)
+        DTYPE=("--fp16")
+        RUN=(--seq-length 8192 --micro-batch-size 1 --global-batch-size 32 --lr ${LR} --some-new-option 3)
+        if [[ -n "$PP" ]]; then
+            RUN+=("--log-interval 1")
+        fi
+        torchrun --nproc-per-node $GPUS --nnodes $NODES pretrain_gpt.py "${MODEL[@]}" ${DTYPE[@]} ${RUN[@]} \\
+            --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --sequence-parallel --use-distributed-optimizer
+        """,
+        encoding="utf-8",
+    )
+    code, out, err = run(capsys, "read", str(file), "--cluster", "h100:16", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["model"]["name"], found["model"]["vocab_size"]) == ("llama-3-8b", 128256)
+    assert found["layout"]["text"] == (
+        "fsdp=2 tp=2 pp=4 zero_stage=1 sequence_parallel=true layers_per_stage=8,8,8,8 micro_batch_seqs=1 recompute=none"
+    )
+    assert found["unknown"] == ["some-new-option"]
+    assert {"lr", "log-interval"} <= set(found["unread"])
+    assert found["notes"] == ["number formats fp16 are priced as bf16_fp32_main_gradients"]
+    assert any("num-virtual-stages-per-pipeline-rank" in change["change"] for change in found["better"])

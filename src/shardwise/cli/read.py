@@ -81,7 +81,7 @@ def _cost_lines(found: Verdict) -> list[str]:
         f"  as it runs: {step_text(estimate.step_time_s, estimate.interval90)}, MFU {estimate.mfu:.1%}",
         f"  memory {format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)} ({fits})",
         f"  bound by {estimate.bound}",
-        *(f"  note: {note}" for note in estimate.notes),
+        *(f"  note: {note}" for note in (*found.heard.notes, *estimate.notes)),
     ]
 
 

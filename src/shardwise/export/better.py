@@ -76,16 +76,18 @@ def _neighbours(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
     layout, stack = launch.layout, stack_of(cluster)
     values: dict[str, tuple[Any, ...]] = {} if stack is None else searched_values(stack)
     values.pop("stages", None)
-    values["micro_batch_seqs"] = (layout.micro_batch_seqs * 2, layout.micro_batch_seqs // 2)
-    values["num_virtual_stages"] = (
-        (layout.num_virtual_stages * 2, layout.num_virtual_stages // 2) if layout.pp > 1 else ()
-    )
+    values["micro_batch_seqs"] = _half_and_twice(layout.micro_batch_seqs)
+    values["num_virtual_stages"] = _half_and_twice(layout.num_virtual_stages) if layout.pp > 1 else ()
     for name, choices in values.items():
         for value in choices:
             try:
                 yield _with(layout, name, value)
             except InputError:
                 continue
+
+
+def _half_and_twice(count: int) -> tuple[int, ...]:
+    return (count // 2, count * 2) if count % 2 == 0 else (count * 2,)
 
 
 def _with(layout: Layout, name: str, value: Any) -> Layout:

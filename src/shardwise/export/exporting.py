@@ -17,6 +17,7 @@ from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.model.architecture import Architecture
 from shardwise.planning.abilities import lacking
 from shardwise.planning.plan import Plan
 from shardwise.search.pins import narrowed
@@ -72,7 +73,7 @@ def export(plan: Plan, target: Target) -> Exported:
 def say(target: Target, launch: Launch) -> dict[str, Any]:
     """The options of a launch, in the order of the target's fields. Raises `InputError` for one that its release lacks."""
     options: dict[str, Any] = {}
-    for field in target.fields:
+    for field in (*target.model_fields, *target.fields):
         options |= field.say(launch)
     problems = target.problems(options)
     if problems:
@@ -80,11 +81,17 @@ def say(target: Target, launch: Launch) -> dict[str, Any]:
     return options
 
 
-def hear(target: Target, given: Given) -> dict[str, Any]:
-    """The parts of a launch that options say, by dotted name."""
+def hear(target: Target, given: Given, model: Architecture | None = None) -> dict[str, Any]:
+    """The parts of a launch that options say, by dotted name. With a `model` what they say of one counts for nothing."""
     parts: dict[str, Any] = {}
     for field in target.fields:
         parts |= field.hear(given)
+    for field in target.model_fields:
+        try:
+            parts |= field.hear(given)
+        except (InputError, TypeError):
+            if model is None:
+                raise
     return parts
 
 

@@ -19,6 +19,7 @@ class Given:
     def __init__(self, options: Options, machines: Machines) -> None:
         self.options, self.machines = options, machines
         self.heard: set[str] = set()
+        self.notes: list[str] = []  # what is priced as something else
 
     def __contains__(self, name: str) -> bool:
         self.heard.add(name)

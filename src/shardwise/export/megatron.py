@@ -37,6 +37,11 @@ PRECISIONS: Mapping[str, Options] = {
     "nvfp4": {"bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
     "fp32": {},
 }  # fmt: skip
+# The recipe of each of Megatron's, whatever else of the number formats is said.
+LOW: Mapping[tuple[str, str], str] = {
+    ("fp8-recipe", "delayed"): "fp8_delayed", ("fp8-recipe", "tensorwise"): "fp8_current", ("fp8-recipe", "mxfp8"): "mxfp8",
+    ("fp8-recipe", "blockwise"): "fp8_deepseek_v3", ("fp4-recipe", "nvfp4"): "nvfp4",
+}  # fmt: skip
 NUMBER_FORMATS = sorted({name for options in PRECISIONS.values() for name in options})
 
 
@@ -145,17 +150,17 @@ def _precision(launch: Launch) -> Options:
 
 
 def _heard_precision(given: Given) -> Mapping[str, Any]:
+    """The recipe with these very options, else the nearest, which is said."""
     said = {name: given.get(name) for name in NUMBER_FORMATS if name in given}
     exact = next((name for name, options in PRECISIONS.items() if dict(options) == said), None)
-    eight = next(
-        (
-            name
-            for name, options in PRECISIONS.items()
-            if "fp8" in name and options.get("fp8-recipe") == said.get("fp8-recipe")
-        ),
-        None,
-    )
-    return {"job.precision": exact or (eight if "fp8-recipe" in said else None) or "bf16_fp32_main_gradients"}
+    if exact and "fp16" not in given:
+        return {"job.precision": exact}
+    kinds = [("fp4-recipe", said.get("fp4-recipe", "nvfp4"))] if "fp4-format" in said else []
+    kinds += [("fp8-recipe", said.get("fp8-recipe", "delayed"))] if "fp8-format" in said else []
+    found = next((LOW[kind] for kind in kinds if kind in LOW), "bf16_fp32_main_gradients")
+    words = " ".join(name if value is True else f"{name}={value}" for name, value in said.items()) or "fp16"
+    given.notes.append(f"number formats {words} are priced as {found}")
+    return {"job.precision": found}
 
 
 def _etp(launch: Launch) -> Options:
@@ -177,6 +182,14 @@ def _heard_etp(given: Given) -> Mapping[str, Any]:
     for name in ("moe-token-dispatcher-type", "moe-grouped-gemm"):
         given.get(name)
     return {"layout.ep": given.get("expert-model-parallel-size", 1), "layout.etp": 1 if etp == 1 and tp > 1 else None}
+
+
+def _beside_tp(part: str, option: str) -> Field:
+    """A flag that counts beside tensor parallelism alone. Source: validate_args switches it off for one device."""
+    return Field(
+        flag(part, option).say,
+        lambda given: {part: bool(given.get(option, False)) and given.get("tensor-model-parallel-size", 1) > 1},
+    )
 
 
 def _overlap(launch: Launch) -> Options:
@@ -201,8 +214,8 @@ LAYOUT: tuple[Field, ...] = (
     same("layout.pp", "pipeline-model-parallel-size", 1),
     same("layout.cp", "context-parallel-size", 1),
     Field(_replicas, _heard_replicas),
-    flag("layout.sequence_parallel", "sequence-parallel"),
-    flag("layout.async_tp", "tp-comm-overlap"),
+    _beside_tp("layout.sequence_parallel", "sequence-parallel"),
+    _beside_tp("layout.async_tp", "tp-comm-overlap"),
     Field(
         lambda launch: {"cp-comm-type": [VARIANTS[launch.layout.cp_variant]]}
         if launch.layout.cp > 1 and launch.layout.cp_variant in VARIANTS else {},
@@ -257,7 +270,7 @@ def _notes(launch: Launch) -> Iterator[str]:
 TARGET = Target(
     name="megatron", title="Megatron-LM", version="core 0.20.0 (d98e8a64)",
     source="https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py", stack="megatron", table="megatron",
-    fields=(*MODEL, *LAYOUT, *JOB),
+    model_fields=MODEL, fields=(*LAYOUT, *JOB),
     needs=(
         Need(
             lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,

@@ -175,7 +175,7 @@ MODEL: tuple[Field, ...] = (
     ),
     flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
     flag("model.qk_norm", "qk-layernorm"),
-    required("model.vocab_size", "vocab-size"),
+    same("model.vocab_size", "vocab-size"),
     named("model.num_experts", "num-experts", None, 0),
     Field(
         lambda launch: {"moe-router-topk": launch.model.experts_per_token} if launch.model.num_experts else {},

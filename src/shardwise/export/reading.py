@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shardwise.errors import InputError, require
 from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
-from shardwise.export.launch import Launch, Machines, launch_from
+from shardwise.export.launch import UNSAID, Launch, Machines, launch_from
 from shardwise.export.target import Files, Target
 from shardwise.export.targets import TARGETS, target_named
 from shardwise.model.architecture import Architecture
@@ -20,13 +21,15 @@ MOST_BYTES = 4_000_000  # of a file: far above any launch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a launch says. `unknown`: options that its release does not have; `unread`: those that no plan depends on."""
+    """What a launch says. `unknown`: options that its release does not have; `unread`: those that no plan depends on; `notes`:
+    what is priced as something else."""
 
     target: Target
     options: Options
     launch: Launch
     unknown: tuple[str, ...]
     unread: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def read_files(paths: list[str]) -> Files:
@@ -55,7 +58,7 @@ def read(files: Files, machines: Machines, *, target: str | None = None, model: 
     options = chosen.read(files)
     known, given = chosen.options, Given(options, machines)
     try:
-        launch = launch_from(hear(chosen, given), machines, model)
+        launch = _launch(hear(chosen, given, model), machines, model)
     except InputError as error:
         raise InputError(*_mistyped(chosen, given), *error.problems) from None
     except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
@@ -63,9 +66,9 @@ def read(files: Files, machines: Machines, *, target: str | None = None, model: 
         raise InputError(*(_mistyped(chosen, given) or [usual])) from None
     require(_mistyped(chosen, given))
     return Heard(
-        target=chosen, options=options, launch=replace(launch, model=model or catalogued(launch.model)),
+        target=chosen, options=options, launch=launch,
         unknown=tuple(name for name in options if name not in known),
-        unread=tuple(name for name in given.unheard() if name in known),
+        unread=tuple(name for name in given.unheard() if name in known), notes=tuple(given.notes),
     )  # fmt: skip
 
 
@@ -95,20 +98,31 @@ def recognised(files: Files) -> Target:
     return TARGETS[best]
 
 
-def catalogued(model: Architecture) -> Architecture:
-    """The model of the catalogue with the same sizes, or the model as it is."""
-    sizes = _sizes(model)
-    for name in model_names():
-        known = load_model(name)
-        if _sizes(known) == sizes:
-            return known
-    return model
+def _launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
+    """A launch of its parts, with the model of the catalogue that its sizes are those of.
+
+    Where only the tokenizer knows the vocabulary, a model of the catalogue with all the other sizes says it. Raises `InputError`
+    where there is none.
+    """
+    if model is not None:
+        return launch_from(parts, machines, model)
+    unknown = parts.get("model.vocab_size") is None
+    launch = launch_from({**parts, "model.vocab_size": 1} if unknown else parts, machines)
+    found = catalogued(launch.model, but=("vocab_size",) if unknown else ())
+    if unknown and found is launch.model:
+        raise InputError(
+            "the vocabulary is missing, as the tokenizer decides it; --model is required, a name or a config.json"
+        )
+    return replace(launch, model=found)
 
 
-def _sizes(model: Architecture) -> Mapping[str, object] | Architecture:
-    """What of a model decides its costs."""
-    return (
-        replace(model, name="", source="", nominal_num_params=None, numerics=type(model.numerics)(), max_positions=None)
-        if model.positions != "learned"
-        else replace(model, name="", source="", nominal_num_params=None, numerics=type(model.numerics)())
-    )
+def catalogued(model: Architecture, but: Sequence[str] = ()) -> Architecture:
+    """The model of the catalogue with the same sizes (`but` for some), or the model as it is."""
+    sizes = _sizes(model, but)
+    return next((known for known in map(load_model, model_names()) if _sizes(known, but) == sizes), model)
+
+
+def _sizes(model: Architecture, but: Sequence[str]) -> dict[str, Any]:
+    """What of a model decides its costs; rows of learned positions are weights."""
+    unsaid = {*UNSAID, *but} - ({"max_positions"} if model.structure.learns_positions else set())
+    return {name: value for name, value in asdict(model).items() if name not in unsaid}

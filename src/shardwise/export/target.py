@@ -36,9 +36,10 @@ class Target:
     """A framework whose launches are written and read.
 
     `version` is the release that `source` documents and `table` lists the options of. `stack` is what predicts it and says what
-    it can run. `fields` are what a launch says in options and what options say of a launch; what no field brings back is not
-    expressible. `says_model`: a launch holds the model's sizes, or names it. `order`: axes of ranks, innermost first.
-    `write` makes files of options, `read` options of files; `command` is what starts it on each node, in words of a shell.
+    it can run. `fields` are what a launch says in options and what options say of a launch, `model_fields` those of the model's
+    sizes; what no field brings back is not expressible. `says_model`: a launch holds the model's sizes, or names it. `order`:
+    axes of ranks, innermost first. `write` makes files of options, `read` options of files; `command` is what starts it on each
+    node, in words of a shell.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Target:
     machines: Callable[[Files], Machines | None] = lambda files: None
     notes: Callable[[Launch], Iterable[str]] = lambda launch: ()
     says_model: bool = True
+    model_fields: Sequence[Field] = ()
     order: tuple[str, ...] = ("tp", "cp", "fsdp", "dp", "pp")
 
     @property

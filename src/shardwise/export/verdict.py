@@ -31,7 +31,8 @@ class Verdict:
         return {
             "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version, "model": asdict(plan.model),
             "cluster": plan.cluster.name, "job": asdict(plan.job), "layout": {"text": str(plan.layout), **asdict(plan.layout)},
-            "unknown": list(heard.unknown), "unread": list(heard.unread), "estimate": asdict(plan.estimate),
+            "unknown": list(heard.unknown), "unread": list(heard.unread), "notes": list(heard.notes),
+            "estimate": asdict(plan.estimate),
             "better": [change.payload() for change in self.better],
         }  # fmt: skip
 

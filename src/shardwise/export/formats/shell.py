@@ -52,7 +52,12 @@ def training_command(text: str, what: str) -> Command:
             f"{what}: no command has an option; a script that starts a training (... --name value ...) is required"
         )
     at = next((i for i, word in enumerate(found) if word.endswith(".py") or (i and found[i - 1] == "-m")), -1)
-    return Command(tuple(found[: at + 1]), tuple(found[at + 1 :]))
+    return Command(tuple(found[: at + 1]), tuple(part for word in found[at + 1 :] for part in _parts(word)))
+
+
+def _parts(word: str) -> list[str]:
+    """An option with its values in one word, as an array without quotes has it, is several."""
+    return word.split() if word.startswith("--") else [word]
 
 
 def _num_options(words: list[str]) -> int:
