@@ -84,7 +84,7 @@ class Monomial:
     factors: tuple[tuple[Symbol, int], ...] = ()
 
     def __mul__(self, other: Monomial) -> Monomial:
-        return Monomial(self.coefficient * other.coefficient, _factors((*self.factors, *other.factors)))
+        return Monomial(self.coefficient * other.coefficient, _factors(self.factors + other.factors))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
         result: Value = self.coefficient
@@ -100,7 +100,8 @@ class Monomial:
         return "·".join(parts)
 
 
-def _factors(parts: Iterable[tuple[Symbol, int]]) -> tuple[tuple[Symbol, int], ...]:
+@lru_cache(maxsize=2**14)
+def _factors(parts: tuple[tuple[Symbol, int], ...]) -> tuple[tuple[Symbol, int], ...]:
     """Factors in one order, each symbol once."""
     exponents: dict[Symbol, int] = {}
     for symbol, exponent in parts:
@@ -120,11 +121,13 @@ class Polynomial:
     monomials: tuple[Monomial, ...] = ()
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        return total((self, other))
+        return total((self, other)) if self and other else self or other
 
     def __mul__(self, other: Polynomial | float) -> Polynomial:
         if isinstance(other, Polynomial):
             return total(Polynomial((a * b,)) for a in self.monomials for b in other.monomials)
+        if other == 1:
+            return self
         return Polynomial(tuple(Monomial(m.coefficient * other, m.factors) for m in self.monomials if other))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
@@ -157,7 +160,7 @@ def constant(value: float) -> Polynomial:
 
 def product(symbols: Iterable[Symbol], coefficient: float = 1.0) -> Polynomial:
     """The product of the symbols times a coefficient."""
-    return Polynomial((Monomial(coefficient, _factors((symbol, 1) for symbol in symbols)),))
+    return Polynomial((Monomial(coefficient, _factors(tuple((symbol, 1) for symbol in symbols))),))
 
 
 def total(polynomials: Iterable[Polynomial]) -> Polynomial:

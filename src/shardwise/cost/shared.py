@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
+from shardwise.symbolic import Local, Monomial
+
+# What hashes and compares fast, and comes most often: equal ones are known before their parts are looked at.
+BY_VALUE = (Local, Monomial)
 T = TypeVar("T")
 
 
@@ -25,6 +29,8 @@ class Shared:
         if id(value) in seen:
             return seen[id(value)]
         kind = type(value)
+        if kind in BY_VALUE and (kind, value) in self.known:
+            return self.known[kind, value]
         if kind not in self.names:
             self.names[kind] = tuple(getattr(kind, "__dataclass_fields__", ())) or None
         names = self.names[kind]
@@ -41,6 +47,8 @@ class Shared:
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = _made(kind, names, parts)
+        if kind in BY_VALUE:
+            self.known[kind, found] = found
         seen[id(value)] = found
         return found
 

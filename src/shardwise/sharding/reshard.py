@@ -69,8 +69,9 @@ class _Steps:
 
     def slice(self) -> None:
         for dim in self.now.dims:
-            used = self.now.sharded_axes | set(self.now.partial)
-            axes = _prefix(self.missing(dim), [axis for axis in self.missing(dim) if axis not in used])
+            missing = self.missing(dim)
+            used = self.now.sharded_axes.union(self.now.partial) if missing else missing
+            axes = _prefix(missing, [axis for axis in missing if axis not in used])
             if axes:
                 self.go(Kind.SLICE, axes, self.now.with_axes(dim, self.now.axes_of(dim) + axes))
 
@@ -81,7 +82,8 @@ class _Steps:
 
     def hand_over(self, source: str, target: str) -> bool:
         """Move the most axes that end what `source` has too many and begin what `target` lacks."""
-        missing, surplus = self.missing(target), self.surplus(source)
+        missing = self.missing(target)
+        surplus = self.surplus(source) if missing else ()
         for length in range(min(len(missing), len(surplus)), 0, -1):
             axes = missing[:length]
             if surplus[-length:] == axes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shardwise.errors import ShardingError
 from shardwise.sharding.mesh import Mesh
@@ -28,11 +30,12 @@ class Spec:
         if len(self.dims) != len(self.axes):
             raise ShardingError(f"sharding: {len(self.dims)} dims but {len(self.axes)} groups of axes")
         used = [axis for group in (*self.axes, self.partial) for axis in group]
-        repeated = sorted({axis for axis in used if used.count(axis) > 1})
-        if repeated:
-            raise ShardingError(f"{self}: mesh axis {repeated[0]} is used twice; an array may use each axis once")
-        object.__setattr__(self, "partial", tuple(sorted(self.partial)))
-        if not self.partial:
+        if len(set(used)) < len(used):
+            repeated = min(axis for axis in used if used.count(axis) > 1)
+            raise ShardingError(f"{self}: mesh axis {repeated} is used twice; an array may use each axis once")
+        if self.partial:
+            object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        else:
             object.__setattr__(self, "reduction", "sum")
 
     @classmethod
@@ -87,7 +90,7 @@ class Spec:
 
     def local_elements(self) -> Polynomial:
         """Elements on the fullest device, in symbols."""
-        return product(Local(dim, axes) for dim, axes in zip(self.dims, self.axes, strict=True))
+        return _elements(self.dims, self.axes)
 
     def local_shape(self, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of each device's shard. Raises `ShardingError` where an axis does not divide its dim."""
@@ -109,6 +112,11 @@ class Spec:
     def __str__(self) -> str:
         inner = ", ".join(dim + _subscript(axes) for dim, axes in zip(self.dims, self.axes, strict=True))
         return f"[{inner}]" + ("{U" + _subscript(self.partial) + "}" if self.partial else "")
+
+
+@lru_cache(maxsize=2**12)
+def _elements(dims: tuple[str, ...], axes: tuple[Axes, ...]) -> Polynomial:
+    return product(itertools.starmap(Local, zip(dims, axes, strict=True)))
 
 
 def _subscript(axes: Axes) -> str:
