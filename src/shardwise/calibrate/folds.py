@@ -10,9 +10,9 @@ straight lines there; what is left out is priced exactly.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from shardwise.progress import Progress, silent
 
 TENTHS, GIVEN, DRAWS = 10, 3, 3
 FOLDS = ("model", "source", "lab", "three")
+DRAWN = ("model", "three")  # those that chance decides, several times
 SEED = 0
 # Sources of several releases.
 SOURCES = (("mbridge", r"nvidia-mbridge|mbridge"), ("dgxc", "dgxc"))
@@ -69,18 +70,45 @@ class Evidence:
         return [*(one.observation for one in self.members), *self.always]
 
 
+class Asked(NamedTuple):
+    """A prediction to make: of a member, for a kind of fold and draw, at constants by name."""
+
+    fold: str
+    draw: int
+    member: int
+    constants: Mapping[str, float]
+
+
 def cross_validated(found: Evidence, progress: Progress = silent) -> Mapping[str, Array]:
     """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
-    draws, members = [], found.members
+    return _predicted(found.members, list(_asked(found, progress)), progress)
+
+
+def _asked(found: Evidence, progress: Progress) -> Iterator[Asked]:
+    members = found.members
     for draw in range(DRAWS):
         progress("left out by model", draw, DRAWS)
-        draws.append(_predicted(found, model_folds(members, draw)))
-    progress("left out by source")
-    source = _predicted(found, fold_groups(members, "source"), new_stacks=True)[None]
-    progress("left out by lab")
-    lab = _predicted(found, fold_groups(members, "lab"), new_stacks=True)[None]
+        yield from _left_out(found, "model", model_folds(members, draw), draw)
+    for fold in ("source", "lab"):
+        progress(f"left out by {fold}")
+        yield from _left_out(found, fold, fold_groups(members, fold), new_stacks=True)
     progress("left out by lab, with three runs given")
-    return {"model": np.stack(draws), "source": source, "lab": lab, "three": _three(found)}
+    yield from _three(found)
+
+
+def _predicted(members: Sequence[Member], asked: Sequence[Asked], progress: Progress) -> Mapping[str, Array]:
+    """Seconds by kind of fold; all of a member are worked out at once."""
+    by_member: dict[int, list[Asked]] = {}
+    for one in asked:
+        by_member.setdefault(one.member, []).append(one)
+    seconds = {fold: np.full((DRAWS if fold in DRAWN else 1, len(members)), np.nan) for fold in FOLDS}
+    for number, (member, own) in enumerate(by_member.items()):
+        progress("left out runs predicted", number, len(by_member))
+        constants = {name: np.array([one.constants[name] for one in own]) for name in own[0].constants}
+        found = np.broadcast_to(members[member].observation.seconds(constants), len(own))
+        for one, value in zip(own, found, strict=True):
+            seconds[one.fold][one.draw, member] = value
+    return seconds
 
 
 def group_of(fold: str) -> Callable[[Member], Any]:
@@ -110,13 +138,14 @@ def fold_groups(members: Sequence[Member], fold: str, draw: int = 0) -> list[lis
     return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
 
 
-def _predicted(found: Evidence, folds: Sequence[Sequence[int]], *, new_stacks: bool = False) -> Array:
-    seconds = np.full(len(found.members), np.nan)
-    for left_out in folds:
-        free = without(found, left_out, new_stacks=new_stacks)
-        for i in left_out:
-            seconds[i] = _seconds(found.members[i].observation, found.fitted, free)
-    return seconds
+def _left_out(
+    found: Evidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
+) -> Iterator[Asked]:
+    """Each group of members from all the others."""
+    for group in groups:
+        free = without(found, group, new_stacks=new_stacks)
+        for i in group:
+            yield Asked(fold, draw, i, found.fitted.constants_at(found.members[i].observation, free))
 
 
 def without(found: Evidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
@@ -133,19 +162,17 @@ def without(found: Evidence, left_out: Sequence[int], *, new_stacks: bool = Fals
     return free
 
 
-def _three(found: Evidence) -> Array:
+def _three(found: Evidence) -> Iterator[Asked]:
     """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
     members, fitted = found.members, found.fitted
-    seconds = np.full((DRAWS, len(members)), np.nan)
     random = np.random.default_rng(SEED)
     for lab in (one for one in fold_groups(members, "three") if len(one) > 2 * GIVEN):
         free = without(found, lab, new_stacks=True)
         for draw in range(DRAWS):
             given = random.choice(lab, GIVEN, replace=False).tolist()
             own = given_runs([members[i].observation for i in given], fitted, free)
-            for i in set(lab) - set(given):
-                seconds[draw, i] = _seconds(members[i].observation, own, own.found)
-    return seconds
+            for i in sorted(set(lab) - set(given)):
+                yield Asked("three", draw, i, own.constants_at(members[i].observation, own.found))
 
 
 def given_runs(observations: Sequence[Observation], fitted: Fit, free: Array) -> Fit:
@@ -154,7 +181,3 @@ def given_runs(observations: Sequence[Observation], fitted: Fit, free: Array) ->
     begin = start(observations)
     expected = np.array([free[index[key]] for key in begin.keys])
     return fit(observations, begin.starting_at(expected), iterations=6, sigma=SIGMA_FEW)
-
-
-def _seconds(observation: Observation, fitted: Fit, free: Array) -> float:
-    return float(np.max(observation.seconds(fitted.constants_at(observation, free))))

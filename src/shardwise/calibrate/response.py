@@ -13,7 +13,7 @@ from shardwise.cluster.calibration import CONSTANTS, scaled
 from shardwise.cluster.stacks import Stack
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.rates import rates_at
-from shardwise.symbolic import FrozenValues, Value
+from shardwise.symbolic import Value
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]
@@ -46,7 +46,6 @@ class Observation:
 def step_seconds(case: Case) -> Callable[[Constants], Value]:
     """The step time of a run. What does not depend on the constants is worked out once."""
     pricing = Pricing(case.architecture, case.cluster, case.job, case.layout)
-    pricing.values = FrozenValues(pricing.values)
     software, chip = case.software, case.cluster.chip
 
     def seconds(constants: Constants) -> Value:

@@ -6,7 +6,7 @@ Every number comes out of evaluating the derived expressions at the sizes and de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
 from shardwise.optimizer import DEFAULT, optimizer_named
-from shardwise.symbolic import Local, Value, Values, added, maximum, minimum
+from shardwise.symbolic import Local, Result, Value, Values, added, maximum, minimum
 
 
 def unit_values(
@@ -85,10 +85,17 @@ class UnitPricer:
     def parts(self, family: Family, name: str) -> Parts:
         return parts_of(self.structure, family, name, self.rates.policy)
 
+    def once(self, values: Values, what: Hashable, make: Callable[[], Result]) -> Result:
+        """What `make` gives at some values, which depends on nothing else but `what`, the model, the job and the stack: at any
+        other rates it is the same."""
+        of = self.structure, self.formats, self.loss
+        return values.once(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
+
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
-        family = priced_family(self.structure, self.of_structure(family), name)
-        parts = self.parts(family, name)
+        parts, of_memory = self.once(
+            values, ("activation", name, family), lambda: self.activation_bytes(name, family, values)
+        )
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
@@ -101,16 +108,9 @@ class UnitPricer:
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
 
-        saved, logits = self.saved_bytes(parts, values)
-        if family.recompute == "none":
-            saved = saved + SCORES * self.written_scores(parts, values)
         of_sizes = {
             "forward_s": launched["forward"], "backward_s": launched["backward"], "recompute_s": launched["recompute"],
-            "weight_s": weight_s, "saved_bytes": saved, "logits_bytes": logits,
-            "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
-            "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
-            "buffer_bytes": self.buffer_bytes(parts, values),
-            "waiting_bytes": self.formats.saved_bytes(parts.waiting, values),
+            "weight_s": weight_s, **of_memory,
         }  # fmt: skip
         return ActivationCost(
             forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
@@ -118,22 +118,44 @@ class UnitPricer:
             **{column: links.along(value) for column, value in of_sizes.items()},
         )
 
+    def activation_bytes(self, name: str, family: Family, values: Values) -> tuple[Parts, dict[str, Value]]:
+        """A unit's parts, and its bytes by column of `ActivationCost`."""
+        family = priced_family(self.structure, self.of_structure(family), name)
+        parts = self.parts(family, name)
+        saved, logits = self.saved_bytes(parts, values)
+        if family.recompute == "none":
+            saved = saved + SCORES * self.written_scores(parts, values)
+        return parts, {
+            "saved_bytes": saved, "logits_bytes": logits,
+            "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
+            "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
+            "buffer_bytes": self.buffer_bytes(parts, values),
+            "waiting_bytes": self.formats.saved_bytes(parts.waiting, values),
+        }  # fmt: skip
+
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
-        family = self.of_structure(family)
-        parts = self.parts(family, name)
+        parts, elements, of_rest = self.once(
+            values, ("state", name, family), lambda: self.state_at_rest(name, family, values)
+        )
         comm = self.traffic(parts, parts.state_collectives, values, links)
         gathers = (one for one in parts.collectives if one.role is Role.WEIGHT and one.phase == "update")
         step_weights = sum(self.traffic(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
-        elements = elements_at(parts.arrays, values, self.most_elements)
-        of_sizes = {"update_s": self.compute_s(parts, "update", values), **self.state_bytes(parts, family, elements)}
+        of_sizes = {"update_s": self.compute_s(parts, "update", values), **of_rest}
         return StateCost(
             gather_forward_s=comm.get(("forward", "fsdp"), 0.0), gather_backward_s=comm.get(("backward", "fsdp"), 0.0),
             step_weights_s=step_weights, step_traffic_s={**step, "fsdp": step["fsdp"] - step_weights},
             exchange_s=self.exchange_s(elements, links),
             **{column: links.along(value) for column, value in of_sizes.items()},
         )  # fmt: skip
+
+    def state_at_rest(self, name: str, family: Family, values: Values) -> tuple[Parts, State, dict[str, Value]]:
+        """A unit's parts, the elements of its state, and its bytes by column of `StateCost`."""
+        family = self.of_structure(family)
+        parts = self.parts(family, name)
+        elements = elements_at(parts.arrays, values, self.most_elements)
+        return parts, elements, self.state_bytes(parts, family, elements)
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels but for those that make weight gradients, with the casts of what its products take."""
@@ -182,14 +204,18 @@ class UnitPricer:
 
     def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
         """Seconds of one kernel."""
+        work = values.once((kernel, parts.products, self.formats), lambda: self.work(kernel, parts, values))
+        return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
+
+    def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
+        """What one kernel does."""
         shape = kernel.shape
-        work = Work(
+        return Work(
             kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values), shape.summed.evaluate(values),
             tuple(side.evaluate(values) for side in shape.sides), shape.group_rows.evaluate(values),
             shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
             kernel.phase == "update", Role.LOGITS in kernel.elements,
         )  # fmt: skip
-        return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
     def overlapped_s(self, parts: Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
         """Exposed seconds of the collectives that overlap with computations in pieces, by phase and axis.
@@ -240,10 +266,16 @@ class UnitPricer:
     def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
         """Seconds of a collective; of flat arrays one for each."""
         copies = values["k"] if one.role is Role.ROUTED else 1
-        count, elements = one.extent(values, self.most_elements)
-        num_bytes = elements * self.formats.moved_width(one, parts.products)
-        each = collective_s(one.kind, one.axes, links.along(num_bytes / maximum(count, 1)), links, copies)
+        count, num_bytes = values.once(
+            (one, parts.products, self.formats), lambda: self.payloads(one, parts, values), at=self.rates.policy
+        )
+        each = collective_s(one.kind, one.axes, links.along(num_bytes), links, copies)
         return times_each(links.along(count), each)
+
+    def payloads(self, one: Traffic, parts: Parts, values: Values) -> tuple[Value, Value]:
+        """How many collectives there are, and the bytes of each."""
+        count, elements = one.extent(values, self.most_elements)
+        return count, elements * self.formats.moved_width(one, parts.products) / maximum(count, 1)
 
     def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
         """The payload of a collective in bytes."""

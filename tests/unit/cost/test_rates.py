@@ -123,7 +123,6 @@ def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = calibrated(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
-    pricing.values = FrozenValues(pricing.values)
     launches = np.array([1e-6, 1e-5, 1e-4])
     together = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
     alone = [pricing.at(replace(RATES, launch_s=float(one)), cluster.topology).slowest_s() for one in launches]
