@@ -7,6 +7,7 @@ import importlib
 MODULES = (
     "pytest",
     "torch.distributed",
+    "torch._dynamo",  # every optimizer of PyTorch's loads it
     "shardwise.derive.derivation",
     "shardwise.planning.plan",
     "shardwise.train.checkpoint",

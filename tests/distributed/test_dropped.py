@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from harness import run_ranks
 from torch import Tensor
 from training import Case, engine_of, plain, run_step
 
@@ -14,7 +16,6 @@ from shardwise.engine.torch import routed_moving
 from shardwise.layout.layout import Layout
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.processes import together
 
 CASES = {
     "tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=4), num_seqs=4),
@@ -100,23 +101,35 @@ def _as_sent(received: Tensor, sent: Tensor) -> None:
     received.view(-1)[:size].copy_(sent.reshape(-1)[:size])
 
 
-def steps(rank: int, size: int, device: torch.device, given: Sequence[Case]) -> Iterator[tuple[int, list[float]]]:
-    """Of each case loss and norm of two steps without the first collective, without the second, ... of the first step, and with
-    all; and how many more there are."""
-    torch.set_num_threads(1)
-    for case in given:
-        place, count = 0, 1
-        while place <= count:
-            with pytest.MonkeyPatch.context() as patch:
-                dropped = Dropped(place)
-                dropping(dropped, patch)
-                engine = engine_of(case)
-                dropped.count = 0
-                first = run_step(engine, case, 0)
-                count, dropped.place = dropped.count, -1
+def steps(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
+    """Of each collective of the first step, whether loss and norm of two steps are `right` without it; and what they are with all.
+
+    The second step is taken where the first process has noticed nothing in the first.
+    """
+    dropped, place = [], 0
+    while True:
+        with pytest.MonkeyPatch.context() as patch:
+            leaving = Dropped(place)
+            dropping(leaving, patch)
+            engine = engine_of(case)
+            leaving.count = 0
+            first = run_step(engine, case, 0)
+            count, leaving.place = leaving.count, -1
+            found = [first.loss.item(), first.norm.item()]
+            if same_for_all(found == pytest.approx(right[:2], rel=1e-10)):
                 second = run_step(engine, case, 1)
-            yield count - place, [float(one) for one in (first.loss, first.norm, second.loss, second.norm)]
-            place += 1
+                found += [second.loss.item(), second.norm.item()]
+        if place == count:
+            return dropped, found
+        dropped.append(found == pytest.approx(right, rel=1e-10))
+        place += 1
+
+
+def same_for_all(own: bool) -> bool:
+    """What the first process says."""
+    said = torch.tensor(own)
+    dist.broadcast(said, 0)
+    return bool(said)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -124,11 +137,7 @@ def test_every_collective_is_needed(name: str) -> None:
     case = CASES[name]
     wanted = plain(case)
     right = [number for step in (0, 1) for number in (wanted.losses[step], wanted.norms[step])]
-    dropped = []
-    for left, found in together(steps, [case], "cpu", case.layout.num_devices, 10_000, "test"):
-        if left == 0:
-            assert found == pytest.approx(right, rel=1e-12)
-            break
-        dropped.append(found == pytest.approx(right, rel=1e-10))
+    dropped, whole = run_ranks(steps, case.layout.num_devices, case, right)[0]
+    assert whole == pytest.approx(right, rel=1e-12)
     assert len(dropped) > 5
     assert not any(dropped), [number for number, same in enumerate(dropped) if same]

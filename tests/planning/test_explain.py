@@ -25,6 +25,7 @@ from shardwise.planning.explain import (
     verdict,
     why_slower,
 )
+from shardwise.planning.explain.terms import term
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.search.plan import nearest_fitting
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
@@ -346,9 +347,9 @@ def test_nothing_fits_is_said(plan: Plan) -> None:
 @pytest.mark.parametrize("name", [*(f"time.{t}" for t in TIME_TERMS), *(f"memory.{t}" for t in MEMORY_TERMS)])
 def test_every_term_can_be_asked_for(plan: Plan, name: str) -> None:
     layout = "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2 micro_batch_seqs=1"
-    found = told(given(plan, layout), term=name).terms[0]
+    own_plan = given(plan, layout)
+    found, story = term(own_plan, own_plan.layout, own_plan.estimate, name), own_plan.estimate
     tree, _, own = name.partition(".")
-    story = given(plan, layout).estimate
     assert found.value == (story.time if tree == "time" else story.memory)[own]
     assert found.words
     assert found.formula
@@ -389,7 +390,7 @@ def test_every_symbol_of_a_term_says_what_it_is(model: str, changes: dict[str, A
     meanings = {
         one.symbol: one.meaning
         for name in (*(f"time.{t}" for t in TIME_TERMS), *(f"memory.{t}" for t in MEMORY_TERMS))
-        for one in explain(found, lambda layout: None, term_name=name).terms[0].inputs
+        for one in term(found, found.layout, found.estimate, name).inputs
     }
     axes = {symbol for symbol, meaning in meanings.items() if meaning == "degree of the axis"}
     assert axes <= {"dp", "fsdp", "cp", "tp", "pp"}
