@@ -51,6 +51,8 @@ PP = {
     "pp 2 looped bfs": {"pp": 2, "schedule": "looped_bfs", "num_virtual_stages": 2},
     "pp 2 zb-h1": {"pp": 2, "schedule": "zb_h1"},
     "pp 2 dualpipe": {"pp": 2, "schedule": "dualpipe"},
+    "pp 2 interleaved breadth first": {"pp": 2, "schedule": "interleaved_breadth_first", "num_virtual_stages": 2},
+    "pp 2 interleaved zb": {"pp": 2, "schedule": "interleaved_zb", "num_virtual_stages": 2},
     "pp 2 zb-v": {"pp": 2, "schedule": "zb_v", "num_virtual_stages": 2},
     "pp 2 dualpipe-v": {"pp": 2, "schedule": "dualpipe_v", "num_virtual_stages": 2},
     "pp 4 1f1b, uneven": {"pp": 4, "schedule": "1f1b", "layers_per_stage": (2, 1, 1, 1)},

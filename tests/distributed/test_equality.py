@@ -156,6 +156,15 @@ CASES = {
     "tied predicting pp 2 dualpipe_v zero-1": Case(
         "tied predicting", Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=1, schedule="dualpipe_v")
     ),
+    "tied pp 2 interleaved_zb": Case(
+        "deep tied", Layout(pp=2, num_virtual_stages=3, schedule="interleaved_zb", recompute="selective"), num_seqs=6
+    ),
+    "pp 4 interleaved_zb, ends without layers": Case(
+        "deep", Layout(pp=4, num_virtual_stages=2, schedule="interleaved_zb", layers_per_stage=(1, 2, 3, 2)), num_seqs=8
+    ),
+    "predicting pp 2 interleaved_breadth_first zero-2": Case(
+        "predicting", Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=2, schedule="interleaved_breadth_first")
+    ),
     "predicting pp 2 zb_h1 zero-1, by bias": Case(
         "predicting",
         Layout(pp=2, fsdp=2, zero_stage=1, schedule="zb_h1"),

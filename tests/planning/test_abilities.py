@@ -125,7 +125,7 @@ def test_only_what_a_stack_has_is_searched() -> None:
     in_pieces = {name for name, one in has.items() if one.async_tp == (0, 1)}
     assert {"megatron", "nemo-25", "torchtitan", "maxtext", "fused", "compiled"} <= in_pieces
     assert not {"megatron-2022", "deepspeed", "torch-fsdp", "internevo", "shardwise"} & in_pieces
-    assert has["torchtitan"].schedule == ("natural", "zb_v", "dualpipe_v")
+    assert has["torchtitan"].schedule == ("natural", "interleaved_zb", "zb_v", "dualpipe_v")
     assert has["deepspeed"].schedule == ("none", "1f1b")
     assert has["maxtext"].schedule == ("none", "afab", "looped_bfs")
     assert has["maxtext"].stages == ("even",)

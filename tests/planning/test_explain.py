@@ -202,7 +202,9 @@ def test_the_options_undo_each_choice_and_try_the_recipes(plan: Plan) -> None:
     assert len({one.layout for one in found.values()}) == len(found)
 
 
-TWO = ("interleaved", "looped_bfs", "zb_v", "dualpipe_v")  # schedules of several virtual stages
+TWO = (
+    "interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb", "zb_v", "dualpipe_v",
+)  # schedules of several virtual stages  # fmt: skip
 
 
 def test_the_other_schedules_of_the_same_degrees(plan: Plan) -> None:

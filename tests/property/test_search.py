@@ -314,7 +314,8 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     overlap = OVERLAPS[(len(model) + schedule_names().index(schedule)) % len(OVERLAPS)]
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
-    uneven = {"num_virtual_stages": 2} if schedule in ("interleaved", "looped_bfs") else {}  # alike or not
+    in_turn = ("interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb")
+    uneven = {"num_virtual_stages": 2} if schedule in in_turn else {}  # alike or not
     choices = Choices().narrowed({"schedule": schedule, **uneven}, {})
     rows = search(architecture, cluster, job, choices=choices, sample=50, seed=len(schedule)).sampled
     assert len(rows) > 30
@@ -338,7 +339,7 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
 
 
-@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "dualpipe", "dualpipe_v"])
+@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "dualpipe", "interleaved_zb", "dualpipe_v"])
 @pytest.mark.parametrize(
     ("model", "precision"), [("small", "fp8_torchao"), ("deep", "fp8_deepseek_v3")], ids=lambda value: value
 )

@@ -30,7 +30,7 @@ OFFLOADED: Mapping[str, Offloaded] = {
     "activations": Offloaded(optimizer=False, activations=True),
     "both": Offloaded(optimizer=True, activations=True),
 }
-UNPRICED = " ({} has no closed form that a layout could be priced by; `shardwise schedule` plays it)"
+UNPRICED = " ({}: {}; `shardwise schedule` plays it)"
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
@@ -115,7 +115,11 @@ class Layout:
         }
         problems += [
             f"layout: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(map(str, allowed))} is required"
-            + (UNPRICED.format(value) if name == "schedule" and value in ACTION_LISTS else "")
+            + (
+                UNPRICED.format(value, ACTION_LISTS[value].unpriced)
+                if name == "schedule" and value in ACTION_LISTS
+                else ""
+            )
             for name, allowed in choices.items()
             if (value := getattr(self, name)) not in allowed
         ]

@@ -49,7 +49,8 @@ class Schedule:
     never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer step
     that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: micro-batches whose forward pass runs
     together with a backward pass; `pairs`: there are such. `splits_backward`: the weights' gradients wait; `both_ends`:
-    micro-batches come in from both ends. `priced`: closed forms are there, so that layouts may name it.
+    micro-batches come in from both ends. `priced`: closed forms are there, so that layouts may name it; `unpriced` says why not
+    where they are not.
 
     Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
     stage)` may hold only what their weights' gradients are made of.
@@ -63,6 +64,7 @@ class Schedule:
     placement: Callable[[int, int], Placement] = loop
     bubble_s: Callable[[Value, Value, Passes], Value] = _unpriced
     bubble: str = ""
+    unpriced: str = "it has no closed form that a layout could be priced by"
     in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
     num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
     num_overlapped: Callable[[Value, Value, Value], Value] = _none_together

@@ -8,6 +8,8 @@ from typing import Any
 from shardwise.schedule import interleaved
 from shardwise.schedule.action import ActionList
 from shardwise.schedule.form import Schedule, several
+from shardwise.schedule.one_f_one_b import whole_passes_s
+from shardwise.symbolic import minimum
 
 
 def actions(
@@ -18,4 +20,8 @@ def actions(
     return replace(found, name="interleaved_breadth_first")
 
 
-SCHEDULE = Schedule(goes_with=several, actions=actions, takes_round_size=True, aliases=("breadth_first",))
+SCHEDULE = Schedule(
+    goes_with=several, actions=actions, takes_round_size=True, fewest=lambda p, v: p, bubble_s=whole_passes_s,
+    bubble="((p - 1) / v + u) · (F + B)",
+    in_flight=lambda p, v, m, stage: minimum(m, ((v - 1) * m + 2 * (p - 1 - stage) + 1) / v), aliases=("breadth_first",),
+)  # fmt: skip

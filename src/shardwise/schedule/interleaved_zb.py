@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.schedule.action import ActionList, loop
-from shardwise.schedule.form import Schedule, several
+from shardwise.schedule.form import Passes, Schedule, several
 from shardwise.schedule.interleaved import check_round
 from shardwise.schedule.rounds import one_then_one
+from shardwise.symbolic import Value, maximum, minimum
 
 
 def actions(
@@ -25,7 +26,17 @@ def actions(
     return ActionList(name="interleaved_zb", order=order, placement=loop(p, v), num_micro_batches=m)
 
 
+def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+    """Seconds that a rank waits while the step lasts, of p - 1 passes of a virtual stage: F until the last rank begins, or I at
+    the end, or both less the W that fills them. The step is the played one for any F, I and W.
+    """
+    given = passes.backward_s - passes.weight_s
+    return maximum(passes.forward_s, given, passes.forward_s + given - passes.weight_s) * ((p - 1) / v)
+
+
 SCHEDULE = Schedule(
-    goes_with=several, actions=actions, takes_round_size=True, multiple=lambda p, v: p, splits_backward=True,
+    goes_with=several, actions=actions, takes_round_size=True, bubble_s=bubble_s,
+    bubble="(p - 1) / v · max(F, I, F + I - W) + u · (F + B), with I = B - W", in_flight=lambda p, v, m, stage: minimum(m, p),
+    num_waiting=lambda p, v, m, stage: stage / v, multiple=lambda p, v: p, splits_backward=True,
     aliases=("interleaved_zero_bubble",),
 )  # fmt: skip

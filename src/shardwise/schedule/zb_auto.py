@@ -60,4 +60,7 @@ def _orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
         yield beam_order(p, m, durations, most)
 
 
-SCHEDULE = Schedule(goes_with=alone, actions=actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"))
+SCHEDULE = Schedule(
+    goes_with=alone, actions=actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
+    unpriced="its order is made for seconds and memory that are given, and a layout is neither",
+)  # fmt: skip

@@ -203,6 +203,18 @@ def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
     assert step.last_traffic["pp"] == step.backward_traffic["pp"]
 
 
+def test_interleaved_zb_by_hand() -> None:
+    """Seven passes of a virtual stage, of the stage that takes longest with them."""
+    pricing = Pricing(MODEL, CLUSTER, JOB, layout("interleaved_zb"))
+    found = []
+    for stage in range(8):
+        forward, backward, weight, _ = passes("interleaved_zb", stage)
+        bubble = 7 / 2 * max(forward, backward - weight, forward + backward - 2 * weight)
+        found.append((16 * (forward + backward) + bubble, bubble))
+    assert pricing.layout.num_virtual_stages == 2
+    assert priced("interleaved_zb").time["bubble"] == pytest.approx(max(found)[1], rel=1e-12)
+
+
 def test_dualpipe_v_by_hand() -> None:
     """Of 16 micro-batches 7.5 run in pairs, each through both virtual stages; no weights are held twice."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe_v"))
@@ -244,6 +256,8 @@ def test_micro_batches_in_flight_on_each_stage() -> None:
     assert by_stage("zb_h1") == pytest.approx([8] * 8)
     assert by_stage("zb_h2") == pytest.approx([15] * 8)
     assert by_stage("dualpipe") == pytest.approx([4.5] * 8)
+    assert by_stage("interleaved_zb") == pytest.approx([8] * 8)
+    assert by_stage("interleaved_breadth_first") == pytest.approx([(31 - 2 * i) / 2 for i in range(8)])
     assert by_stage("zb_v") == pytest.approx([8] * 8)
     assert by_stage("dualpipe_v") == pytest.approx([8.5] * 8)
 

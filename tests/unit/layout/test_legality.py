@@ -172,7 +172,8 @@ def test_no_fsdp_is_offered_that_does_not_fill_the_cluster(num_devices: int, lay
 @pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (4, 1), (4, 2)])
 def test_schedules_go_with_degrees(pp: int, virtual: int, schedule: Any) -> None:
     plain = ("afab", "1f1b", "zb_h1", "zb_h2", "dualpipe")
-    legal = {(1, 1): ("none",), (4, 1): plain, (4, 2): ("interleaved", "looped_bfs", "zb_v", "dualpipe_v")}[pp, virtual]
+    in_turn = ("interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb", "zb_v", "dualpipe_v")
+    legal = {(1, 1): ("none",), (4, 1): plain, (4, 2): in_turn}[pp, virtual]
     problems = violations(MODEL, JOB, pp, Layout(pp=pp, num_virtual_stages=virtual, schedule=schedule))
     assert (problems == []) == (schedule in legal)
     assert natural_schedule(pp, virtual) in legal

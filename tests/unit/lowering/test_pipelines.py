@@ -34,7 +34,8 @@ MODELS = {
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "afab": {}, "1f1b": {}, "interleaved": {"num_virtual_stages": 2}, "looped_bfs": {"num_virtual_stages": 2}, "zb_h1": {},
-    "zb_h2": {}, "dualpipe": {},
+    "zb_h2": {}, "dualpipe": {}, "interleaved_breadth_first": {"num_virtual_stages": 2},
+    "interleaved_zb": {"num_virtual_stages": 2},
 }  # fmt: skip
 FAMILIES = [
     Family(0, False, "none"), Family(0, True, "selective"), Family(3, False, "full"),

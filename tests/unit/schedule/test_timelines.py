@@ -62,7 +62,8 @@ def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str
 def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) -> None:
     """S1: idle over ideal time is (p - 1) / (v m); what is held is p, and of interleaved stages p (1 + (p - 1) / (p v))."""
     m = p * rounds
-    for schedule in ("interleaved", "looped_bfs") if v > 1 else ("1f1b", "afab"):
+    several = ("interleaved", "looped_bfs", "interleaved_breadth_first")
+    for schedule in several if v > 1 else ("1f1b", "afab"):
         line = played(schedule, p, m, v, forward=1.0, input=backward / 2, weight=backward / 2)
         form = schedule_of(schedule)
         assert line.bubble == pytest.approx((p - 1) / (v * m))
@@ -70,11 +71,13 @@ def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) 
         assert line.peak_activations == pytest.approx([form.in_flight(p, v, m, stage) for stage in range(p)])
 
 
+@pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_breadth_first"])
 @pytest.mark.parametrize("m", range(1, 9))
-def test_looped_bfs_waits_longer_with_fewer_micro_batches_than_stages(m: int) -> None:
-    expected = schedule_of("looped_bfs").bubble_s(4, 2, Passes(1.0, 2.0))
-    found = played("looped_bfs", 4, m, 2)
-    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= schedule_of("looped_bfs").fewest(4, 2))
+def test_breadth_first_waits_longer_with_fewer_micro_batches_than_stages(schedule: str, m: int) -> None:
+    form, found = schedule_of(schedule), played(schedule, 4, m, 2)
+    expected = form.bubble_s(4, 2, Passes(1.0, 2.0))
+    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.fewest(4, 2))
+    assert found.peak_activations == tuple(form.in_flight(4, 2, m, rank) for rank in range(4)) or m < 4
 
 
 def test_naive_keeps_one_stage_at_work() -> None:
@@ -170,6 +173,28 @@ def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_close
                 whole = 1.0 + input_ + weight
                 closed = m * whole + form.bubble_s(p, 2, Passes(1.0, input_ + weight, weight, whole))
                 assert -1e-12 <= line.makespan / closed - 1 <= 0.016, (p, input_, weight)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 7])
+@pytest.mark.parametrize("v", [2, 3, 5])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_interleaved_zb_takes_as_long_as_its_closed_form_says(p: int, v: int, rounds: int) -> None:
+    """For passes alike or far from it. It holds what 1F1B's first stage does, on every rank."""
+    form, m = schedule_of("interleaved_zb"), rounds * p
+    for input_, weight in itertools.product((0.3, 1.0, 1.5, 4.0), (0.0, 0.5, 1.0, 2.0, 4.0)):
+        line = played("interleaved_zb", p, m, v, forward=1.0, input=input_, weight=weight)
+        bubble = form.bubble_s(p, v, Passes(1.0, input_ + weight, weight))
+        assert line.makespan == pytest.approx(m * (1.0 + input_ + weight) + bubble, rel=1e-12)
+    assert line.peak_activations == pytest.approx([p] * p) == [form.in_flight(p, v, m, rank) for rank in range(p)]
+    # beside the one that is being worked on
+    waiting = [form.num_waiting(p, v, m, rank) for rank in range(p)]
+    assert [peak - 1 / v for peak in line.peak_waiting] == pytest.approx(waiting)
+
+
+def test_interleaved_zb_of_alike_passes_waits_for_the_last_rank_to_begin() -> None:
+    """ZB-H1's (p - 1) (F + B - 2W), of passes of a virtual stage; ZB-V's with two of them."""
+    assert played("interleaved_zb", 4, 8, 3).makespan == pytest.approx(3 * 8 + 3 / 3)
+    assert played("interleaved_zb", 4, 8, 2).makespan == pytest.approx(played("zb_v", 4, 8, 2).makespan)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 6), (4, 7), (8, 16)])

@@ -90,8 +90,12 @@ def test_it_is_the_step_time_of_an_estimate() -> None:
 
 @pytest.mark.parametrize("overlap", CONVENTIONS)
 @pytest.mark.parametrize(
-    "layout", ["pp=4", "pp=4 schedule=afab", "pp=4 num_virtual_stages=2", "pp=4 num_virtual_stages=4"]
-)
+    "layout",
+    [
+        "pp=4", "pp=4 schedule=afab", "pp=4 num_virtual_stages=2", "pp=4 num_virtual_stages=4",
+        "pp=4 num_virtual_stages=2 schedule=interleaved_breadth_first",
+    ],
+)  # fmt: skip
 def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: str) -> None:
     """Every stage as one between the ends, whose weights no other rank has: the first and the last pass are as all others."""
     found, step = equal_stages(layout, overlap)
@@ -99,8 +103,8 @@ def test_equal_stages_of_a_pipeline_are_the_closed_form(layout: str, overlap: st
     assert found.ranks[found.busiest].bubble_s == pytest.approx(step.bubble_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
-def test_equal_stages_of_a_v_take_as_long_as_the_closed_form_says(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["interleaved_zb", "zb_v", "dualpipe_v"])
+def test_equal_stages_with_split_passes_take_as_long_as_the_closed_form_says(schedule: str) -> None:
     """Where as much is exposed of a whole backward pass as of its two parts, which `sum` and `max` hide behind each alone."""
     found, step = equal_stages(f"pp=4 num_virtual_stages=2 schedule={schedule}", "per_axis")
     assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)

@@ -43,6 +43,7 @@ LAYOUTS = [
     "fsdp=16", "fsdp=8 tp=2 zero_stage=1", "dp=2 fsdp=8 zero_stage=2", "fsdp=8 pp=2 zero_stage=1",
     "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h1",
     "fsdp=4 pp=4 zero_stage=1 schedule=dualpipe", "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1 schedule=dualpipe_v",
+    "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1 schedule=interleaved_zb",
 ]  # fmt: skip
 
 
