@@ -42,6 +42,8 @@ LAYOUTS = {
     "tp=2 cp=2": Layout(tp=2, cp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=6),
     "tp=4": Layout(tp=4, micro_batch_seqs=6),
     "pp=2 zb_v": Layout(pp=2, num_virtual_stages=2, schedule="zb_v"),
+    "pp=2 dualpipe_v": Layout(pp=2, num_virtual_stages=2, schedule="dualpipe_v"),
+    "pp=2 interleaved_zb": Layout(pp=2, num_virtual_stages=2, schedule="interleaved_zb"),
     "pp=3": Layout(pp=3, schedule="1f1b", micro_batch_seqs=2),
     "ep=2 tp=2": Layout(fsdp=2, ep=2, tp=2, zero_stage=1, micro_batch_seqs=3),
 }
@@ -107,6 +109,7 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("routed", "ep=2 tp=2", "alone", "adamw"),
         ("routed", "dp=2", "ep=2 tp=2", "lion"),
         ("tied", "pp=2 zb_v", "pp=3", "adamw"),
+        ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),
     ],
 )
 def test_goes_on_as_if_it_had_not_stopped(
