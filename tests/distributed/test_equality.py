@@ -150,8 +150,8 @@ CASES = {
     "pp 3 zb_v, tied, ends without layers": Case(
         "deep tied", Layout(pp=3, num_virtual_stages=2, schedule="zb_v", recompute="selective")
     ),
-    "pp 4 zb_v, given layers": Case(
-        "deep", Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=(0, 3, 3, 2))
+    "pp 4 zb_v, given layers, few micro-batches": Case(
+        "deep", Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=(0, 3, 3, 2)), num_seqs=5
     ),
     "tied predicting pp 2 dualpipe_v zero-1": Case(
         "tied predicting", Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=1, schedule="dualpipe_v")

@@ -223,7 +223,7 @@ def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 9), (8, 64)])
 def test_a_schedule_waits_and_holds_as_its_file_says(schedule: str, p: int, m: int) -> None:
     form, line = pipelines.schedule_of(schedule), play(build(schedule, p, m))
-    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, pipelines.Passes(1.0, 2.0)))
+    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, pipelines.Passes(1.0, 2.0)))
     assert line.peak_activations == tuple(form.in_flight(p, 1, m, stage) for stage in range(p))
     late = {"message": 1.0}
     slower = [play(build(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")]

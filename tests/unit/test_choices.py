@@ -235,7 +235,7 @@ def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
     """An unknown schedule was priced as 1F1B; a name that others have for one is none here."""
     with pytest.raises(InputError, match="schedule: found 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1"):
         schedule_of("gpipe")
-    assert schedule_of("afab").bubble_s(8, 1, PASSES) == schedule_of("1f1b").bubble_s(8, 1, PASSES) == 21.0
+    assert schedule_of("afab").bubble_s(8, 1, 8, PASSES) == schedule_of("1f1b").bubble_s(8, 1, 8, PASSES) == 21.0
     unknown = Pipeline("gpipe", 8, 1, 16)
     for ask in (
         lambda: unknown.ends,

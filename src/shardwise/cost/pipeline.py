@@ -48,7 +48,7 @@ class Pipeline(NamedTuple):
 
     def bubble_s(self, passes: Passes) -> Value:
         """Seconds that the device waits; the passes of a round are as many as there are ends."""
-        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, passes))
+        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
         if isinstance(self.uneven, float) and self.uneven == 0.0:
             return even
         return even + self.uneven * (passes.forward_s + passes.backward_s)

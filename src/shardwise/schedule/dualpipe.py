@@ -26,7 +26,7 @@ def actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: flo
     return ActionList(name="dualpipe", order=tuple(found), placement=from_both_ends(p), num_micro_batches=m)
 
 
-def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that the ranks in the middle wait: (p/2 - 1) (F&B + B - 3W), where F, W and the rest of B take alike."""
     return (p / 2.0 - 1.0) * maximum(passes.overlapped_s + passes.backward_s - 3.0 * passes.weight_s, 0.0)
 

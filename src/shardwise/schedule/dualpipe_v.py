@@ -22,7 +22,7 @@ def actions(p: int, m: int, v: int = 2, durations: Any = None, memory_limit: flo
     return ActionList(name="dualpipe_v", order=order, placement=v_shape(p), num_micro_batches=m)
 
 
-def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that the last rank waits, of passes of a virtual stage: (p - 1) (F&B + B - 3W), the source's, where F, W and the
     rest of B take alike, and the longest way through the list where they do not.
 

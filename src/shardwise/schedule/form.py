@@ -45,10 +45,10 @@ class Schedule:
     only where it `needs_fewest`. `natural`: it is taken where none is named and it goes with the stages; `searched`: a
     search tries it besides, without being asked.
 
-    Cost: `bubble_s(p, v, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and between,
-    never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer step
-    that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: micro-batches whose forward pass runs
-    together with a backward pass; `pairs`: there are such. `splits_backward`: the weights' gradients wait; `both_ends`:
+    Cost: `bubble_s(p, v, m, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and
+    between, never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer
+    step that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: micro-batches whose forward pass
+    runs together with a backward pass; `pairs`: there are such. `splits_backward`: the weights' gradients wait; `both_ends`:
     micro-batches come in from both ends. `priced`: closed forms are there, so that layouts may name it; `unpriced` says why not
     where they are not.
 
@@ -62,7 +62,7 @@ class Schedule:
     actions: Callable[..., ActionList]
     takes_round_size: bool = False
     placement: Callable[[int, int], Placement] = loop
-    bubble_s: Callable[[Value, Value, Passes], Value] = _unpriced
+    bubble_s: Callable[[Value, Value, Value, Passes], Value] = _unpriced
     bubble: str = ""
     unpriced: str = "it has no closed form that a layout could be priced by"
     in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced

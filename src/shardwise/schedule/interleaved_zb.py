@@ -26,7 +26,7 @@ def actions(
     return ActionList(name="interleaved_zb", order=order, placement=loop(p, v), num_micro_batches=m)
 
 
-def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that a rank waits while the step lasts, of p - 1 passes of a virtual stage: F until the last rank begins, or I at
     the end, or both less the W that fills them. The step is the played one for any F, I and W.
     """

@@ -20,7 +20,7 @@ def actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: flo
     return ActionList(name="1f1b", order=order, placement=loop(p, v), num_micro_batches=m)
 
 
-def whole_passes_s(p: Value, v: Value, passes: Passes) -> Value:
+def whole_passes_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that a stage waits where backward passes are whole: for p - 1 virtual stages, forward and backward.
 
     Assumes stages and micro-batches that take alike, and messages that take nothing; where they do not the played list is right.

@@ -72,5 +72,5 @@ def _played(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> Waiting:
     durations = Durations(forward=seconds, input=seconds, weight=seconds)
     few, many = (play(build(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
     each = (many - few) / (2 * p)
-    ends, closed = few - 2 * p * each, form.bubble_s(p, v, THIRDS)
+    ends, closed = few - 2 * p * each, form.bubble_s(p, v, 2 * p, THIRDS)
     return Waiting((ends - closed) * (num_ranks - 1) / (p - 1), each - 1.0)

@@ -21,7 +21,7 @@ def actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: flo
     return ActionList(name="zb_h1", order=order, placement=loop(p, v), num_micro_batches=m)
 
 
-def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that a stage waits: (p - 1) (F + B - 2W), where F, W and the rest of B take alike."""
     return (p - 1) * maximum(passes.forward_s + passes.backward_s - 2.0 * passes.weight_s, 0.0)
 

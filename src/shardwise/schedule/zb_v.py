@@ -13,7 +13,7 @@ from typing import Any
 from shardwise.schedule.action import ActionList, Slot, v_shape
 from shardwise.schedule.dual_words import numbered
 from shardwise.schedule.form import Passes, Schedule, two
-from shardwise.symbolic import Value, maximum, minimum
+from shardwise.symbolic import Value, maximum, minimum, where
 
 
 def actions(p: int, m: int, v: int = 2, durations: Any = None, memory_limit: float | None = None) -> ActionList:
@@ -45,29 +45,42 @@ def _words(p: int, m: int, rank: int) -> Iterator[str]:
     yield from ["W0"] * rank
 
 
-def bubble_s(p: Value, v: Value, passes: Passes) -> Value:
+def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     """Seconds that a rank waits while the step lasts: the longest of the ways through the list, of passes of a virtual stage.
 
-    Each term is the length of a way beyond the passes of a rank: (p - 1) I where F, I and W take alike, about 2 (p - 1) (I - W)
-    where W is short, about (p - 1) (2F - I) or (p - 1) W where those are long.
+    It is (p - 1) I where F, I and W take alike, about 2 (p - 1) (I - W) where W is short, about (p - 1) (2F - I) or (p - 1) W
+    where those are long; with fewer than 2p - 1 micro-batches, each that is missing leaves a gap that no W fills.
 
-    The step is the played one to rounding for I of 0.8 to 3 F and W of 0.2 to 1.2 F, and at most 1.6% short for I of 0.8
-    to 4 F and any W up to 2 F (tests/unit/schedule/test_timelines.py).
+    The step is the played one to rounding for I of 0.8 to 3 F and W of 0.2 to 1.2 F, and for I of 0.8 to 4 F and any W up to 2 F
+    at most 1.6% short, of fewer than 2p - 1 micro-batches 3.5% (tests/unit/schedule/test_timelines.py).
     """
     forward, weight = passes.forward_s / v, passes.weight_s / v
     given, others = passes.backward_s / v - weight, p - 1
+    missing = maximum(2 * p - 1 - m, 0)
+    few = maximum(missing * (forward + given), 2 * maximum(p - m, 0) * forward + 2 * others * given)
+    return where(m > p, _from_p_on(others, minimum(missing, others), forward, given, weight), few)
+
+
+def _from_p_on(others: Value, missing: Value, forward: Value, given: Value, weight: Value) -> Value:
+    """That of more micro-batches than ranks: seconds beyond the passes of a rank of each way."""
+    left = others - missing
     return maximum(
-        others * given,
-        2 * others * (given - weight),
-        forward + (others - 1) * (2 * forward - given),
-        maximum(forward, given) + (others - 1) * weight,
-        (2 * others - 1) * forward + given - 2 * others * weight,
+        missing * (forward + given),
+        2 * missing * given,
+        (others + missing) * given - missing * weight,
+        2 * others * given - 2 * left * weight,
+        (missing + 1) * maximum(forward, given) + (left - 1) * weight,
+        (others + left - 1) * forward - (left - 1) * given,
+        (others + left - 1) * forward + (missing - left + 1) * given - missing * weight,
+        (others + left) * forward + (missing - left) * given - left * weight,
+        (others + left - 1) * forward + (missing + 1) * given - 2 * left * weight,
     )
 
 
 SCHEDULE = Schedule(
     goes_with=two, actions=actions, placement=v_shape, bubble_s=bubble_s,
     bubble="(p - 1) · I / 2 where F = I = W, with I = B - W; the longest way through the list where not",
-    in_flight=lambda p, v, m, stage: minimum(m, p), num_waiting=lambda p, v, m, stage: minimum(m, stage),
-    fewest=lambda p, v: 2 * p - 1, splits_backward=True, aliases=("zbv", "zbv_zero_bubble", "zb-v"),
+    in_flight=lambda p, v, m, stage: minimum(minimum(m, p), (m + 1 + stage) / 2),
+    num_waiting=lambda p, v, m, stage: minimum(maximum(m - p, 0), stage), splits_backward=True,
+    aliases=("zbv", "zbv_zero_bubble", "zb-v"),
 )  # fmt: skip

@@ -49,9 +49,14 @@ def test_arrays_give_the_numbers_of_each() -> None:
         alone = [one.in_flight(a, c, b, stage) for one, (a, b, c) in zip(own, rows, strict=True)]
         assert natural.in_flight(pp, v, m, stage).tolist() == alone
     passes = Passes(1.0, 2.0)
-    assert natural.bubble_s(pp, v, passes).tolist() == [
-        one.bubble_s(a, c, passes) for one, (a, _, c) in zip(own, rows, strict=True)
+    assert natural.bubble_s(pp, v, m, passes).tolist() == [
+        one.bubble_s(a, c, b, passes) for one, (a, b, c) in zip(own, rows, strict=True)
     ]
+    few, ranks = np.array([1, 3, 5, 7, 16]), np.full(5, 4)
+    split = Passes(1.0, 2.1, 0.7)
+    for of_v in (schedule_of("zb_v"), schedule_of("interleaved_zb")):
+        alone = [of_v.bubble_s(4, 2, int(b), split) for b in few]
+        assert of_v.bubble_s(ranks, 2 * ranks // ranks, few, split) * np.ones(5) == pytest.approx(alone)
     assert natural.multiple(pp, v).tolist() == [one.multiple(a, c) for one, (a, _, c) in zip(own, rows, strict=True)]
     assert bubble_ratio(pp, m, v).tolist() == [0, 3 / 8, 3 / 8, 7 / 128]
 

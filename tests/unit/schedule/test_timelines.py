@@ -38,7 +38,7 @@ def test_stages_wait_as_long_as_the_closed_form_says(
     form = schedule_of(schedule)
     m = max(form.fewest(pp, 1), pp) + more
     line = played(schedule, pp, m, forward=forward, input=input_, weight=weight)
-    expected = form.bubble_s(pp, 1, Passes(forward, input_ + weight, weight))
+    expected = form.bubble_s(pp, 1, m, Passes(forward, input_ + weight, weight))
     assert max(line.waits()) == pytest.approx(expected, abs=1e-9)
     for stage in range(pp):
         assert line.peak_activations[stage] == form.in_flight(pp, 1, m, stage)
@@ -52,7 +52,7 @@ def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str
     form = schedule_of(schedule)
     fewest = int(form.fewest(4, 1))
     waits = [played(schedule, 4, m).waits()[0] for m in (fewest, fewest - 2)]
-    assert waits[0] == form.bubble_s(4, 1, Passes(1.0, 2.0, 1.0)) < waits[1]
+    assert waits[0] == form.bubble_s(4, 1, fewest, Passes(1.0, 2.0, 1.0)) < waits[1]
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -67,7 +67,7 @@ def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) 
         line = played(schedule, p, m, v, forward=1.0, input=backward / 2, weight=backward / 2)
         form = schedule_of(schedule)
         assert line.bubble == pytest.approx((p - 1) / (v * m))
-        assert line.makespan == pytest.approx(m * (1 + backward) + form.bubble_s(p, v, Passes(1.0, backward)))
+        assert line.makespan == pytest.approx(m * (1 + backward) + form.bubble_s(p, v, m, Passes(1.0, backward)))
         assert line.peak_activations == pytest.approx([form.in_flight(p, v, m, stage) for stage in range(p)])
 
 
@@ -75,7 +75,7 @@ def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) 
 @pytest.mark.parametrize("m", range(1, 9))
 def test_breadth_first_waits_longer_with_fewer_micro_batches_than_stages(schedule: str, m: int) -> None:
     form, found = schedule_of(schedule), played(schedule, 4, m, 2)
-    expected = form.bubble_s(4, 2, Passes(1.0, 2.0))
+    expected = form.bubble_s(4, 2, m, Passes(1.0, 2.0))
     assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.fewest(4, 2))
     assert found.peak_activations == tuple(form.in_flight(4, 2, m, rank) for rank in range(4)) or m < 4
 
@@ -97,7 +97,7 @@ def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, toge
     form = schedule_of("dualpipe")
     m = 2 * pp + more
     line = played("dualpipe", pp, m, together=together)
-    expected = form.bubble_s(pp, 1, Passes(1.0, 2.0, 1.0, together))
+    expected = form.bubble_s(pp, 1, m, Passes(1.0, 2.0, 1.0, together))
     assert max(line.idle()) <= expected + 1e-9
     for middle in (pp // 2 - 1, pp // 2):
         assert sum(len(slot) == 2 for slot in line.actions.order[middle]) == form.num_overlapped(pp, 1, m)
@@ -109,7 +109,7 @@ def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, toge
 
 def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
     line = played("dualpipe", 8, 24, input=1.4, weight=0.8, together=2.6)
-    assert 0 < max(line.idle()) < schedule_of("dualpipe").bubble_s(8, 1, Passes(1.0, 2.2, 0.8, 2.6))
+    assert 0 < max(line.idle()) < schedule_of("dualpipe").bubble_s(8, 1, 24, Passes(1.0, 2.2, 0.8, 2.6))
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -149,12 +149,11 @@ def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
 ) -> None:
     """The micro-batches of a rank, those in pairs together, and the bubble: no rank waits less."""
     form, whole = schedule_of(schedule), 1.0 + input_ + weight
-    for more, together in ((0, whole), (1, 0.85 * whole), (9, 0.95 * whole)):
-        m = int(form.fewest(p, 2)) + more
+    for m, together in ((2 * p, whole), (2 * p + 1, 0.85 * whole), (2 * p + 9, 0.95 * whole)):
         line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, together=together)
         paired = form.num_overlapped(p, 2, m)
         work = (m - paired) * whole + paired * together
-        bubble = form.bubble_s(p, 2, Passes(1.0, input_ + weight, weight, together))
+        bubble = form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight, together))
         assert line.makespan == pytest.approx(work + bubble, rel=1e-12)
         assert sum(len(slot) == 2 for slot in line.actions.order[-1]) == 2 * paired
         assert line.peak_activations == (form.in_flight(p, 2, m, 0),) * p
@@ -163,16 +162,30 @@ def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
         assert waiting == [form.num_waiting(p, 2, m, rank) for rank in range(p)]
 
 
+@pytest.mark.parametrize(("input_", "weight"), V_PASSES)
+@pytest.mark.parametrize("p", [2, 3, 4, 7])
+def test_zb_v_of_few_micro_batches_takes_as_long_as_its_closed_form_says(p: int, input_: float, weight: float) -> None:
+    """Of one to 2p - 1, behind which nothing changes; what waits for its weights' gradients is no more than it says."""
+    form, whole = schedule_of("zb_v"), 1.0 + input_ + weight
+    for m in range(1, 2 * p):
+        line = played("zb_v", p, m, 2, forward=1.0, input=input_, weight=weight)
+        bubble = form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight))
+        assert line.makespan == pytest.approx(m * whole + bubble, rel=1e-12)
+        assert line.peak_activations == tuple(form.in_flight(p, 2, m, rank) for rank in range(p))
+        assert all(peak - 0.5 <= form.num_waiting(p, 2, m, rank) for rank, peak in enumerate(line.peak_waiting))
+    passes = Passes(1.0, input_ + weight, weight)
+    assert form.bubble_s(p, 2, 2 * p - 1, passes) == pytest.approx(form.bubble_s(p, 2, 10_000, passes))
+
+
 def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_closed_form_says() -> None:
     for schedule in ("zb_v", "dualpipe_v"):
         form = schedule_of(schedule)
-        for p in (2, 3, 8):
-            m = int(form.fewest(p, 2))
+        for p, m in ((2, 4), (3, 6), (8, 16)) + ((2, 2), (3, 4), (8, 9)) * (schedule == "zb_v"):
             for input_, weight in itertools.product((0.8, 1.0, 1.5, 2.5, 4.0), (0.0, 0.1, 0.5, 1.0, 1.6, 2.0)):
                 line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight)
                 whole = 1.0 + input_ + weight
-                closed = m * whole + form.bubble_s(p, 2, Passes(1.0, input_ + weight, weight, whole))
-                assert -1e-12 <= line.makespan / closed - 1 <= 0.016, (p, input_, weight)
+                closed = m * whole + form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight, whole))
+                assert -1e-12 <= line.makespan / closed - 1 <= (0.016 if m >= 2 * p else 0.035), (p, input_, weight)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
@@ -183,7 +196,7 @@ def test_interleaved_zb_takes_as_long_as_its_closed_form_says(p: int, v: int, ro
     form, m = schedule_of("interleaved_zb"), rounds * p
     for input_, weight in itertools.product((0.3, 1.0, 1.5, 4.0), (0.0, 0.5, 1.0, 2.0, 4.0)):
         line = played("interleaved_zb", p, m, v, forward=1.0, input=input_, weight=weight)
-        bubble = form.bubble_s(p, v, Passes(1.0, input_ + weight, weight))
+        bubble = form.bubble_s(p, v, m, Passes(1.0, input_ + weight, weight))
         assert line.makespan == pytest.approx(m * (1.0 + input_ + weight) + bubble, rel=1e-12)
     assert line.peak_activations == pytest.approx([p] * p) == [form.in_flight(p, v, m, rank) for rank in range(p)]
     # beside the one that is being worked on

@@ -34,7 +34,7 @@ def test_the_line_is_that_of_the_played_list(schedule: str, limit: float, seed: 
     found = waiting(schedule, sizes, p)
     for times, off in ((2, 1e-9), (4, 1e-9), (8, limit)):
         m = times * p
-        line = m + schedule_of(schedule).bubble_s(p, v, THIRDS) + found.of_step + found.of_each * m
+        line = m + schedule_of(schedule).bubble_s(p, v, m, THIRDS) + found.of_step + found.of_each * m
         assert line == pytest.approx(played(schedule, sizes, p, m), rel=off)
 
 

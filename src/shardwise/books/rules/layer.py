@@ -205,13 +205,14 @@ def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple
 def pipeline_bubble_s(
     schedule: str, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
 ) -> float:  # fmt: skip
-    """Seconds that a stage waits in a step under a schedule (by any of its names), for passes of these times; see `Schedule`.
+    """Seconds that a stage waits in a step of many micro-batches under a schedule (by any of its names); see `Schedule`.
 
     backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
     forward and a backward pass run together. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
     passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
-    return float(schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule")).bubble_s(pp, 1, passes))
+    form = schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule"))
+    return float(form.bubble_s(pp, 1, math.inf, passes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
