@@ -102,8 +102,8 @@ def _as_sent(received: Tensor, sent: Tensor) -> None:
 
 
 def steps(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
-    """Of each collective of the first step, whether loss and norm of two steps are `right` without it; and what they are with all of
-    them.
+    """Of each collective of the first step, whether loss and norm of two steps are `right` without it; and what they are with
+    all of them.
 
     The second step is taken where the first process has noticed nothing in the first.
     """

@@ -38,7 +38,7 @@ def _hear(given: Given) -> Mapping[str, Any]:
     """The parts of the plan in the file."""
     try:
         payload = json.loads(given.need("plan"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{PLAN}: no JSON: {error}") from None
     return launch_of(parse_plan(payload)).parts()
 
