@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
+from shardwise.cluster.abilities import Abilities
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError
@@ -28,8 +30,10 @@ PRECISIONS = (
     "bf16",
     "bf16_fp32_main_gradients",
     "bf16_fp32_reduction",
+    "bf16_fp32_reduction",
     "fp8_current",
     "fp8_torchao",
+    "fp8_torchao_rowwise",
     "fp8_deepseek_v3",
 )
 
@@ -39,15 +43,23 @@ PRICED = estimate(
 )
 
 
-def random_launch(rng: random.Random, *, chip: str = "h100", models: tuple[str, ...] = MODELS) -> Launch | None:
-    """A launch whose layout is legal; None where the dice made one that is not."""
+def _had(choices: tuple[Any, ...], has: Collection[Any] | None) -> tuple[Any, ...]:
+    """Those of some choices that a stack has; all where nothing is said of it, or where it has none of them."""
+    return tuple(one for one in choices if has is None or one in has) or choices
+
+
+def random_launch(
+    rng: random.Random, *, chip: str = "h100", models: tuple[str, ...] = MODELS, runs: Abilities | None = None
+) -> Launch | None:
+    """A launch whose layout is legal, of what a stack `runs`; None where the dice made one that is not."""
+    has = dict(runs.items()) if runs else {}
     num_devices = 8 * 2 ** rng.randrange(0, 8)
     model, cluster = load_model(rng.choice(models)), load_cluster(f"{chip}:{num_devices}")
     tp, pp, cp = 2 ** rng.randrange(0, 4), rng.choice((1, 1, 2, 4, 8, 16)), rng.choice((1, 1, 1, 2, 4))
     replicas = num_devices // (tp * pp * cp)
     if replicas < 1:
         return None
-    zero = rng.choice((0, 1, 1, 2, 3, 3))
+    zero = rng.choice(_had((0, 1, 1, 2, 3, 3), has.get("zero")))
     dp = replicas if not zero else rng.choice([d for d in (1, 1, 2, 4) if replicas % d == 0])
     virtual = rng.choice((1, 1, 2, 4)) if pp > 1 else 1
     seq_len, micro = rng.choice((2048, 4096, 8192)), rng.choice((1, 1, 2, 4))
@@ -61,9 +73,11 @@ def random_launch(rng: random.Random, *, chip: str = "h100", models: tuple[str, 
             dp=dp, fsdp=replicas // dp, tp=tp, cp=cp, pp=pp, ep=rng.choice((1, 2, 4, 8)) if model.num_experts else 1,
             etp=rng.choice((None, 1)) if model.num_experts and tp > 1 else None, num_virtual_stages=virtual, zero_stage=zero,
             sequence_parallel=tp > 1 and rng.random() < 0.8, async_tp=tp > 1 and rng.random() < 0.2,
-            cp_variant=rng.choice(variant_names()) if cp > 1 else variant_names()[0], micro_batch_seqs=micro,
-            recompute=rng.choice(policy_names()), offload=rng.choice(("none", "none", "optimizer")),
-            schedule=natural_schedule(pp, virtual),
+            cp_variant=rng.choice(_had(variant_names(), has.get("cp_variants"))) if cp > 1 else variant_names()[0],
+            micro_batch_seqs=micro,
+            recompute=rng.choice(_had(policy_names(), has.get("recompute"))),
+            offload=rng.choice(_had(("none", "none", "optimizer"), has.get("offload"))),
+            schedule=rng.choice((*[natural_schedule(pp, virtual)] * 3, *(has.get("schedules", ()) if pp > 1 else ()))),
         )  # fmt: skip
     except InputError:
         return None

@@ -6,14 +6,28 @@ from collections.abc import Mapping
 
 from shardwise.cluster.stacks import stack_named
 from shardwise.errors import chosen
-from shardwise.export import megatron, own
+from shardwise.export import (
+    megatron,
+    own,
+    torchtitan,
+    torchtitan_toml,
+)
 from shardwise.export.exporting import refusals
 from shardwise.export.launch import launch_of
 from shardwise.export.target import Target
 from shardwise.planning.abilities import stack_of
 from shardwise.planning.plan import Plan
 
-TARGETS: Mapping[str, Target] = {target.name: target for target in (megatron.TARGET, own.SLURM, own.SKYPILOT)}
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        megatron.TARGET,
+        torchtitan.TARGET,
+        torchtitan_toml.TARGET,
+        own.SLURM,
+        own.SKYPILOT,
+    )
+}
 
 
 def target_named(name: str) -> Target:
