@@ -29,7 +29,7 @@ from shardwise.export.torchtitan_fields import (
     heard_formats,
 )
 from shardwise.export.torchtitan_functions import options_of, parsed, registered_options
-from shardwise.export.torchtitan_model import facts_of, flavor_field, known_model
+from shardwise.export.torchtitan_model import facts_of, flavor_field, heard_flavor, known_model
 from shardwise.export.torchtitan_registry import MODULE, base_of, changed, file_text
 from shardwise.export.torchtitan_stages import ENOUGH_MICRO_BATCHES, stage_field
 
@@ -88,7 +88,8 @@ def _heard_precision(given: Given) -> Mapping[str, Any]:
     given.get(f"{LINEAR}.filter_fqns")
     if not used:
         return {"job.precision": found}
-    if set(used) - {LINEAR, GROUPED} or LINEAR not in used or recipe != "rowwise":
+    whole = {LINEAR, GROUPED} if "model.num_experts" in heard_flavor(MODELS, given).parts else {LINEAR}
+    if set(used) != whole or recipe != "rowwise":
         raise InputError(
             f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}), which no recipe here is; {LINEAR} of recipe rowwise, with "
             f"{GROUPED} where there are experts, is what can be read"

@@ -73,6 +73,12 @@ def facts_of(table: str, model: Architecture) -> Mapping[str, Any]:
     return found.facts if found else {}
 
 
+def attention_of(name: object, flavor: object) -> str | None:
+    """The kind of attention that a flavour of 0.3.0 has unasked."""
+    every = {(one.name, one.flavor): one.facts["attention"] for one in flavors("torchtitan_models")}
+    return every.get((str(name), str(flavor)))
+
+
 def flavor_field(table: str) -> Field:
     """`model.name` and `model.flavor` for the sizes of a model."""
 

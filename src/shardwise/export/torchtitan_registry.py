@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from shardwise.export.field import Options
 from shardwise.export.torchtitan_functions import MODELS, function_text, registered
+from shardwise.export.torchtitan_model import attention_of
 
 MODULE = "run_config"  # the file of a function of its own
 LISTS = ("parallelism.module_fqns_per_model_part",)  # what tyro does not read back as it was
@@ -24,11 +25,7 @@ HOMES = {
     "Float8GroupedExpertsConverter": "torchtitan.components.quantization",
 }  # fmt: skip
 # Arguments that say what is so without them
-USUAL = {
-    "model.attn_backend": ("flex",),
-    "model.moe_comm_backend": ("standard",),
-    "Float8LinearConverter.recipe_name": ("rowwise",),
-}
+USUAL = {"model.moe_comm_backend": "standard", "Float8LinearConverter.recipe_name": "rowwise"}
 
 
 class Base(NamedTuple):
@@ -54,11 +51,12 @@ def _distance(options: Options, base: Base) -> tuple[Any, ...]:
 
 
 def _of_model(options: Options) -> dict[str, Any]:
-    """What a model registry is asked for."""
+    """What a model registry is asked for, without what it would give unasked."""
+    usual = {**USUAL, "model.attn_backend": attention_of(options.get("model.name"), options.get("model.flavor"))}
     return {
         name: value for name, value in options.items()
         if (name.startswith("model.") or "Converter." in name) and not name.endswith("model_compile_enabled")
-        and value not in USUAL.get(name, ())
+        and value != usual.get(name)
     }  # fmt: skip
 
 

@@ -39,6 +39,9 @@ ROTATES, ETP = "parallelism.context_parallel_rotate_method", "parallelism.expert
 VARIANTS = {"all_gather": "allgather", "zigzag": "alltoall"}
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 CONVERTERS, LINEAR, GROUPED = "model.converters", "quantize.linear.float8", "quantize.grouped_mm.float8"
+BEFORE = {
+    "float8": LINEAR
+}  # names of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml)
 GATHERED, SCALES = f"{LINEAR}.enable_fsdp_float8_all_gather", f"{LINEAR}.precompute_float8_dynamic_scale_for_fsdp"
 
 
@@ -80,9 +83,11 @@ def _recompute(launch: Launch) -> Options:
         case "full" if layout.recompute_layers is None:
             return {MODE: "full"}
         case "full":
-            every = max(held_layers(launch.model, layout)) // (layout.recompute_layers or 1)
-            return {MODE: "selective", OPTION: str(every)}
-    return {}
+            held, count = held_layers(launch.model, layout), layout.recompute_layers or 1
+            every = max(max(held) // count, 1)
+            if all(layers // every == count for layers in held):
+                return {MODE: "selective", OPTION: str(every)}
+    return {MODE: "none"}
 
 
 def _heard_recompute(given: Given) -> Mapping[str, Any]:
@@ -117,16 +122,18 @@ def _heard_precision(given: Given) -> Mapping[str, Any]:
         given.get(f"{LINEAR}.recipe_name", "tensorwise"),
         given.get(GATHERED, False),
     )
-    used = [str(one) for one in given.get(CONVERTERS, [])]
+    used = [BEFORE.get(str(one), str(one)) for one in given.get(CONVERTERS, [])]
     for name in (f"{LINEAR}.filter_fqns", f"{GROUPED}.fqns", SCALES):
         given.get(name)
     if not used:
         return {"job.precision": found}
     known = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
-    if set(used) - {LINEAR, GROUPED} or LINEAR not in used or (recipe, gathered) not in known:
+    whole = {LINEAR, GROUPED} if "model.num_experts" in heard_flavor(MODELS, given).parts else {LINEAR}
+    if set(used) != whole or (recipe, gathered) not in known:
         raise InputError(
             f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}, {GATHERED} {str(gathered).lower()}), which no recipe here "
-            f"is; {LINEAR}, tensorwise with gathers in float8 or rowwise without, is what can be read"
+            f"is; {LINEAR} (with {GROUPED} where there are experts), tensorwise with gathers in float8 or rowwise without, is "
+            "what can be read"
         )
     return {"job.precision": known[recipe, gathered]}
 

@@ -1,0 +1,284 @@
+"""torchtitan 0.3.0: what a plan's launch says, what it asks of one, and launches of its own repository read and priced."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError
+from shardwise.export.exporting import refusals, say
+from shardwise.export.field import Given
+from shardwise.export.formats.tyro import tyro_options, tyro_words
+from shardwise.export.launch import Launch, Machines, machines_of
+from shardwise.export.reading import Heard, read
+from shardwise.export.target import Files, Target, option_table
+from shardwise.export.targets import target_named
+from shardwise.export.torchtitan_functions import options_of, parsed, registered
+from shardwise.export.torchtitan_model import flavor_of, flavors
+from shardwise.export.torchtitan_stages import generated
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+
+TITAN = target_named("torchtitan")
+RUN = "torchrun --nproc_per_node=8 -m torchtitan.train"
+
+
+def launch(
+    layout: str, *, model: str = "llama-3.1-8b", cluster: str = "h100:64", precision: str = "bf16_fp32_reduction",
+    seq_len: int = 8192, loss: str | None = "chunked", batch: int = 2**22,
+) -> Launch:  # fmt: skip
+    job = Job(global_batch_tokens=batch, seq_len=seq_len, precision=precision, loss=loss)
+    return Launch(
+        model=load_model(model), job=job, layout=Layout.parse(layout), machines=machines_of(load_cluster(cluster))
+    )
+
+
+def written(one: Launch, target: Target = TITAN) -> Files:
+    assert refusals(one, target) == []
+    return target.write(say(target, one), one)
+
+
+def heard(flags: str, devices: int = 64, **files: str) -> Heard:
+    names = {f"{name}.py": text for name, text in files.items()}
+    return read({"launch.sh": f"{RUN} {flags}", **names}, Machines(num_devices=devices, devices_per_node=8))
+
+
+def test_what_flags_say_needs_no_file_of_python() -> None:
+    files = written(launch("fsdp=32 tp=2 recompute=alternate"))
+    assert list(files) == ["launch.sh"]
+    for words in ("--module llama3", "--config llama3_8b", "--parallelism.tensor_parallel_degree 2", "--compile.enable\n",
+                  "--parallelism.data_parallel_shard_degree 32", "--training.global_batch_size 512",
+                  "torchrun --nnodes 8 --nproc-per-node 8"):  # fmt: skip
+        assert words in files["launch.sh"]
+
+
+def test_what_the_function_of_the_registry_sets_is_taken_back_by_flags() -> None:
+    script = written(launch("fsdp=64 recompute=none", model="llama-3.1-70b"))["launch.sh"]
+    assert "--config llama3_70b" in script
+    assert "--parallelism.tensor_parallel_degree 1" in script  # the function has 8
+    assert script.index("activation-checkpoint:none") > script.rindex(
+        "--training"
+    )  # what follows would be the subcommand's
+
+
+def test_formats_losses_and_other_flavours_take_a_function_of_their_own() -> None:
+    files = written(launch("fsdp=64", precision="fp8_torchao_rowwise", loss="unfused"))
+    assert "--module run_config" in files["launch.sh"]
+    for words in ("from torchtitan.components.quantization import Float8LinearConverter", "config = llama3_8b()",
+                  "Float8LinearConverter.Config(recipe_name='rowwise', filter_fqns=['lm_head'], model_compile_enabled=True)",
+                  "config.loss = CrossEntropyLoss.Config("):  # fmt: skip
+        assert words in files["run_config.py"]
+    assert "model_registry('4B')" in written(launch("fsdp=64", model="qwen3-4b"))["run_config.py"]
+    experts = written(launch("fsdp=64 ep=8", model="qwen3-30b-a3b", precision="fp8_torchao_rowwise"))["run_config.py"]
+    assert "Float8GroupedExpertsConverter.Config(" in experts
+    assert "'router.gate'" in experts
+
+
+def test_context_parallelism_takes_flex_attention() -> None:
+    assert "attn_backend='flex'" in written(launch("fsdp=8 cp=8", model="gpt-oss-20b"))["run_config.py"]
+    assert list(written(launch("fsdp=8 cp=8"))) == ["launch.sh"]
+
+
+def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
+    text = written(launch("fsdp=64 ep=8", model="deepseek-v3"))["run_config.py"]
+    assert "model_registry('671B', num_mtp_layers=1)" in text
+    assert "config.loss = MTPLoss.Config(" in text
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (launch("fsdp=64", precision="bf16"), "precision=bf16_fp32_reduction"),
+        (launch("fsdp=64", model="gemma-2-9b"), "gemma-2-9b has not the sizes of any model"),
+        (launch("fsdp=8 tp=8", model="qwen3-30b-a3b"), "tp = 8 must divide"),
+        (launch("fsdp=8 cp=4 tp=2", seq_len=8200, batch=8200 * 512), "no multiple of 16"),
+        (launch("fsdp=32 pp=2", model="llama-3.2-1b"), "ties its embeddings"),
+        (launch("dp=8 fsdp=8 ep=16", model="qwen3-30b-a3b"), "ep = 16 takes its ranks from shards"),
+        (launch("fsdp=64", model="qwen3-8b", seq_len=65536), "above the 40960 positions"),
+        (launch("fsdp=32 pp=2", model="deepseek-v3"), "multi-token prediction without pipeline"),
+        (launch("fsdp=8 pp=8", batch=8192 * 32), "1F1B takes no fewer micro-batches than stages, found 4 for 8"),
+        (launch("fsdp=8 cp=8 cp_variant=zigzag"), "layout.cp_variant is zigzag"),
+        (launch("fsdp=1 dp=32 cp=2 zero_stage=0"), "layout.zero_stage is 0"),
+        (launch("fsdp=64", precision="fp8_torchao"), "job.precision is fp8_torchao"),
+        (launch("fsdp=64 recompute=full recompute_layers=4"), "layout.recompute_layers is 4"),
+        (launch("fsdp=64 zero_stage=1"), "no ZeRO-1"),
+    ],
+)
+def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
+    assert any(reason in text for text in refusals(one, TITAN)), refusals(one, TITAN)
+
+
+# Functions of its config registries at release 0.3.0, with what they set. Source: models/*/config_registry.py.
+@pytest.mark.parametrize(
+    ("flags", "model", "layout", "seqs", "precision"),
+    [
+        ("--module llama3 --config llama3_8b", "llama-3-8b",
+         "fsdp=64 zero_stage=3 micro_batch_seqs=1 recompute=alternate", 64, "bf16_fp32_reduction"),
+        ("--module llama3 --config llama3_70b", "llama-3-70b",
+         "fsdp=8 tp=8 zero_stage=3 sequence_parallel=true micro_batch_seqs=8 recompute=full", 64, "bf16_fp32_reduction"),
+        ("--module torchtitan.models.llama3 --config=llama3_405b", "llama-3-405b",
+         "fsdp=8 tp=8 zero_stage=3 sequence_parallel=true async_tp=true micro_batch_seqs=2 recompute=full", 16,
+         "fp8_torchao_rowwise"),
+        ("--module deepseek_v3 --config deepseek_v3_16b --parallelism.pipeline_parallel_degree 2 "
+         "--parallelism.pipeline-parallel-schedule ZBVZeroBubble", "deepseek-v2-lite",
+         "fsdp=32 pp=2 ep=8 num_virtual_stages=2 zero_stage=2 schedule=zb_v layers_per_stage=13,14 micro_batch_seqs=1 "
+         "recompute=alternate", 128, "bf16_fp32_reduction"),
+        ("--module qwen3 --config qwen3_30b_a3b --parallelism.expert_parallel_degree 8 activation-checkpoint:selective",
+         "qwen3-30b-a3b", "fsdp=64 ep=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", 128, "bf16_fp32_reduction"),
+        ("--module llama3 --config llama3_8b --parallelism.data_parallel_replicate_degree 4 "
+         "--parallelism.fsdp_reshard_after_forward never --parallelism.context_parallel_degree 2", "llama-3-8b",
+         "dp=4 fsdp=8 cp=2 zero_stage=2 cp_variant=all_gather micro_batch_seqs=1 recompute=alternate", 32,
+         "bf16_fp32_reduction"),
+    ],
+)  # fmt: skip
+def test_launches_with_functions_of_its_registry_are_read(
+    flags: str, model: str, layout: str, seqs: int, precision: str
+) -> None:
+    found = heard(flags)
+    assert found.target.name == "torchtitan"
+    assert (found.launch.model.name, found.launch.job.num_seqs, found.launch.job.precision) == (model, seqs, precision)
+    assert str(found.launch.layout) == str(Layout.parse(layout))
+    assert found.unknown == ()
+
+
+OWN = """
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3.config_registry import llama3_70b
+from torchtitan.config import ParallelismConfig
+
+def base(degree=4):
+    config = llama3_70b()
+    config.parallelism = ParallelismConfig(tensor_parallel_degree=degree, enable_sequence_parallel=False)
+    return config
+
+def mine():
+    '''A run.'''
+    config = base(degree=2)
+    config.training.local_batch_size = 4
+    config.activation_checkpoint = None
+    config.optimizer_hook(3)
+    return config
+
+def strange():
+    return [one() for one in (base,)][0]
+"""
+
+
+def test_a_function_of_ones_own_is_read_and_what_is_not_understood_is_named() -> None:
+    found = heard("--module my.own --config mine --training.seq_len 4096", own=OWN)
+    layout = found.launch.layout
+    assert (layout.tp, layout.sequence_parallel, layout.micro_batch_seqs, layout.recompute) == (2, False, 4, "none")
+    assert found.launch.job.seq_len == 4096
+    assert found.unknown == ("config.optimizer_hook(3)",)
+
+
+MANY = "def f0():\n    return Trainer.Config(model_spec=model_registry('8B'))\n" + "".join(
+    f"def f{i}():\n    a = f{i - 1}()\n    b = f{i - 1}()\n    return a\n" for i in range(1, 40)
+)
+LLAMA = "--module llama3 --config llama3_8b"
+PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_degree 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "own", "reason"),
+    [
+        ("--module llama3", "", "--config"),
+        ("--module llama3 --config llama3_9b", "", "llama3_8b"),
+        ("--module mine --config run", "", "file is not among those given"),
+        ("--module own --config none", OWN, "no function 'none' among base, mine, strange"),
+        ("--module own --config strange", OWN, "without running it"),
+        ("--module own --config mine", "def mine(:\n", "no Python"),
+        ("--module own --config mine", "x = " + "(" * 5000, "no Python"),
+        ("--module own --config f39", MANY, "more than 200 calls"),
+        (f"{LLAMA} --parallelism.tensor_parallel_degree 3", "", "a cluster that they divide"),
+        (f"{LLAMA} --parallelism.tensor_parallel_degree 0", "", "at least 1"),
+        (f"{LLAMA} --parallelism.data_parallel_shard_degree -2", "", "or -1"),
+        (f"{LLAMA} --training.dtype bfloat16", "", "float32 is what can be read"),
+        (f"{LLAMA} --training.enable_cpu_offload", "", "rest on the host"),
+        (f"{LLAMA} --training.global_batch_size 65", "", "a multiple of"),
+        (f"{LLAMA} --compile.enable_async_tensor_parallel --parallelism.tensor_parallel_degree 2", "", "without a compiled"),
+        (f"{LLAMA} --parallelism.fsdp_reshard_after_forward sometimes", "", "default, never, always"),
+        (f"{LLAMA} --parallelism.context_parallel_degree 2 --parallelism.context_parallel_load_balancer None", "", "uneven"),
+        (f"{LLAMA} activation-checkpoint:memory-budget", "", "activation_checkpoint"),
+        (f"{PP} --parallelism.pipeline_parallel_schedule Foo", "", "Interleaved1F1B"),
+        (f"{PP} --parallelism.pipeline_parallel_schedule_csv a.csv", "", "a schedule by name"),
+        (f"{PP} --training.global_batch_size 1024", "", "drains"),
+        (f"{PP} --parallelism.pipeline_parallel_layers_per_stage 4", "", "one stage on each rank"),
+        ("--module llama3 --config llama3_8b_mxfp8", "", "which no recipe here is"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_in_a_line(flags: str, own: str, reason: str) -> None:
+    with pytest.raises(InputError) as told:
+        heard(flags, own=own) if own else heard(flags)
+    assert reason in str(told.value)
+
+
+def test_experts_outside_a_recipe_of_float8_are_no_recipe() -> None:
+    own = OWN.replace("config.activation_checkpoint = None", "config.model_spec = model_registry('30B-A3B', converters=["
+                      "Float8LinearConverter.Config(filter_fqns=['lm_head'])])").replace("llama3", "qwen3").replace(
+                          "qwen3_70b", "qwen3_30b_a3b")  # fmt: skip
+    with pytest.raises(InputError, match="with Float8GroupedExpertsConverter where there are experts"):
+        heard("--module own --config mine", own=own)
+
+
+def test_stages_are_dealt_out_as_it_deals_them() -> None:
+    # Its own generator for 32 and 126 layers: pipeline_parallel.py, _generate_llm_fqn_per_model_part
+    assert generated(32, 4, 1, 1) == (8, 9, 8, 7)
+    assert generated(126, 8, 1, 1) == (15, *(16,) * 6, 15)
+    assert generated(6, 8, 1, 1) == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert generated(4, 8, 1, 1) is None
+    assert generated(32, 4, 12, 1) is None
+
+
+def test_stages_that_no_number_says_are_lists_of_modules() -> None:
+    files = written(launch("fsdp=16 pp=4 zero_stage=2 layers_per_stage=6,10,10,6"))
+    assert (
+        "['layers.26', 'layers.27', 'layers.28', 'layers.29', 'layers.30', 'layers.31', 'norm', 'lm_head']"
+        in files["run_config.py"]
+    )
+    per_stage = written(launch("fsdp=8 pp=8 num_virtual_stages=4 zero_stage=2", batch=2**23))
+    assert "--parallelism.pipeline_parallel_layers_per_stage 1" in per_stage["launch.sh"]
+
+
+def test_flags_of_tyro_are_read_as_they_are_written() -> None:
+    table = option_table("torchtitan")
+    options = {"compile.enable": False, "compile.components": ["model", "loss"], "training.steps": 5,
+               "activation_checkpoint": "full"}  # fmt: skip
+    words = " ".join(tyro_words(options, ("activation_checkpoint",))).split()
+    assert words[-1] == "activation-checkpoint:full"
+    assert tyro_options(words, table, ("activation_checkpoint",)) == options
+    assert tyro_options(["--training.steps", "None"], table) == {"training.steps": None}
+
+
+def test_every_flavour_is_a_model_and_is_found_by_its_sizes() -> None:
+    for table in ("torchtitan_models", "torchtitan_toml_models"):
+        for one in flavors(table):
+            options = {"model.name": one.name, "model.flavor": one.flavor, "training.seq_len": 2048}
+            target = TITAN if table == "torchtitan_models" else target_named("torchtitan-toml")
+            found = target.fields[0].hear(_given(options))
+            assert found["model.num_layers"] == one.parts["model.num_layers"]
+    named = [flavor_of("torchtitan_models", load_model(name)) for name in ("llama-3.2-3b", "qwen3-14b", "gpt-oss-120b")]
+    assert [(one.name, one.flavor) for one in named if one] == [("llama3", "3B"), ("qwen3", "14B"), ("gpt_oss", "120b")]
+
+
+def _given(options: dict[str, object]) -> Given:
+    return Given(options, Machines(num_devices=8, devices_per_node=8))
+
+
+def test_functions_of_the_registries_have_options_of_the_release() -> None:
+    for functions in registered().values():
+        for options in functions.values():
+            assert TITAN.problems(options) == []
+
+
+def test_a_config_that_one_call_makes_is_read() -> None:
+    text = (
+        "from torchtitan.models.qwen3 import model_registry\ndef f():\n"
+        "    return My.Config(model_spec=model_registry('8B'), compile=CompileConfig(enable=True))\n"
+    )
+    assert options_of(parsed(text, "f.py"), "f") == {
+        "model.flavor": "8B",
+        "model.name": "qwen3",
+        "compile.enable": True,
+    }

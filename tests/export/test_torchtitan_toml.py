@@ -1,0 +1,182 @@
+"""torchtitan up to 0.2.2: TOML files, those that it published with what its authors measured, and those that are none."""
+
+from __future__ import annotations
+
+import pytest
+from export.test_torchtitan import launch, written
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import predicted, stack_named
+from shardwise.cost.estimate import estimate
+from shardwise.errors import InputError
+from shardwise.export.exporting import refusals
+from shardwise.export.formats.toml import toml_options, toml_text
+from shardwise.export.launch import Launch, Machines, machines_of
+from shardwise.export.reading import Heard, read
+from shardwise.export.targets import target_named
+from shardwise.layout.layout import Layout
+
+TITAN = target_named("torchtitan-toml")
+WITHIN = 0.25  # of what was measured, on H100 with 96 GB of slower memory and 500 W
+
+
+def file_of(
+    model: str,
+    *,
+    flavor: str,
+    parallelism: str = "",
+    training: str = "",
+    recompute: str = 'mode = "none"',
+    more: str = "",
+) -> str:
+    return f"""
+[model]
+name = "{model}"
+flavor = "{flavor}"
+{more}
+[training]
+{training}
+[parallelism]
+{parallelism}
+[activation_checkpoint]
+{recompute}
+[compile]
+enable = true
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = true
+filter_fqns = ["output"]
+"""
+
+
+def heard(text: str, devices: int = 64, **more: str) -> Heard:
+    return read({"run.toml": text, **more}, Machines(num_devices=devices, devices_per_node=8))
+
+
+OP = 'mode = "selective"\nselective_ac_option = "op"'
+FULL = 'mode = "full"'
+FLOAT8 = 'converters = ["float8"]'
+TP8 = "tensor_parallel_degree = 8"
+ASYNC = f"{TP8}\nenable_async_tensor_parallel = true"
+
+
+# Source: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (tables 1 to 5) and asyncTP_llama3_h100_2025-06_torchtitan.md:
+# tokens/s/GPU as their authors measured them with these settings.
+@pytest.mark.parametrize(
+    ("devices", "flavor", "seq_len", "local", "parallelism", "recompute", "more", "layout", "measured"),
+    [
+        (8, "8B", 8192, 2, "", OP, "", "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", 6667),
+        (128, "8B", 8192, 2, "", OP, "", "fsdp=128 zero_stage=3 micro_batch_seqs=2 recompute=alternate", 6514),
+        (8, "8B", 8192, 2, "", OP, FLOAT8, "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=alternate", 8532),
+        (8, "8B", 131072, 1, "context_parallel_degree = 4", FULL, FLOAT8,
+         "fsdp=2 cp=4 zero_stage=3 cp_variant=all_gather micro_batch_seqs=1 recompute=full", 1071),
+        (256, "70B", 8192, 16, TP8, FULL, "",
+         "fsdp=32 tp=8 zero_stage=3 sequence_parallel=true micro_batch_seqs=16 recompute=full", 597.3),
+        (256, "70B", 8192, 16, ASYNC, FULL, "",
+         "fsdp=32 tp=8 zero_stage=3 sequence_parallel=true async_tp=true micro_batch_seqs=16 recompute=full", 652.4),
+        (64, "8B", 8192, 12, TP8, OP, "",
+         "fsdp=8 tp=8 zero_stage=3 sequence_parallel=true micro_batch_seqs=12 recompute=alternate", 4378),
+        (512, "405B", 8192, 32, f"{ASYNC}\npipeline_parallel_degree = 8", FULL, FLOAT8,
+         "fsdp=8 tp=8 pp=8 zero_stage=2 sequence_parallel=true async_tp=true micro_batch_seqs=1 recompute=full", 100),
+    ],
+)  # fmt: skip
+def test_its_published_runs_are_read_and_priced(
+    devices: int,
+    flavor: str,
+    seq_len: int,
+    local: int,
+    parallelism: str,
+    recompute: str,
+    more: str,
+    layout: str,
+    measured: float,
+) -> None:
+    cluster = load_cluster(f"h100:{devices}")
+    training = f"seq_len = {seq_len}\nlocal_batch_size = {local}"
+    text = file_of("llama3", flavor=flavor, parallelism=parallelism, training=training, recompute=recompute, more=more)
+    found = read({"run.toml": text}, machines_of(cluster))
+    own = found.launch
+    assert found.target.name == "torchtitan-toml"
+    assert str(own.layout) == str(Layout.parse(layout))
+    assert own.job.precision == ("fp8_torchao" if more else "bf16_fp32_reduction")
+    step = estimate(own.model, predicted(cluster, stack_named("torchtitan")), own.job, own.layout).step_time_s
+    assert own.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
+
+
+def test_a_command_gives_more_than_the_file() -> None:
+    text = file_of("llama3", flavor="8B", training="seq_len = 4096\nlocal_batch_size = 1")
+    script = (
+        'CONFIG_FILE="./run.toml" ./run_train.sh --training.local_batch_size 4 --parallelism.tensor-parallel-degree=2'
+    )
+    found = heard(text, **{"start.sh": script})
+    assert (found.launch.layout.tp, found.launch.layout.fsdp, found.launch.layout.micro_batch_seqs) == (2, 32, 4)
+
+
+def test_every_other_layer_runs_again_by_default() -> None:
+    layout = heard(file_of("llama3", flavor="8B", recompute="")).launch.layout
+    assert (layout.recompute, layout.recompute_layers) == ("full", 16)
+    text = written(launch("fsdp=64 recompute=full recompute_layers=8"), TITAN)["run.toml"]
+    assert 'mode = "selective"\nselective_ac_option = "4"' in text
+
+
+def test_rings_and_experts_have_words() -> None:
+    text = written(launch("fsdp=8 cp=8 cp_variant=zigzag"), TITAN)["run.toml"]
+    assert 'context_parallel_rotate_method = "alltoall"' in text
+    split = written(launch("fsdp=16 tp=4 ep=8", model="qwen3-30b-a3b"), TITAN)["run.toml"]
+    assert "expert_tensor_parallel_degree = 4" in split
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (launch("fsdp=32 pp=2", model="qwen3-30b-a3b"), "has no pipeline of qwen3-30b-a3b"),
+        (launch("fsdp=32 cp=2", model="gpt-oss-20b"), "has no context parallelism of gpt-oss-20b"),
+        (launch("dp=32 tp=2 zero_stage=0"), "under tensor and pipeline parallelism with FSDP alone"),
+        (launch("fsdp=64", model="deepseek-v3"), "no multi-token prediction"),
+        (launch("fsdp=32 tp=2 sequence_parallel=false"), "layout.sequence_parallel is false"),
+        (launch("fsdp=64 recompute=full recompute_layers=20"), "layout.recompute is full"),
+        (launch("fsdp=64 ep=8", model="qwen3-30b-a3b", precision="fp8_torchao"), "job.precision is fp8_torchao"),
+        (launch("fsdp=64", model="mixtral-8x7b"), "has not the sizes of any model"),
+    ],
+)
+def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
+    assert any(reason in text for text in refusals(one, TITAN)), refusals(one, TITAN)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[model", "no TOML"),
+        ("a = " + "[" * 5000, "no TOML"),
+        (file_of("llama9", flavor="8B"), "did you mean 'llama3'"),
+        (file_of("llama3", flavor="9B"), "model.flavor"),
+        (file_of("llama3", flavor="8B", more='converters = ["quantize.linear.mx"]'), "which no recipe here is"),
+        (file_of("qwen3", flavor="30B-A3B", more=FLOAT8), "where there are experts"),
+        (file_of("llama3", flavor="8B", recompute='mode = "selective"\nselective_ac_option = "x"'), "op or a number"),
+        (file_of("llama3", flavor="8B", recompute='mode = "memory_budget"'), "none, full, or selective"),
+        (file_of("llama3", flavor="8B", parallelism='tensor_parallel_degree = "8"'), "whole number"),
+        (file_of("llama3", flavor="8B", parallelism="expert_parallel_degree = 2\ntensor_parallel_degree = 4\n"
+                 "expert_tensor_parallel_degree = 3"), "1, or tensor_parallel_degree = 4"),
+        (file_of("llama3", flavor="8B", parallelism='context_parallel_degree = 2\ncontext_parallel_rotate_method = "x"'),
+         "allgather or alltoall"),
+        (file_of("llama3", flavor="8B", parallelism='pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["layers.0"]]'),
+         "layers.0 to layers.31"),
+        (file_of("llama3", flavor="8B", parallelism="pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [1]"),
+         "a list of lists"),
+        (file_of("llama3", flavor="8B", parallelism="pipeline_parallel_degree = 64"), "at least one on each"),
+        (file_of("llama3", flavor="8B", training="local_batch_size = 0"), "a multiple of"),
+        ('[optimizer]\nname = "Adam"\n', "AdamW"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_in_a_line(text: str, reason: str) -> None:
+    with pytest.raises(InputError) as told:
+        read({"run.toml": text}, Machines(num_devices=64, devices_per_node=8), target="torchtitan-toml")
+    assert reason in str(told.value)
+
+
+def test_options_that_the_release_lacks_are_named() -> None:
+    assert heard(file_of("llama3", flavor="8B") + "\n[training2]\nx = 1\n").unknown == ("training2.x",)
+
+
+def test_toml_is_read_as_it_is_written() -> None:
+    options = {"a.b": True, "a.c": 'a "text"', "d.e.f": [["x"], ["y"]], "d.e.g": 1e-5}
+    assert toml_options(toml_text(options), "x") == options
