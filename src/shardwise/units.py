@@ -28,7 +28,7 @@ _PREFIXES = {
     "Pi": 2.0**50,
 }
 SECONDS_PER_DAY = 86400.0
-_DURATIONS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY, "w": 7 * SECONDS_PER_DAY}
+_DURATIONS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY, "w": 7 * SECONDS_PER_DAY}
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
 _UNITS = {
     "FLOP/s": "FLOP/s",

@@ -103,7 +103,7 @@ def test_the_report_says_what_is_not_identified(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("h100:8",), "calibrate: found neither --runs nor --bench; one of them, or both, is required"),
+        (("h100:8",), "calibrate: found neither --runs nor --run nor --bench; one of them, or several, is required"),
         (("h100:8", "--runs", "none.csv"), "--runs: cannot read none.csv: No such file or directory"),
         (("h100:8", "--bench", "none.jsonl"), "--bench: cannot read none.jsonl"),
         (("h200:8", "--runs", RUNS), "calibrate: nothing measured that can be used (3 of another chip, h100); a run on h200"),

@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.calibrate.accuracy import ErrorStatistics, statistics
 from shardwise.calibrate.bench import Bench, Machine, read_benches, weighted
 from shardwise.calibrate.fit import SIGMA, SIGMA_FEW, Array, Fit, evaluated, fit, left_out_residuals, start
-from shardwise.calibrate.own_runs import Run, own_runs
+from shardwise.calibrate.own_runs import Run, Usable, own_runs
 from shardwise.calibrate.published import TAILS
 from shardwise.calibrate.published_runs.rows import Row
 from shardwise.calibrate.response import Observation
@@ -187,13 +187,13 @@ def _percentiles(values: Array, weights: Array) -> Array:
 
 def fit_own(
     own: Own, rows: Sequence[Row], bench: str | None, stack: Stack | None = None,
-    progress: Progress = silent,
+    progress: Progress = silent, *, logged: Sequence[Usable] = (),
 ) -> OwnFit:  # fmt: skip
-    """Fit the constants to rows and to a file of micro-benchmarks, from where the published runs leave them.
+    """Fit the constants to rows, to runs by their logs and to a file of micro-benchmarks, from where published runs leave them.
 
     Raises `InputError` where nothing of either can be used.
     """
-    runs, found_stack, aside = own_runs(rows, own, stack)
+    runs, found_stack, aside = own_runs(rows, own, stack, logged)
     stack = found_stack or stack or stack_of_software("")
     progress(f"{len(runs)} runs read")
     machine = Machine(cluster=own.nominal, stack=stack, clock=usual_clock(own.nominal.chip))

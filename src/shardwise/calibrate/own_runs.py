@@ -11,15 +11,20 @@ from shardwise.calibrate.accuracy import SCORED
 from shardwise.calibrate.published_runs.case import Case, Prediction, predict_cells
 from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
 from shardwise.calibrate.published_runs.machine import chip_named
-from shardwise.calibrate.published_runs.rows import Row, weights
+from shardwise.calibrate.published_runs.rows import Row, row_from, weights
+from shardwise.calibrate.published_runs.software import Software
 from shardwise.calibrate.response import Observation, run_observation
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip, usual_clock
-from shardwise.cluster.cluster import spread
+from shardwise.cluster.cluster import Cluster, spread
 from shardwise.cluster.networks import links_of
 from shardwise.cluster.own import Own
-from shardwise.cluster.stacks import Stack
+from shardwise.cluster.stacks import Stack, rated
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
 from shardwise.network.topology import Pods, Switched, Topology, Torus
+from shardwise.planning.abilities import as_run
 from shardwise.units import parse_quantity
 
 
@@ -48,12 +53,26 @@ class Runs(NamedTuple):
     aside: Counter[str]
 
 
-def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None) -> Runs:
-    """The rows that say something about a cluster. `stack`: what all rows ran with; None: what most of them say."""
+def logged_run(
+    name: str, model: Architecture, cluster: Cluster, job: Job, layout: Layout, stack: Stack, step_time_s: float
+) -> Usable:
+    """A run by its launch and its log, of which nothing has to be guessed."""
+    software = Software(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
+    case = Case(
+        architecture=model, cluster=rated(cluster), job=job, layout=as_run(stack, layout), software=software,
+        recomputes=(layout.recompute,), approximations=(),
+    )  # fmt: skip
+    return Usable(row_from(1, {"id": name, "dup_group": name}), step_time_s, case)
+
+
+def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None, logged: Sequence[Usable] = ()) -> Runs:
+    """The rows, and the runs by their logs, that say something about a cluster. `stack`: what all ran with; None: what most of
+    them say."""
     usable: list[Usable] = []
     aside: Counter[str] = Counter()
-    for row in rows:
-        found = _usable(row, own)
+    for found in (*logged, *(_usable(row, own) for row in rows)):
+        if isinstance(found, Usable) and found.case.cluster.chip.catalogued != own.nominal.chip.catalogued:
+            found = f"of another chip, {found.case.cluster.chip.name}"
         if isinstance(found, Usable):
             usable.append(found)
         else:

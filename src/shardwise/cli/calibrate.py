@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.calibrate.own import OwnFit
+    from shardwise.calibrate.own_runs import Usable
 
 DESCRIPTION = """Fit what a chip, its network and a software stack reach to runs and micro-benchmarks on a cluster, from where the
 published runs leave it, and write a cluster file that every verb then predicts with.
 
 --runs is a CSV file with the columns of the published rows (docs/accuracy.md; validate --rows reads the same): what was
 trained, on what, how it was laid out, and its measured step_time_s. Rows of another chip or stack are left aside.
+
+--run is one run as it was launched and as it logged: the folder of a run of `shardwise train`; or what ran, a plan or the files
+of a framework's launch (see: read), and behind them its log (see: mfu). It may be given for each run.
 
 --bench is a file of JSON lines, each a micro-benchmark and the seconds that it took on the device, launches left out:
 
@@ -27,6 +32,7 @@ from the smallest axis of its torus, outwards. attention: softmax attention as t
 "backward": true the backward pass alone; "causal" and "backward" are false when left out."""
 EPILOG = """examples:
   shardwise calibrate h100:512 --runs mine.csv --out my-cluster.toml
+  shardwise calibrate h100:64 --run launch.sh train.log --run other.sh other.log --out my-cluster.toml
   shardwise calibrate my-cluster.toml --runs mine.csv --bench machine.jsonl --stack torchtitan --out my-cluster.toml
   shardwise plan llama-3-70b my-cluster.toml --batch-tokens 4Mi --seq-len 8192"""
 
@@ -42,6 +48,10 @@ def configure(verbs: Any) -> None:
         help="CHIP:COUNT or CHIP:SHAPE, such as h100:512, or a .toml file; a calibration that it has is replaced",
     )
     parser.add_argument("--runs", metavar="FILE", help="a CSV file with the columns of the published rows")
+    parser.add_argument(
+        "--run", dest="own", metavar="FILE", nargs="+", action="append", default=[],
+        help="a run: the folder of one of `train`, or a plan or a launch and behind it the log; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--bench", metavar="FILE", help="a file of JSON lines, a micro-benchmark each")
     parser.add_argument(
         "--stack", metavar="NAME", help="the software of all runs, such as torchtitan (default: what most rows name)"
@@ -74,22 +84,51 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.cluster.stacks import stack_named
     from shardwise.errors import InputError, collect
 
-    if arguments.runs is None and arguments.bench is None:
-        raise InputError("calibrate: found neither --runs nor --bench; one of them, or both, is required")
-    own, stack, rows, out = collect(
+    if arguments.runs is None and arguments.bench is None and not arguments.own:
+        raise InputError("calibrate: found neither --runs nor --run nor --bench; one of them, or several, is required")
+    own, stack, rows, out, logged = collect(
         lambda: load_own(arguments.cluster),
         lambda: stack_named(arguments.stack) if arguments.stack else None,
         lambda: read_rows(arguments.runs, "--runs") if arguments.runs is not None else (),
         lambda: _out(arguments.out),
+        lambda: _logged(arguments.own, arguments.cluster),
     )
-    found = fit_own(own, rows, arguments.bench, stack, arguments.progress)
-    source = _source(found, arguments.runs, arguments.bench)
+    found = fit_own(own, rows, arguments.bench, stack, arguments.progress, logged=logged)
+    source = _source(found, arguments)
     name = arguments.name or (out.stem if out else own.nominal.name)
     if out:
         _write(out, found, name, f"{source}, {date.today()}")
     if arguments.json:
         return json.dumps(calibrate_payload(found, name, source), indent=2)
     return calibrate_text(found, source, arguments.out)
+
+
+def _logged(given: Sequence[Sequence[str]], cluster: str) -> list[Usable]:
+    """Runs by their launches and logs. Raises `InputError` with what is wrong with any of them."""
+    from functools import partial
+
+    from shardwise.errors import collect
+
+    return collect(*(partial(_run_of, files, cluster) for files in given))
+
+
+def _run_of(files: Sequence[str], cluster: str) -> Usable:
+    """A run: what ran, and behind it its log; or the folder of a run, which holds both."""
+    from shardwise.calibrate.own_runs import logged_run
+    from shardwise.cli.ran import ran_files
+    from shardwise.cluster.stacks import stack_of_software
+    from shardwise.errors import InputError
+    from shardwise.planning.measured import of_log
+
+    *what, log = files
+    if not what and not Path(log).is_dir():
+        raise InputError(f"--run: found {log} alone; what ran, a plan or a launch, and behind it the log is required")
+    ran, measured = of_log([Path(log)], ran_files(what or [str(Path(log) / "plan.json")], cluster))
+    if ran.layout is None or measured.step_time_s is None:
+        raise InputError(f"--run: {log} has no time of a step, and nothing says its batch")
+    return logged_run(
+        log, ran.model, ran.cluster, ran.job, ran.layout, stack_of_software(ran.software), measured.step_time_s
+    )  # fmt: skip
 
 
 def _out(text: str | None) -> Path | None:
@@ -101,11 +140,13 @@ def _out(text: str | None) -> Path | None:
     return Path(text.strip()) if text is not None else None
 
 
-def _source(found: OwnFit, runs: str | None, bench: str | None) -> str:
+def _source(found: OwnFit, arguments: argparse.Namespace) -> str:
     from shardwise.units import counted
 
-    parts = [f"{counted(len(found.runs), 'run')} of {Path(runs).name}"] if runs is not None else []
-    parts += [f"{counted(len(found.benches), 'micro-benchmark')} of {Path(bench).name}"] if bench is not None else []
+    files = [Path(name).name for name in (arguments.runs, *(run[-1] for run in arguments.own)) if name is not None]
+    parts = [f"{counted(len(found.runs), 'run')} of {', '.join(files)}"] if files else []
+    if arguments.bench is not None:
+        parts.append(f"{counted(len(found.benches), 'micro-benchmark')} of {Path(arguments.bench).name}")
     return f"fitted to {' and '.join(parts)}"
 
 

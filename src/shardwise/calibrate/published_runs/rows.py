@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from shardwise.calibrate.published_runs.facts import INPUTS
 from shardwise.errors import InputError
@@ -121,12 +122,12 @@ def _rows(text: str, where: str) -> tuple[Row, ...]:
                 f"{where} has {len(known)} of the columns that say what was trained; "
                 f"a header such as id,{','.join(INPUTS[1:8])},... is required"
             )
-        return tuple(_row(number, cells) for number, cells in enumerate(reader, start=1))
+        return tuple(row_from(number, cells) for number, cells in enumerate(reader, start=1))
     except csv.Error as error:
         raise InputError(f"{where} is no CSV: {error}") from None
 
 
-def _row(number: int, cells: Mapping[str | None, object]) -> Row:
+def row_from(number: int, cells: Mapping[Any, object]) -> Row:
     """A row; cells that are missing are blank, cells beyond the header are left aside."""
     text = {column: value.strip() for column, value in cells.items() if column is not None and isinstance(value, str)}
     name = text.get("id") or f"row {number}"

@@ -105,7 +105,7 @@ def job_of(facts: Facts, degrees: Degrees) -> Job:
     if seqs is None:
         seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
     return Job(
-        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=_recipe(facts), loss=_loss(facts),
+        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=recipe_of(facts), loss=loss_of(facts),
         document_tokens=_document_tokens(facts, seq_len),
     )  # fmt: skip
 
@@ -115,12 +115,14 @@ def _document_tokens(facts: Facts, seq_len: int) -> int | None:
     return min(FINE_TUNING_TOKENS, seq_len) if facts.text("task").lower() in ("sft", "lora") else None
 
 
-def _loss(facts: Facts) -> str:
+def loss_of(facts: Facts) -> str:
+    """The kind of cross-entropy of a row."""
     text = f"{facts.text('software')} {facts.text('notes')} tp={facts.text('tp') or 1}".lower()
     return next(kind for stack, kind in KERNELS if re.search(stack, text))
 
 
-def _recipe(facts: Facts) -> str:
+def recipe_of(facts: Facts) -> str:
+    """The precision recipe of a row."""
     dtype = facts.text("dtype").lower()
     ran = " ".join(facts.text(column) for column in ("software", "model", "offload")).lower()
     known = (names for format_, what, names in RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran))

@@ -1,0 +1,166 @@
+"""`shardwise mfu`: what a measured run is, and where the rest of its time goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.arguments import add_set_argument, layout_help
+
+if TYPE_CHECKING:
+    from shardwise.calibrate.row import OwnRow
+    from shardwise.planning.measured import Measured, MeasuredRun, Ran
+
+DESCRIPTION = """What a measured training run is: model FLOPs utilisation, tokens/s, and with a layout where the rest of the step
+goes by the prediction for its software, and what of it nothing predicts. What was measured is read from logs of torchtitan,
+Megatron-LM, nanotron, MaxText and `shardwise train`, or given. What ran is said by flags, by a plan, by the launch of a framework
+(--launch), or by the folder of a run of `shardwise train`. Without a layout the plan's choice stands beside the measurement."""
+EPILOG = """examples:
+  shardwise mfu train.log --model llama-3-8b --cluster h100:64 --batch-tokens 1Mi --seq-len 8192 --layout "fsdp=64"
+  shardwise mfu train.log --launch pretrain_gpt.sh --cluster h100:64 --row runs.csv
+  shardwise mfu --tokens-per-s 410k --model llama-3-8b --cluster h100:64 --seq-len 8192
+  shardwise mfu --step-time 8.1s --plan plan.json
+  shardwise mfu runs/a"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "mfu", help="what a measured run is, and where the rest of its time goes", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "logs", metavar="LOG", nargs="*", help="logs of one run, in order, or the folder of a run of `shardwise train`"
+    )
+    parser.add_argument("--tokens-per-s", metavar="X", help="in place of a log: of all devices, or 6400/device")
+    parser.add_argument("--step-time", metavar="TIME", help="in place of a log: such as 8.1s or 640ms")
+    add_ran_arguments(parser)
+    parser.add_argument("--row", metavar="FILE", help="append the run to a CSV file that `calibrate --runs` takes")
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    parser.set_defaults(run=run)
+
+
+def add_ran_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what ran."""
+    parser.add_argument("--plan", metavar="FILE", help="what ran, as a plan: a file that `plan --out` wrote")
+    parser.add_argument(
+        "--launch", metavar="FILE", nargs="+", help="what ran, as the launch of a framework (see: read)"
+    )
+    parser.add_argument("--model", metavar="MODEL", help="a model of the catalogue, or a Hugging Face config.json")
+    parser.add_argument("--cluster", metavar="CLUSTER", help="what it ran on, such as h100:64")
+    parser.add_argument("--batch-tokens", metavar="N", help="tokens of a global batch; default: what the log says")
+    parser.add_argument("--seq-len", metavar="N", help="tokens of one sequence, such as 8192 or 8Ki")
+    parser.add_argument("--layout", metavar="TEXT", help=layout_help())
+    parser.add_argument("--precision", metavar="NAME", help="precision recipe (default: bf16; see: show precisions)")
+    parser.add_argument(
+        "--stack", metavar="NAME", help="its software (default: the launch's, or what is typical of the chip)"
+    )
+    add_set_argument(parser, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The report, as text or as JSON; a row is appended first."""
+    from shardwise.cli.mfu_report import mfu_text
+    from shardwise.planning.measured import mfu_payload
+
+    found = find(arguments)
+    otherwise = None if arguments.row is None else append_row(arguments.row, found)
+    if arguments.json:
+        return json.dumps(mfu_payload(found, otherwise), indent=2)
+    return mfu_text(found, arguments.row, otherwise or ())
+
+
+def find(arguments: argparse.Namespace) -> MeasuredRun:
+    """What ran and what was measured of it, against the prediction. Raises `InputError` with what is missing."""
+    from shardwise.cli.ran import ran_of
+    from shardwise.planning.account import account, utilisation
+    from shardwise.planning.measured import MeasuredRun
+    from shardwise.planning.plan import plan_layout
+    from shardwise.search.plan import plan
+
+    require_one_measurement(arguments)
+    ran, measured = measure(arguments, ran_of(arguments))
+    used = utilisation(ran.model, ran.cluster, ran.job, measured.tokens_per_s_per_device, ran.layout)
+    if measured.step_time_s is None:
+        return MeasuredRun(ran, measured, used, None, None)
+    if ran.layout is None:
+        best = plan(ran.model, ran.cluster, ran.job, progress=arguments.progress)
+        return MeasuredRun(ran, measured, used, best, None)
+    priced = plan_layout(ran.model, ran.cluster, ran.job, ran.layout)
+    return MeasuredRun(ran, measured, used, priced, account(priced, measured.step_time_s, used))
+
+
+def require_one_measurement(arguments: argparse.Namespace) -> None:
+    """Raise `InputError` unless there is one of logs, a rate, a time."""
+    from shardwise.errors import InputError
+
+    given = {"LOG": arguments.logs, "--tokens-per-s": arguments.tokens_per_s, "--step-time": arguments.step_time}
+    names = [name for name, value in given.items() if value]
+    if len(names) != 1:
+        raise InputError(f"mfu: found {' and '.join(names) or 'no measurement'}; one of {', '.join(given)} is required")
+
+
+def measure(arguments: argparse.Namespace, ran: Ran) -> tuple[Ran, Measured]:
+    """What was measured of a run; its batch is then known where the log says it."""
+    from shardwise.errors import InputError
+    from shardwise.planning.measured import Measured, of_log
+    from shardwise.units import parse_duration
+
+    devices = ran.cluster.num_devices
+    if arguments.logs:
+        return of_log([Path(path) for path in arguments.logs], ran)
+    batch = ran.batch_tokens
+    if arguments.step_time is not None:
+        seconds = parse_duration(arguments.step_time, what="--step-time")
+        if batch is None:
+            raise InputError("--batch-tokens: missing; the tokens of a step that took --step-time are required")
+        return ran, Measured(batch / seconds / devices, seconds)
+    rate = _rate(arguments.tokens_per_s, devices)
+    return ran, Measured(rate, batch / rate / devices if batch else None)
+
+
+def _rate(text: str, devices: int) -> float:
+    """Tokens/s of one device: given as such, or of all."""
+    from shardwise.errors import InputError
+    from shardwise.units import parse_quantity
+
+    number, slash, unit = text.partition("/")
+    value = parse_quantity(number, what="--tokens-per-s", unit="")
+    if value <= 0 or (slash and unit.strip() not in ("device", "gpu", "chip")):
+        raise InputError(f"--tokens-per-s: found {text!r}; a number above 0 is required, such as 410k, or 6400/device")
+    return value if slash else value / devices
+
+
+def append_row(path: str, found: MeasuredRun) -> tuple[str, ...]:
+    """Append a run to a CSV file; what of it the row says otherwise. Raises `InputError` for a run that has no row."""
+    from shardwise.calibrate.row import append
+
+    row = row_of_run(found.ran, found.measured, ", ".join(map(str, found.measured.paths)))
+    append(Path(path), row)
+    return row.otherwise
+
+
+def row_of_run(ran: Ran, measured: Measured, name: str) -> OwnRow:
+    """A measured run as a row. Raises `InputError` where there is no layout or no time of a step."""
+    from dataclasses import replace
+
+    from shardwise.calibrate.row import row_of
+    from shardwise.cost.rates import loss_of
+    from shardwise.errors import InputError
+
+    if ran.layout is None or measured.step_time_s is None:
+        raise InputError("row: a run without a layout or the time of a step; --layout, --plan or --launch is required")
+    job = replace(ran.job, loss=loss_of(ran.cluster, ran.job))
+    return row_of(
+        ran.model, ran.cluster, job, ran.layout, ran.software, measured.step_time_s, name=name, **_peak(measured)
+    )  # fmt: skip
+
+
+def _peak(measured: Measured) -> dict[str, Any]:
+    """The memory that a log says, and how it was measured."""
+    log = measured.log
+    return {} if log is None or log.memory_bytes is None else {
+        "memory_bytes": log.memory_bytes, "memory_kind": log.format.memory_kind
+    }  # fmt: skip

@@ -1,0 +1,222 @@
+"""`shardwise mfu` as a user meets it, and the whole way from a launch and its log to a calibrated cluster."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from measurement.logs_of import maxtext, megatron, torchtitan
+
+from shardwise.cli import main
+from shardwise.cluster.load import load_cluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calibrate" / "run"
+LAUNCH, LOG = str(EXAMPLE / "launch.sh"), str(EXAMPLE / "train.log")
+RAN = ("--model", "llama-3-8b", "--cluster", "h100:64", "--seq-len", "8192")
+BATCH = ("--batch-tokens", "1Mi")
+LAYOUT = ("--layout", "fsdp=64", "--stack", "torchtitan")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    code, out, err = run(capsys, "mfu", *arguments, "--json")
+    assert (code, err) == (0, "")
+    found: dict[str, object] = json.loads(out)
+    assert found["schema"] == "shardwise.mfu/1"
+    return found
+
+
+def titan_log(folder: Path, tps: float = 6500.0) -> str:
+    path = folder / "titan.log"
+    path.write_text("\n".join(torchtitan(max(step, 1), tps, 10 - step / 100) for step in range(0, 310, 10)) + "\n")
+    return str(path)
+
+
+def test_a_rate_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "mfu", "--tokens-per-s", "416k", *RAN)
+    assert (code, err) == (0, "")
+    assert "6,500 tokens/s per device, 416,000 in all" in out
+    assert "MFU 33.8% (causal attention)   38.1% (full attention)\n" in out
+    assert "the dense bf16 peak of h100" in out
+    assert "with --batch-tokens the time of a step stands beside the prediction" in out
+    assert payload(capsys, "--tokens-per-s", "6500/device", *RAN) == payload(capsys, "--tokens-per-s", "416k", *RAN)
+
+
+def test_a_step_time_beside_the_plan_s_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "mfu", "--step-time", "2.5s", *RAN, *BATCH)
+    assert "the layout of the run is not known (--layout); the plan's choice for the same job" in out
+    found = payload(capsys, "--step-time", "2500ms", *RAN, *BATCH)
+    _, planned, _ = run(capsys, "plan", "llama-3-8b", "h100:64", "--seq-len", "8192", *BATCH, "--json")
+    assert found["plan"]["step_time_s"] == json.loads(planned)["estimate"]["step_time_s"]  # type: ignore[index]
+    assert (found["account"], found["step_time_s"]) == (None, 2.5)
+
+
+def test_a_log_against_the_prediction_of_its_layout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = (titan_log(tmp_path), *RAN, *BATCH, *LAYOUT)
+    code, out, err = run(capsys, "mfu", *given)
+    assert (code, err) == (0, "")
+    for words in (
+        "a log of torchtitan: 31 lines of steps 1 to 300", "27 lines counted", "4 of warm-up", "loss 10.0000 at first, 7.0000 at",
+        "by its own count: MFU 38.0%, 1.376 PFLOP/s per device", "for torchtitan: measured is",
+        "inside the interval", "memory 50.8 GB (reserved)", "where the measured step goes, by the prediction",
+        "products below the peak", "exposed traffic over fsdp", "not explained by the prediction",
+    ):  # fmt: skip
+        assert words in out
+    found = payload(capsys, *given)
+    parts = found["account"]["parts"]  # type: ignore[index]
+    assert sum(part["seconds"] for part in parts) == pytest.approx(found["step_time_s"])
+    assert found["step_time_s"] == pytest.approx((1 << 20) / 6500 / 64)
+    _, estimated, _ = run(capsys, "estimate", "llama-3-8b", "h100:64", "--seq-len", "8192", *BATCH, *LAYOUT, "--json")
+    assert found["account"]["predicted_s"] == json.loads(estimated)["estimate"]["step_time_s"]  # type: ignore[index]
+    assert found["log"]["rule"] in " ".join(out.split("\n"))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("tps", "verdict"), [(900.0, "slower than the interval"), (14000.0, "faster than the interval")]
+)
+def test_a_measurement_outside_the_interval(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tps: float, verdict: str
+) -> None:
+    _, out, _ = run(capsys, "mfu", titan_log(tmp_path, tps), *RAN, *BATCH, *LAYOUT)
+    assert verdict in out
+
+
+def test_the_log_says_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert payload(capsys, LOG, *RAN)["batch_tokens"] == 1 << 20
+
+
+def test_from_a_launch_and_its_log_to_a_calibrated_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows, mine = str(tmp_path / "rows.csv"), str(tmp_path / "mine.toml")
+    code, out, err = run(capsys, "mfu", LOG, "--launch", LAUNCH, "--cluster", "h100:64", "--row", rows)
+    assert (code, err) == (0, "")
+    assert "predicted" in out
+    assert "for megatron: measured is" in out
+    assert out.endswith(f"added a row to {rows}\n")
+    with open(rows, newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["software"], row["chip"], row["zero_stage"], row["global_batch"]) == ("megatron", "h100", "2", "128")
+    of_rows = run(capsys, "calibrate", "h100:64", "--runs", rows, "--json")
+    code, text, err = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, LOG, "--json", "--out", mine)
+    assert (code, err) == (0, "")
+    found, same = json.loads(text), json.loads(of_rows[1])
+    assert found["constants"] == same["constants"]
+    assert [one["id"] for one in found["residuals"]] == [LOG]
+    assert found["source"] == "fitted to 1 run of train.log"
+    calibration = load_cluster(mine).calibration
+    assert calibration is not None
+    assert calibration.stack == "megatron"
+    before, after = (
+        payload(capsys, LOG, "--launch", LAUNCH, "--cluster", cluster)["account"]["predicted_s"]  # type: ignore[index]
+        for cluster in ("h100:64", mine)
+    )
+    measured = float(row["step_time_s"])
+    assert abs(after - measured) < abs(before - measured)
+    assert after < measured
+
+
+def test_several_runs_by_their_launches_and_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    run(
+        capsys,
+        "plan",
+        "llama-3-8b",
+        "h100:64",
+        "--seq-len",
+        "8192",
+        "--batch-tokens",
+        "2Mi",
+        "--stack",
+        "megatron",
+        "--out",
+        plan,
+    )
+    log = tmp_path / "other.log"
+    log.write_text("\n".join(megatron(n, 3500.0, batch=256) for n in range(30)) + "\n")
+    code, out, _ = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, LOG, "--run", plan, str(log), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {one["id"]: one["weight"] for one in found["residuals"]} == {LOG: 1.0, str(log): 1.0}
+    _, other, _ = run(capsys, "calibrate", "h200:64", "--run", plan, str(log), "--run", LAUNCH, LOG, "--json")
+    assert json.loads(other)["left_aside"] == {"of another chip, h100": 1}
+    assert found["source"] == "fitted to 2 runs of train.log, other.log"
+
+
+def test_the_folder_of_a_run_says_what_ran(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    layout = ("--layout", "fsdp=64", "--stack", "shardwise")
+    _, plan, _ = run(capsys, "estimate", "llama-3-8b", "h100:64", "--seq-len", "8192", *BATCH, *layout, "--json")
+    (folder / "plan.json").write_text(plan)
+    line = {
+        "loss_metrics/global_avg_loss": 7.0,
+        "time_metrics/end_to_end(s)": 3.0,
+        "num_tokens": 1 << 20,
+        "throughput(tps)": 5461.3,
+    }
+    (folder / "log.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step in range(1, 9)))
+    _, out, _ = run(capsys, "mfu", str(folder))
+    assert "step 3 s measured" in out
+    assert "for shardwise: measured is" in out
+    assert "shardwise reconcile compares them" in out
+    assert payload(capsys, str(folder)) == payload(
+        capsys, str(folder / "log.jsonl"), "--plan", str(folder / "plan.json")
+    )
+    code, _, _ = run(capsys, "calibrate", "h100:64", "--run", str(folder))
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (RAN, "mfu: found no measurement; one of LOG, --tokens-per-s, --step-time is required"),
+        (("--tokens-per-s", "1k", "--step-time", "1s", *RAN), "mfu: found --tokens-per-s and --step-time; one of"),
+        (("--tokens-per-s", "1k"), "mfu: --model, --cluster, --seq-len missing; these, or --plan, --launch"),
+        (("--tokens-per-s", "0", *RAN), "--tokens-per-s: found '0'; a number above 0 is required"),
+        (("--tokens-per-s", "9k/node", *RAN), "--tokens-per-s: found '9k/node'"),
+        (("--step-time", "8.1", *RAN, *BATCH), "--step-time: found '8.1'; a time above 0 with"),
+        (("--step-time", "8.1s", *RAN), "--batch-tokens: missing; the tokens of a step that took --step-time"),
+        (("none.log", *RAN), "log: cannot read none.log: No such file"),
+        ((LAUNCH, *RAN), "log: found no step in"),
+        ((LOG, *RAN, "--batch-tokens", "4Mi"), "--batch-tokens: found 4,194,304, and the log says 1,048,576"),
+        ((LOG, "--launch", LAUNCH), "--cluster: missing; what the launch ran on is required"),
+        ((LOG, "--launch", LAUNCH, "--cluster", "h100:64", "--layout", "fsdp=64"), "--layout: found beside the launch"),
+        ((LOG, "--launch", LOG, "--cluster", "h100:64"), "read: "),
+        ((LOG, *RAN, "--row", "/none/rows.csv"), "row: a run without a layout or the time of a step"),
+        ((LOG, *RAN, *LAYOUT, "--row", "/none/rows.csv"), "--row: cannot write /none/rows.csv: No such file"),
+        ((LOG, *RAN, "--layout", "fsdp=63"), "layout: "),
+        (("--tokens-per-s", "1k", "--model", "llama-3-8b", "--cluster", "local:2", "--seq-len", "8192"), "mfu: local:N is"),
+        ((LOG, *RAN, "--set", "model.num_layers=0"), "model"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run(capsys, "mfu", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ((LOG,), "--run: found "), (("none", LOG), "read: cannot read none"), ((LAUNCH, LAUNCH), "log: found no step in"),
+        ((LAUNCH, "none.log"), "log: cannot read none.log"),
+    ],
+)  # fmt: skip
+def test_runs_that_cannot_be_read(capsys: pytest.CaptureFixture[str], files: tuple[str, ...], message: str) -> None:
+    code, out, err = run(capsys, "calibrate", "h100:64", "--run", *files)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+
+
+def test_a_log_without_a_batch_has_no_account(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = payload(capsys, titan_log(tmp_path), *RAN, *LAYOUT)
+    assert (found["step_time_s"], found["account"]) == (None, None)
+    path = tmp_path / "max.log"
+    path.write_text("\n".join(maxtext(n, 2.5, 6553.6) for n in range(20)) + "\n")
+    assert payload(capsys, str(path), *RAN)["utilisation"]["mfu"] == pytest.approx(51.47e9 * 6553.6 / 989e12, rel=1e-3)  # type: ignore[index]

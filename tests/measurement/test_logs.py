@@ -1,0 +1,234 @@
+"""Training logs of each framework, by its own format strings; whose a log is; broken and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from measurement.logs_of import (
+    maxtext,
+    megatron,
+    megatron_memory,
+    nanotron,
+    torchtitan,
+    torchtitan_validation,
+)
+
+from shardwise.errors import InputError
+from shardwise.measurement.log import INSPECTED, SECONDS, step_line
+from shardwise.measurement.logs.formats import FORMATS
+from shardwise.measurement.logs.lines import BLOCK, LONGEST, lines_of
+from shardwise.measurement.logs.logged import LoggedStep
+from shardwise.measurement.logs.read import MOST_STEPS, TrainingLog, read_training_log
+from shardwise.measurement.record import StepRecord
+from shardwise.measurement.throughput import Throughput
+
+GIB, MIB = 2**30, 2**20
+
+
+def written(folder: Path, lines: Iterable[str], name: str = "train.log", end: str = "\n") -> Path:
+    path = folder / name
+    path.write_text(end.join(lines) + end, encoding="utf-8", newline="")
+    return path
+
+
+def read(folder: Path, *lines: str) -> TrainingLog:
+    return read_training_log([written(folder, lines)])
+
+
+def test_torchtitan(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, "a banner", torchtitan(1, 2345.6, 12.25), torchtitan_validation(5), torchtitan(10, 6500.2, mfu=None)
+    )
+    assert found.format.name == "torchtitan"
+    assert found.steps[0] == LoggedStep(
+        step=1, tokens_per_s=2346, loss=12.25, tflops=1376.2, mfu=0.3804, memory_bytes=47.31 * GIB
+    )  # fmt: skip
+    assert (found.steps[1].tokens_per_s, found.steps[1].mfu, len(found.steps), found.torn) == (6500, None, 2, 0)
+
+
+def test_ranks_in_front_of_the_last_stage_print_no_loss(tmp_path: Path) -> None:
+    (step,) = read(tmp_path, torchtitan(10, 6500, -1.0, memory=60.0), torchtitan(10, 6500, 3.5, memory=50.0)).steps
+    assert (step.loss, step.memory_bytes) == (3.5, 60.0 * GIB)
+
+
+def test_megatron(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        megatron(10, 1780.25, 9.5),
+        megatron_memory(0, 63020.0),
+        megatron_memory(3, 63500.5),
+        megatron(20, 1700),
+    )
+    assert found.format.name == "megatron"
+    assert found.steps[0] == LoggedStep(step=10, step_time_s=1.7802, tflops=498.2, loss=9.5, batch_seqs=128)
+    assert found.memory_bytes == 63500.5 * MIB
+    assert read(tmp_path, megatron(10, 1780.0, throughput=False)).steps[0].tflops is None
+
+
+@pytest.mark.parametrize("name", ["elapsed_time_per_iteration_ms", "time_per_iteration_ms"])
+def test_nanotron(tmp_path: Path, name: str) -> None:
+    found = read(
+        tmp_path,
+        nanotron(3, 1232.4, 850_812.3, time=name),
+        " Memory usage: 5.00MiB. Peak allocated 6.00MiB. Peak reserved: 61234.50MiB",
+    )
+    assert found.format.name == "nanotron"
+    assert found.steps[0] == LoggedStep(
+        step=3, step_time_s=pytest.approx(1.23), tokens_per_s=pytest.approx(106e3), loss=pytest.approx(7.12),
+        tflops=pytest.approx(346), memory_bytes=pytest.approx(60.2e9),
+    )  # fmt: skip
+    assert found.memory_bytes == 61234.5 * MIB
+
+
+def test_maxtext(tmp_path: Path) -> None:
+    memory = f"Total estimated memory size: {29.4:.1f} GB, estimated output size: {11.0:.1f} GB, "
+    found = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
+    assert found.format.name == "maxtext"
+    assert (found.steps[0].step_time_s, found.steps[0].loss) == (None, 8.0)  # of a smaller batch
+    assert found.steps[1] == LoggedStep(step=3, step_time_s=5.123, tokens_per_s=3198.125, tflops=412.346, loss=7.25)
+    assert found.memory_bytes == pytest.approx(29.4 * GIB)
+
+
+def test_the_metrics_file_of_maxtext(tmp_path: Path) -> None:
+    """MaxText e591f30c, metric_logger.py, write_metrics_locally."""
+    line = {
+        "learning/loss": 7.5, "perf/step_time_seconds": 2.5, "perf/per_device_tflops_per_sec": 400.5,
+        "perf/per_device_tokens_per_sec": 3276.8, "step": 7.0, "run_name": "a",
+    }  # fmt: skip
+    (step,) = read(tmp_path, json.dumps(line)).steps
+    assert step == LoggedStep(step=7, step_time_s=2.5, tokens_per_s=3276.8, tflops=400.5, loss=7.5)
+
+
+def own_line(step: int, seconds: float, **more: object) -> str:
+    record = StepRecord(
+        step=step, loss=7.0, grad_norm=1.0, learning_rate=1e-3, num_tokens=4096, num_targets=4096, step_time_s=seconds
+    )
+    rates = Throughput(
+        num_devices=2, chip="a", flops_per_token=1e6, hardware_ratio=1.1, peak_format="fp32", peak_flops_per_s=1e10
+    )
+    return json.dumps(step_line(record, rates, more))
+
+
+def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lines = ['{"schema": "shardwise.log/1"}', own_line(1, 0.5), own_line(2, 9.0, **{INSPECTED: True})]
+    written(tmp_path / "run", [*lines, '{"step": 2, "validation_metrics/loss": 6.5}'], "log.jsonl")
+    found = read_training_log([tmp_path / "run"])  # the folder of a run
+    assert found.format.name == "shardwise"
+    assert found.steps[0] == LoggedStep(
+        step=1, step_time_s=0.5, tokens_per_s=4096.0, loss=7.0, tflops=pytest.approx(0.004096), mfu=pytest.approx(0.4096),
+        batch_tokens=4096,
+    )  # fmt: skip
+    assert (found.steps[1].step_time_s, found.steps[1].loss, found.torn) == (None, 7.0, 0)  # one that was watched
+
+
+CUT = {
+    "torchtitan": torchtitan(20, 6543), "megatron": megatron(20, 1780.5), "nanotron": nanotron(20, 1230, 850e3),
+    "maxtext": maxtext(20, 5.123, 3198.125), "shardwise": own_line(20, 0.512345),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_line_that_was_cut_off_is_never_another_number(tmp_path: Path, name: str) -> None:
+    whole = CUT[name]
+    (full,) = read(tmp_path, whole).steps
+    for length in range(len(whole)):
+        path = written(tmp_path, [whole.replace("20", "10", 1) if name == "shardwise" else whole, whole[:length]])
+        for step in read_training_log([path]).steps:
+            if step.step == 20:
+                assert step.step_time_s in (None, full.step_time_s)
+                assert step.tokens_per_s in (None, full.tokens_per_s)
+
+
+def test_torn_lines_are_counted(tmp_path: Path) -> None:
+    whole = megatron(20, 1780.0)
+    found = read(tmp_path, megatron(10, 1780.0), whole[: whole.index("1780") + 2], megatron(30, 1780.0))
+    assert ([step.step for step in found.steps], found.torn) == ([10, 30], 1)
+
+
+def test_lines_of_ranks_that_ran_into_each_other(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, torchtitan(10, 6500) + torchtitan(20, 9999), torchtitan(30, 6400)[:150] + torchtitan(30, 6400)[100:]
+    )
+    assert [(step.step, step.tokens_per_s) for step in found.steps] == [(10, 6500.0), (30, 6400.0)]
+
+
+def test_steps_of_several_ranks_and_of_a_restart_count_once(tmp_path: Path) -> None:
+    found = read(tmp_path, *(torchtitan(step, 6000 + step) for step in (10, 10, 20, 30, 20, 30, 40)))
+    assert [step.step for step in found.steps] == [10, 20, 30, 40]
+    again = read_training_log(
+        [written(tmp_path, [torchtitan(10, 6000)], "a"), written(tmp_path, [torchtitan(20, 6001)], "b")]
+    )
+    assert [step.step for step in again.steps] == [10, 20]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_any_end_of_a_line(tmp_path: Path, end: str) -> None:
+    bar = "\rloading:  50%|#####     |" * 3
+    path = written(tmp_path, [bar, torchtitan(10, 6500), torchtitan(20, 6500)], end=end)
+    assert len(read_training_log([path]).steps) == 2
+
+
+@pytest.mark.parametrize("escape", ["^[[31m", "#033[31m", "\\x1b[31m", "\\u001b[0;31m"])
+def test_colours_as_pagers_and_daemons_write_them(tmp_path: Path, escape: str) -> None:
+    (step,) = read(tmp_path, torchtitan(10, 6500).replace("\033[34m", escape)).steps
+    assert step.tokens_per_s == 6500
+
+
+HOSTILE = {
+    "nothing": b"", "binary": bytes(range(256)) * 999, "no lines": b"x" * (3 * BLOCK),
+    "words": b"tps: tps: step: loss:\n" * 2000, "zero": megatron(1, 0.0).encode(),
+    "long digits": b"step: " + b"9" * 60000 + b" loss: 1 tps: " + b"9" * 4000,
+    "nested": b'{"time_metrics/end_to_end(s)": ' + b"[" * 60000,
+    "nan": torchtitan(1, 1).replace("tps: 1 ", "tps: nan ").encode(),
+    "fields": b"memory: 1" * 7000 + b"tps: ", "letters": b"tokens_per_sec_per_gpu:" + b"a" * 60000,
+    "dots": b"iteration: 1 / 2 | tokens_per_sec_per_gpu: 1.2.3 | time_per_iteration_ms: ..e9 |",
+    "not a number": b'{"step": null, "time_metrics/end_to_end(s)": "x"}',
+    "huge": b'{"step": 1e999, "time_metrics/end_to_end(s)": 1e999}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_without_a_step_is_refused_in_one_line_and_soon(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(HOSTILE[name])
+    start = time.process_time()
+    with pytest.raises(InputError, match=r"log: found no step in .*a log of torchtitan, Megatron-LM, nanotron"):
+        read_training_log([path])
+    assert time.process_time() - start < 5
+
+
+def test_other_input_that_is_refused(tmp_path: Path) -> None:
+    one, other = written(tmp_path, [torchtitan(1, 2)], "a"), written(tmp_path, [megatron(1, 2)], "b")
+    for paths, words in (
+        ([], "none given"), ([tmp_path / "missing.log"], "cannot read .*missing.log"), ([tmp_path], "a folder without log.jsonl"),
+        ([one, other], "found no step in .*b; a step of torchtitan"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            read_training_log(paths)
+
+
+def test_a_large_log_is_read_line_by_line(tmp_path: Path) -> None:
+    noise, path = b"y" * 999 + b"\n", tmp_path / "train.log"
+    path.write_bytes(noise * 20_000 + torchtitan(10, 6500).encode() + b"\n" + b"z" * (4 * BLOCK) + b"\n")
+    assert max(map(len, lines_of(path))) <= BLOCK + LONGEST
+    assert len(read_training_log([path]).steps) == 1
+
+
+def test_the_last_steps_of_too_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_STEPS >= 100_000
+    monkeypatch.setattr("shardwise.measurement.logs.read.MOST_STEPS", 10)
+    found = read(tmp_path, *(torchtitan(step, 6500, 9 - step / 100) for step in range(1, 31)))
+    assert [step.step for step in found.steps] == list(range(21, 31))
+    assert (found.first.step, found.first.loss) == (1, 8.99)
+
+
+def test_the_markers_of_formats_are_apart() -> None:
+    """A line of one framework is never taken for another's."""
+    for name, line in CUT.items():
+        assert [one.name for one in FORMATS.values() if one.has_step(line.encode())] == [name]
+    assert SECONDS.encode() in FORMATS["shardwise"].markers[0]

@@ -1,0 +1,103 @@
+"""What a measured step is, and where it goes by the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError, MissingValueError
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.planning.account import IDEAL, REST, Account, account, utilisation
+from shardwise.planning.plan import Plan, plan_layout
+
+LLAMA, JOB = load_model("llama-3-8b"), Job(global_batch_tokens=1 << 20, seq_len=8192)
+H100 = load_cluster("h100:64", stack="torchtitan")
+
+
+def planned(text: str = "fsdp=64", cluster: Cluster = H100, job: Job = JOB) -> Plan:
+    return plan_layout(LLAMA, cluster, job, Layout.parse(text))
+
+
+def accounted(plan: Plan, measured_s: float) -> Account:
+    rate = plan.job.global_batch_tokens / measured_s / plan.cluster.num_devices
+    return account(plan, measured_s, utilisation(plan.model, plan.cluster, plan.job, rate, plan.layout))
+
+
+def test_mfu_by_hand() -> None:
+    """Llama 3 8B: 6 FLOPs for each of the weights but the embedding's, 6·T·d a layer for causal attention, twice that for all."""
+    used = utilisation(LLAMA, H100, JOB, 6500.0)
+    weights, attention = 8_030_261_248 - 128_256 * 4096 - 65 * 4096, 32 * 6 * 8192 * 4096
+    assert used.flops_per_token == pytest.approx(6 * weights + attention, rel=2e-4)
+    assert used.flops_per_token_full == pytest.approx(6 * weights + 2 * attention, rel=2e-4)
+    # torchtitan 0.3.0, models/utils.py, get_dense_model_nparams_and_flops: with the norms' weights, head_dims of keys and values
+    assert used.flops_per_token_full == pytest.approx(6 * (weights + 65 * 4096) + 6 * 32 * 32 * 256 * 8192, rel=1e-4)
+    assert used.mfu == used.flops_per_token * 6500.0 / 989e12
+    assert used.mfu_full == pytest.approx(used.flops_per_token_full * 6500.0 / 989e12)
+    assert (used.hfu, used.peak_format) == (None, "bf16")
+
+
+def test_a_prediction_measured_as_it_is_has_its_mfu_and_nothing_unexplained() -> None:
+    plan = planned("fsdp=8 tp=8 sequence_parallel=true recompute=full")
+    found = accounted(plan, plan.estimate.step_time_s)
+    assert found.parts[0].share == pytest.approx(plan.estimate.mfu)
+    assert found.parts[0].share + found.parts[1].share == pytest.approx(plan.estimate.hfu)
+    assert (found.verdict, found.unexplained_s) == ("inside", 0.0)
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp=64", "fsdp=8 tp=8 sequence_parallel=true", "fsdp=8 pp=8 recompute=full", "dp=64 offload=optimizer"]
+)
+@pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
+def test_parts_add_up_to_what_was_measured(layout: str, times: float) -> None:
+    plan = planned(layout)
+    measured_s = times * plan.estimate.step_time_s
+    found = accounted(plan, measured_s)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(measured_s, rel=1e-9)
+    assert sum(part.share for part in found.parts) == pytest.approx(1.0, rel=1e-9)
+    assert found.parts[-1].seconds == pytest.approx(measured_s - plan.estimate.step_time_s, abs=1e-12)
+    assert all(part.seconds > 0 for part in found.parts[:-1])
+    assert {*IDEAL, REST} <= {part.name for part in found.parts}
+    assert found.verdict == {0.5: "faster", 1.0: "inside", 3.0: "slower"}[times]
+
+
+def test_each_loss_grows_with_the_constant_that_says_it() -> None:
+    def parts(**worse: float) -> dict[str, float]:
+        assert H100.calibration is not None
+        constants = {**H100.calibration.constants, "update": 1.0, **worse}
+        plan = planned(cluster=replace(H100, calibration=replace(H100.calibration, constants=constants)))
+        return {part.name: part.seconds for part in accounted(plan, 3.0).parts}
+
+    usual = parts()
+    for constant, name in (
+        ({"matmul_fraction": 0.4}, "products below the peak"), ({"attention": 3.0}, "attention below the peak"),
+        ({"launch_s": 1e-4}, "gaps between kernels"), ({"elementwise": 6.0}, REST),
+    ):  # fmt: skip
+        found = parts(**constant)
+        grown = {one for one in found if found[one] > usual[one] * 1.2}
+        assert grown == {name}, constant
+
+
+def test_fp8_products_are_one_number_beside_the_bf16_peak() -> None:
+    plan = planned(job=replace(JOB, precision="fp8_delayed"))
+    names = [part.name for part in accounted(plan, plan.estimate.step_time_s).parts]
+    assert "kernels, beyond their FLOPs at the peak" in names
+    assert not {*IDEAL, REST} & set(names)
+
+
+def test_a_bound_has_no_interval() -> None:
+    plan = planned(cluster=load_cluster("h100:64"), job=replace(JOB, overlap="per_axis"))
+    found = accounted(plan, 2 * plan.estimate.step_time_s)
+    assert (found.interval90, found.bound_s, found.verdict) == (None, None, "slower")
+
+
+def test_what_has_no_peak() -> None:
+    with pytest.raises(InputError, match="no machine's peak; a cluster of your own is required"):
+        utilisation(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32"), 1.0)
+    bare = replace(H100, chip=replace(H100.chip, peak_flops_per_s={"fp32": 67e12}))
+    with pytest.raises(MissingValueError, match="no sourced bf16 peak"):
+        utilisation(LLAMA, bare, JOB, 1.0)
