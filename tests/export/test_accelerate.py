@@ -1,0 +1,208 @@
+"""Accelerate: its published configurations read and priced, its rules, and files that are no launch of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError
+from shardwise.export.accelerate import CONFIG, SCRIPT, TARGET
+from shardwise.export.exporting import refusals, say
+from shardwise.export.launch import Launch, Machines, machines_of
+from shardwise.export.reading import Heard, read
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.planning.plan import plan_layout
+
+START = (
+    "accelerate launch --config_file config.yaml train.py --block_size 8192 --per_device_train_batch_size 1 "
+    "--gradient_accumulation_steps 4"
+)
+BASE = """compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+use_cpu: false
+"""
+
+
+def fsdp2(checkpointing: bool, sizes: str, more: str = "") -> str:
+    """The section that examples of FSDP2 have, with sizes of dp_replicate, dp_shard, cp and tp."""
+    names = ("dp_replicate", "dp_shard", "cp", "tp")
+    parallel = "".join(
+        f"  parallelism_config_{name}_size: {size}\n" for name, size in zip(names, sizes.split(), strict=True)
+    )
+    return (
+        f"{BASE}fsdp_config:\n  fsdp_activation_checkpointing: {str(checkpointing).lower()}\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: true\n"
+        f"  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_version: 2\n{more}parallelism_config:\n{parallel}"
+    )
+
+
+# 1 to 3: huggingface/accelerate, examples/torch_native_parallelism/configs: nd.yaml, cp.yaml, tp_hsdp.yaml;
+# 4: huggingface/trl, examples/accelerate_configs/context_parallel_8gpu.yaml; 5: huggingface/accelerate,
+# examples/slurm/fsdp_config.yaml; 6: examples/config_yaml_templates/multi_gpu.yaml there, in bf16.
+PUBLISHED = {
+    "nd": (fsdp2(False, "1 2 4 1"), "fsdp=2 cp=4 zero_stage=3", "bf16"),
+    "cp": (fsdp2(True, "1 1 8 1"), "cp=8 zero_stage=3 recompute=full", "bf16"),
+    "tp_hsdp": (fsdp2(False, "2 2 1 2"), "dp=2 fsdp=2 tp=2 sequence_parallel=false", "bf16"),
+    "trl": (fsdp2(True, "1 1 8 1", "  fsdp_activation_checkpointing_offload: true\n"),
+            "cp=8 zero_stage=3 recompute=full offload=activations", "bf16"),
+    "fsdp1": ("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_activation_checkpointing: false\n"
+              "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_backward_prefetch: BACKWARD_PRE\n"
+              "  fsdp_offload_params: false\n  fsdp_sharding_strategy: FULL_SHARD\n", "fsdp=8", "bf16"),
+    "ddp": ("distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n", "dp=8", "bf16_fp32_reduction"),
+}  # fmt: skip
+
+
+def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: int = 8, **beside: int) -> Heard:
+    files = {CONFIG: text} | ({"run.sh": script} if script else {})
+    parts = {name.replace("__", "."): value for name, value in beside.items()}
+    machines = Machines(num_devices=devices, devices_per_node=per_node)
+    return read(files, machines, target="accelerate", model=load_model("llama-3-8b"), beside=parts)
+
+
+@pytest.mark.parametrize(("text", "layout", "precision"), PUBLISHED.values(), ids=list(PUBLISHED))
+def test_published_configurations_are_read_and_priced(text: str, layout: str, precision: str) -> None:
+    found = heard(text)
+    launch = found.launch
+    assert launch.layout == Layout.parse(layout)
+    assert launch.job.precision == precision
+    assert launch.job.num_seqs == 4 * launch.layout.num_replicas
+    assert found.unknown == ()
+    plan = plan_layout(launch.model, load_cluster("h100:8", stack="accelerate"), launch.job, launch.layout)
+    assert plan.estimate.step_time_s > 0.1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout"),
+    [("SHARD_GRAD_OP", "fsdp=16 zero_stage=2"), ("2", "fsdp=16 zero_stage=2"), ("NO_SHARD", "dp=16"),
+     ("HYBRID_SHARD", "dp=2 fsdp=8"), ("HYBRID_SHARD_ZERO2", "dp=2 fsdp=8 zero_stage=2")],
+)  # fmt: skip
+def test_strategies_of_the_first_fsdp(strategy: str, layout: str) -> None:
+    text = f"distributed_type: FSDP\nmixed_precision: 'no'\nfsdp_config:\n  fsdp_sharding_strategy: {strategy}\n"
+    assert heard(text, devices=16).launch.layout == Layout.parse(layout)
+
+
+def test_words_of_the_command_take_the_place_of_the_file() -> None:
+    script = START.replace("train.py", "--fsdp_reshard_after_forward false --mixed_precision no train.py")
+    found = heard(fsdp2(False, "1 8 1 1"), script).launch
+    assert (found.layout.zero_stage, found.job.precision) == (2, "fp32")
+    alone = "accelerate launch --use_fsdp --fsdp_version 2 --mixed_precision bf16 t.py --max_length 4096 "
+    alone += "--per_device_train_batch_size 2"
+    read_alone = read({"run.sh": alone}, Machines(num_devices=8, devices_per_node=8), model=load_model("llama-3-8b"))
+    assert read_alone.target is TARGET
+    assert read_alone.launch.layout == Layout.parse("fsdp=8 micro_batch_seqs=2")
+
+
+def test_a_configuration_alone_is_read_with_what_is_said_beside_it() -> None:
+    text = fsdp2(False, "1 8 1 1")
+    with pytest.raises(InputError, match="--seq-len") as told:
+        heard(text, None)
+    assert len(told.value.problems) == 3
+    found = heard(text, None, job__seq_len=4096, layout__micro_batch_seqs=2, job__global_batch_seqs=64).launch
+    assert (found.job.num_seqs, found.layout.micro_batch_seqs) == (64, 2)
+
+
+def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
+    job = Job(global_batch_tokens=2**20, seq_len=4096, precision=precision)
+    return Launch(
+        model=load_model("llama-3-8b"),
+        job=job,
+        layout=Layout.parse(layout),
+        machines=machines_of(load_cluster("h100:16")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("fsdp=16 zero_stage=1", "no ZeRO-1"),
+        ("fsdp=8 pp=2", "no pp"),
+        ("dp=8 tp=2 sequence_parallel=false", "not with replicas alone"),
+        ("dp=8 cp=2", "within FSDP"),
+        ("fsdp=8 cp=2 cp_variant=ulysses", "cp_variant=ulysses"),
+        ("fsdp=16 offload=activations", "moves checkpoints"),
+        ("fsdp=8 tp=2", "sequence parallelism"),
+        ("fsdp=16 micro_batch_seqs=3", "no multiple of micro-batch"),
+        ("dp=16", "job.precision is bf16"),
+        ("fsdp=16 offload=optimizer", "no offload=optimizer"),
+    ],
+)
+def test_what_it_cannot_run_is_refused(layout: str, words: str) -> None:
+    assert any(words in reason for reason in refusals(launch_with(layout), TARGET))
+
+
+def test_what_is_written_says_every_size_and_starts_every_node() -> None:
+    launch = launch_with("dp=2 fsdp=4 cp=2 cp_variant=zigzag recompute=full", precision="fp8_torchao")
+    files = TARGET.write(say(TARGET, launch), launch)
+    for line in ("num_processes: 16", "num_machines: 2", "parallelism_config_dp_replicate_size: 2", "fsdp_version: 2",
+                 "parallelism_config_cp_comm_strategy: alltoall", "mixed_precision: fp8", "fp8_backend: ao"):  # fmt: skip
+        assert line in files[CONFIG], line
+    assert "--machine_rank" in files[SCRIPT]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "options by name"),
+        ("- a\n- b\n", "options by name"),
+        ("a: [", "no YAML"),
+        ("a: !!python/object/apply:os.system ['true']\n", "no YAML"),
+        ("a: &x [1]\nb: *x\n", "alias"),
+        ("num_processes: 8\nnum_processes: 16\n", "given twice"),
+        ("a: " + "[" * 5000 + "]" * 5000, ""),
+        ("a: 1\n" + "# " + "x" * 300_000, "characters"),
+        ("num_processes: 8\n", "distributed_type"),
+        ("distributed_type: DEEPSPEED\n", "ds_config.json"),
+        (fsdp2(False, "1 4 1 1"), "product"),
+        (fsdp2(False, "0 8 1 1"), "whole number from 1"),
+        (fsdp2(False, "x 8 1 1"), "a value of type int"),
+        (fsdp2(False, "8 1 1 1"), "nothing to shard over"),
+        (fsdp2(False, "1 1 8 1", "  fsdp_offload_params: true\n").replace("  fsdp_offload_params: false\n", ""), "on the host"),
+        (fsdp2(False, "1 1 8 1") + "  parallelism_config_cp_comm_strategy: ring\n", "cp_comm_strategy"),
+        (fsdp2(False, "1 1 1 1") + "  parallelism_config_sp_size: 8\n", "DeepSpeed's"),
+        (BASE.replace("num_processes: 8", "num_processes: 6"), "give the cluster of the launch"),
+        (BASE.replace("bf16\n", "fp16\n", 1), "mixed_precision"),
+        (BASE + "fsdp_config:\n  fsdp_sharding_strategy: FULL\n", "fsdp_sharding_strategy"),
+        (BASE + "fsdp_config:\n  fsdp_version: [2]\n  fsdp_sharding_strategy: {}\n", "fsdp_version: found"),
+    ],
+    ids=lambda value: str(value)[:12],
+)  # fmt: skip
+def test_what_is_no_launch_is_said_in_a_line(text: str, words: str) -> None:
+    with pytest.raises(InputError) as told:
+        heard(text)
+    assert words.lower() in str(told.value).lower()
+    assert all(len(problem) < 500 and "\n" not in problem for problem in told.value.problems)
+
+
+def test_a_section_may_leave_out_the_beginning_of_its_options() -> None:
+    text = BASE + "fsdp_config:\n  version: 2\n  reshard_after_forward: false\n"
+    found = heard(text)
+    assert found.launch.layout.zero_stage == 2
+    assert found.unknown == ()
+
+
+def test_an_optimizer_that_is_not_known_is_said() -> None:
+    with pytest.raises(InputError, match="--optim"):
+        heard(BASE, f"{START} --optim adafactor")
+    assert heard(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
+
+
+def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    with pytest.raises(InputError):
+        heard(f"distributed_type: FSDP\na: !!python/object/apply:pathlib.Path.touch ['{marker}']\n")
+    heard(BASE, f"{START} --output_dir $(touch {marker})")
+    assert not marker.exists()
