@@ -1,0 +1,256 @@
+"""MaxText: published launches, what its own configuration asks, slices, models by name, and files that are no launch of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import shardwise as sw
+from shardwise.calibrate.published_runs.rows import published_rows
+from shardwise.errors import InputError
+from shardwise.export import maxtext
+from shardwise.export.exporting import export, refusals, say
+from shardwise.export.files import files_of
+from shardwise.export.formats.yaml_text import options_of_yaml
+from shardwise.export.launch import Launch, Machines, machines_of
+from shardwise.export.maxtext_model import known_models, named_model, with_model
+from shardwise.export.reading import Heard, read
+from shardwise.planning.plan import plan_layout
+
+COMMAND = (
+    'python3 -m maxtext.trainers.pre_train.train "${{HOME}}"/base.yml steps=15 enable_checkpointing=false \\\n  {}\n'
+)
+# Launches of MaxText's repository at e591f30, src/maxtext/configs, and what its README.md measured, where the table of
+# published runs has it: options, cluster, its row there.
+PUBLISHED = {
+    "tpu/v5p/128b.sh": (
+        "per_device_batch_size=1 remat_policy=minimal global_parameter_scale=128 ici_fsdp_parallelism=-1 "
+        "ici_tensor_parallelism=8 max_target_length=2048", "tpu-v5p:4x4x8", "maxtext-tpu-v5p-005"),
+    "tpu/v5p/32b.sh": (
+        "per_device_batch_size=6 remat_policy=minimal global_parameter_scale=32 ici_fsdp_parallelism=-1 "
+        "ici_tensor_parallelism=4 max_target_length=2048", "tpu-v5p:4x4x4", "maxtext-tpu-v5p-013"),
+    "tpu/v5e/16b.sh": (
+        "per_device_batch_size=6 remat_policy=full global_parameter_scale=16 max_target_length=2048", "tpu-v5e:16x16",
+        "maxtext-tpu-v5e-007"),
+    "tpu/v6e/llama2_7b_4096.sh": (
+        "model_name=llama2-7b per_device_batch_size=12 remat_policy=full ici_fsdp_parallelism=-1 max_target_length=4096 "
+        "attention='flash'", "tpu-v6e:16x16", None),
+    "tpu/v5p/gpt3_175b/gpt3_175b_base.sh": (
+        'model_name=gpt3-175b per_device_batch_size="${PER:-4}" ici_data_parallelism=1 ici_fsdp_parallelism=64 '
+        "ici_tensor_parallelism=8 remat_policy=full quantization=int8", "tpu-v5p:8x8x8", None),
+}  # fmt: skip
+GOOD = """\
+base_config: base.yml
+model_name: llama3-8b
+ici_fsdp_parallelism: 8
+ici_tensor_parallelism: 8
+max_target_length: 8192
+per_device_batch_size: 0.25
+remat_policy: full
+"""
+TPUS = machines_of(sw.load_cluster("tpu-v5p:4x4x4"))
+
+
+def heard(text: str, machines: Machines = TPUS, target: str = "maxtext") -> Heard:
+    return read({"config.yml": text}, machines, target=target)
+
+
+def launch(text: str, cluster: str, model: str = "llama-3-8b", micro_batches: int = 4, **job: object) -> Launch:
+    layout, where = sw.Layout.parse(text), sw.load_cluster(cluster)
+    tokens = layout.num_replicas * layout.micro_batch_seqs * micro_batches * 8192
+    every: dict[str, object] = {"global_batch_tokens": tokens, "seq_len": 8192, **job}
+    return Launch(
+        model=sw.load_model(model),
+        job=sw.Job(**every),
+        layout=layout,
+        machines=machines_of(where),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_launch_is_read_and_priced_as_it_was_measured(name: str) -> None:
+    options, where, row = PUBLISHED[name]
+    cluster = sw.load_cluster(where, stack="maxtext")
+    found = read({name: COMMAND.format(options)}, machines_of(cluster)).launch
+    assert found.layout.num_devices == cluster.num_devices
+    estimate = plan_layout(found.model, cluster, found.job, found.layout).estimate
+    assert estimate.step_time_s > 0
+    if row:
+        published = next(one for one in published_rows() if one.id == row)
+        assert found.job.num_seqs == int(published.cell("global_batch"))
+        assert estimate.step_time_s == pytest.approx(published.step_time_s, rel=0.25)
+
+
+def test_the_gpu_model_of_the_repository_is_read() -> None:
+    """configs/gpu/models/llama2_7b.yml as gpu/a3/llama_2_7b/16vm.sh starts it: 16 nodes of 8."""
+    text = (
+        "base_config: base.yml\nhardware: gpu\nper_device_batch_size: 4\nmax_target_length: 4096\nmodel_name: llama2-7b\n"
+        "attention: cudnn_flash_te\nremat_policy: minimal_with_context\ndcn_data_parallelism: 16\nici_fsdp_parallelism: 8\n"
+    )
+    found = read({"llama2_7b.yml": text}, machines_of(sw.load_cluster("h100:128")))
+    assert found.target.name == "maxtext-gpu"
+    assert str(found.launch.layout) == "dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=selective"
+    assert found.launch.model.name == "llama-2-7b"
+
+
+@pytest.mark.parametrize(
+    "name", ["llama2-7b", "llama3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen2.5-7b"]
+)
+def test_a_model_is_said_by_its_name(name: str) -> None:
+    options = with_model({"model_name": name, "steps": 5})
+    own = {key: value for key, value in options.items() if key != "model_name"}
+    assert named_model(own) == {"model_name": name, "steps": 5}
+    assert "model_name" not in named_model({**own, "vocab_size": 7})
+
+
+def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
+    refused: dict[str, tuple[str, ...]] = {}
+    for name in known_models():
+        try:
+            heard(GOOD.replace("llama3-8b", name))
+        except InputError as error:
+            refused[name] = tuple(error.problems)
+    assert all(len(problem) < 500 for problems in refused.values() for problem in problems)
+    assert len(known_models()) - len(refused) >= 40
+    assert "use_indexer" in refused["deepseek3.2-671b"][0]
+    assert "decoder_block" in refused["qwen3-next-80b-a3b"][0] + refused["gemma3-12b"][0]
+
+
+def test_axes_span_slices_from_the_outermost() -> None:
+    two = launch("dp=2 fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true", "tpu-v5e:8x8*2")
+    said = say(maxtext.TPU, two)
+    assert {name: said[name] for name in said if "parallelism" in name} == {
+        "ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "dcn_data_parallelism": 2,
+    }  # fmt: skip
+    script = files_of(maxtext.TPU, said, two)["launch.sh"]
+    assert "--tpu-type v5litepod-64 --num-slices 2" in script
+    assert "launch.slurm" not in files_of(maxtext.TPU, said, two)
+    nodes = launch("fsdp=16 tp=8 zero_stage=3 recompute=full async_tp=true", "h100:128")
+    assert {name: value for name, value in say(maxtext.GPU, nodes).items() if "parallelism" in name} == {
+        "ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 8, "dcn_data_parallelism": 1, "dcn_fsdp_parallelism": 16,
+    }  # fmt: skip
+    files = files_of(maxtext.GPU, say(maxtext.GPU, nodes), nodes)
+    assert "srun bash launch.sh" in files["launch.slurm"]
+    assert "NNODES=16" in files["launch.sh"]
+
+
+def test_degrees_that_are_inferred() -> None:
+    inferred = heard(GOOD.replace("ici_fsdp_parallelism: 8\n", "").replace("0.25", "1"))
+    assert inferred.launch.layout == heard(GOOD.replace("0.25", "1")).launch.layout
+    two = machines_of(sw.load_cluster("tpu-v5e:8x8*2"))
+    assert heard(GOOD.replace("ici_fsdp_parallelism: 8\n", ""), two).launch.layout.dp == 2
+
+
+def test_a_plan_is_a_workload_of_xpk() -> None:
+    cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
+    layout = sw.Layout.parse("fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true micro_batch_seqs=2")
+    plan = plan_layout(sw.load_model("llama-3-70b"), cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192), layout)
+    found = export(plan, maxtext.TPU)
+    options = options_of_yaml(found.files["config.yml"], "config.yml")
+    assert options["model_name"] == "llama3-70b"
+    assert (options["per_device_batch_size"], options["gradient_accumulation_steps"]) == (0.5, 4)
+    assert "v5p-128 --num-slices 1" in found.files["launch.sh"]
+    assert any("yours" in text or "your data" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fsdp=64 zero_stage=3 recompute=none", "layout.recompute is none"),
+        ("fsdp=16 tp=4 zero_stage=3 recompute=full sequence_parallel=false", "layout.sequence_parallel is false"),
+        ("dp=2 fsdp=32 zero_stage=1 recompute=full", "shard_optimizer_over_data is of all replicas"),
+        ("fsdp=16 cp=4 zero_stage=1 recompute=full", "sharded over the context and expert axes"),
+        ("fsdp=64 zero_stage=3 recompute=full recompute_layers=3", "recompute_layers"),
+        ("fsdp=1 dp=8 pp=8 recompute=full schedule=afab micro_batch_seqs=2", "no multiple of its 8 stages"),
+        ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ring", "cp_variant=ring"),
+        ("fsdp=64 zero_stage=2 recompute=full", "no ZeRO-2"),
+        ("fsdp=64 zero_stage=3 recompute=alternate", "recompute=alternate"),
+    ],
+)
+def test_what_maxtext_asks(text: str, words: str) -> None:
+    reasons = refusals(launch(text, "tpu-v5p:4x4x4"), maxtext.TPU)
+    assert any(words in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "words"),
+    [
+        ("fsdp=8 tp=8 ep=8 etp=1 zero_stage=3 recompute=full async_tp=true", "mixtral-8x7b", "leave etp out"),
+        ("dp=64 recompute=full schedule=afab pp=1", "olmo-2-7b", "qk_norm"),
+        ("fsdp=16 pp=4 zero_stage=3 recompute=full schedule=afab", "deepseek-v3", "outside of the pipeline"),
+        ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gpt-oss-20b", "neither in rings"),
+        ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gemma-2-9b", "does not go in rings"),
+        ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "deepseek-v3", "multi-token prediction"),
+        ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ulysses", "gemma-2-9b", "global attention alone"),
+    ],
+)
+def test_what_maxtext_asks_of_models(text: str, model: str, words: str) -> None:
+    reasons = refusals(launch(text, "tpu-v5p:4x4x4", model), maxtext.TPU)
+    assert any(words in reason for reason in reasons), reasons
+
+
+def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
+    ring = launch(
+        "fsdp=2 cp=32 zero_stage=3 recompute=full cp_variant=zigzag",
+        "tpu-v5p:4x4x4",
+        seq_len=4096 + 512,
+        global_batch_tokens=36 * 512,
+    )
+    assert any("cp² = 1024" in reason for reason in refusals(ring, maxtext.TPU))
+    heads = launch("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ulysses", "h100:64")
+    assert any("on TPUs alone" in reason for reason in refusals(heads, maxtext.GPU))
+    eight = launch("fsdp=64 zero_stage=3 recompute=full", "h100:64", precision="fp8_delayed")
+    assert any("does not go with gradient accumulation" in reason for reason in refusals(eight, maxtext.GPU))
+    assert refusals(replace(eight, job=replace(eight.job, global_batch_tokens=64 * 8192)), maxtext.GPU) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a YAML mapping"),
+        ("base_config: [base.yml", "no YAML: line"),
+        ("a: !!python/name:os.system", "no YAML"),
+        (GOOD + "remat_policy: full\n", "remat_policy is there twice"),
+        (GOOD.replace("full", "foo"), "remat_policy: found 'foo'"),
+        (GOOD.replace("full", "save_out_proj"), "remat_policy: found 'save_out_proj'"),
+        (GOOD.replace("llama3-8b", "llama3-9b"), "model_name: .*llama3-9b"),
+        (GOOD.replace("ici_fsdp_parallelism: 8", "ici_fsdp_parallelism: 7"), "do not divide|degrees take|whole number"),
+        (GOOD.replace("ici_fsdp_parallelism: 8", "ici_fsdp_parallelism: 0"), "degrees below 1|ici"),
+        (GOOD.replace("ici_fsdp_parallelism: 8", "ici_fsdp_parallelism: many"), "a value of type int is required"),
+        (GOOD.replace("ici_tensor", "ici_fsdp_transpose"), "ici_fsdp_transpose_parallelism: found 8; 1"),
+        (GOOD.replace("0.25", "0.3"), "per_device_batch_size: found 0.3, 19.2 sequences"),
+        (GOOD + "quantization: intmp\n", "no precision here"),
+        (GOOD + "hardware: gpu\n", "hardware: found gpu; tpu"),
+        (GOOD + "opt_type: muon\n", "opt_type"),
+        (GOOD + "use_indexer: true\n", "use_indexer: found True; False"),
+        (GOOD + "shard_optimizer_over_data: true\ndcn_data_parallelism: 1\nici_data_parallelism: 2\n", "ici"),
+        (GOOD + "context_parallel_strategy: usp\nici_context_parallelism: 2\n", "ici|context_parallel_strategy"),
+        (GOOD.replace("model_name: llama3-8b", "decoder_block: llama4"), "decoder_block: found 'llama4'"),
+        (GOOD.replace("model_name: llama3-8b", "attention_type: mla"), "attention_type: found 'mla' with llama2"),
+        (GOOD.replace("model_name: llama3-8b", "mlp_activations: [tanh]"), "mlp_activations: found"),
+        (GOOD.replace("model_name: llama3-8b", "global_parameter_scale: 3"), "a power of two is required"),
+    ],
+)
+def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as told:
+        heard(text)
+    assert all(len(problem) < 900 for problem in told.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo maxtext.trainers.pre_train\n", "no command starts"),
+        ('python3 -m maxtext.trainers.pre_train.train base.yml "steps=1\n', "no shell's"),
+        ("python3 -m maxtext.trainers.pre_train.train base.yml steps=[1\n", "no YAML"),
+    ],
+)
+def test_a_script_without_a_command_is_refused(script: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read({"run.sh": script}, TPUS, target="maxtext")
+
+
+def test_what_the_release_does_not_have_is_named() -> None:
+    assert heard(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
+    assert "gcs_metrics" in heard(GOOD + "gcs_metrics: true\n").unread
