@@ -9,8 +9,14 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.export.field import Field, Given, Options, flag, named, required, same
 from shardwise.export.launch import Launch
+from shardwise.model.numerics import CLAMP
 
-ALL_BIASES = ("qkv", "attention_out", "mlp")
+# What makes each MLP; 7.0 and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py, CLAMP and CLAMPED_SLOPE).
+ACTIVATIONS: Mapping[str, Options] = {
+    "swiglu": {"swiglu": True},
+    "clamped_swiglu": {"quick-geglu": True, "glu-linear-offset": 1.0, "activation-func-clamp-value": CLAMP},
+    "gelu": {},
+}
 _FREQUENCY = re.compile(r"^\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?$")
 
 
@@ -60,15 +66,25 @@ def _latent(launch: Launch) -> Options:
 
 
 def _biases(launch: Launch) -> Options:
-    bias = tuple(sorted(launch.model.bias))
-    if bias == tuple(sorted(ALL_BIASES)):
+    bias = set(launch.model.bias)
+    if bias == set(_all_biases(bool(launch.model.num_experts), bool(launch.model.num_dense_layers))):
         return {}
-    return {"disable-bias-linear": True, **({"add-qkv-bias": True} if bias == ("qkv",) else {})}
+    return {"disable-bias-linear": True, **({"add-qkv-bias": True} if bias == {"qkv"} else {})}
+
+
+def _all_biases(experts: bool, dense: bool) -> tuple[str, ...]:
+    """Projections that have a bias where nothing says otherwise."""
+    return (
+        *("qkv", "attention_out"),
+        *(("mlp",) if dense or not experts else ()),
+        *(("router", "experts") if experts else ()),
+    )
 
 
 def _heard_biases(given: Given) -> Mapping[str, Any]:
     added = ("qkv",) if given.get("add-qkv-bias", False) else ()
-    return {"model.bias": added if given.get("disable-bias-linear", False) else ALL_BIASES}
+    every = _all_biases(bool(given.get("num-experts")), bool(_FREQUENCY.match(_frequency_of(given))))
+    return {"model.bias": added if given.get("disable-bias-linear", False) else every}
 
 
 def _mlp(launch: Launch) -> Options:
@@ -83,18 +99,21 @@ def _frequency(launch: Launch) -> Options:
     return {"moe-layer-freq": f"([0]*{dense}+[1]*{layers - dense})"} if dense else {}
 
 
+def _frequency_of(given: Given) -> str:
+    return str(given.get("moe-layer-freq", "1")).replace(" ", "")
+
+
 def _heard_mlp(given: Given) -> Mapping[str, Any]:
-    gated = bool(given.get("swiglu", False))
     wide = given.get("ffn-hidden-size") or 4 * given.need("hidden-size")
-    frequency = given.get("moe-layer-freq", "1")
-    parts: dict[str, Any] = {"model.d_ff": wide, "model.mlp": "swiglu" if gated else "gelu"}
+    frequency = _frequency_of(given)
+    parts: dict[str, Any] = {"model.d_ff": wide}
     if not given.get("num-experts"):
         return parts
     parts["model.d_ff"] = given.get("moe-ffn-hidden-size", wide)
-    match = _FREQUENCY.match(str(frequency).replace(" ", ""))
+    match = _FREQUENCY.match(frequency)
     if match:
         return {**parts, "model.num_dense_layers": int(match[1]), "model.dense_d_ff": wide}
-    if str(frequency) != "1":
+    if frequency != "1":
         raise InputError(
             f"moe-layer-freq: found {frequency!r}; 1 or ([0]*M+[1]*N), dense layers first, is what can be read"
         )
@@ -102,7 +121,13 @@ def _heard_mlp(given: Given) -> Mapping[str, Any]:
 
 
 def _activation(launch: Launch) -> Options:
-    return {"swiglu": True} if launch.model.mlp == "swiglu" else {}
+    return ACTIVATIONS.get(launch.model.mlp, {})
+
+
+def _heard_activation(given: Given) -> Mapping[str, Any]:
+    """The MLP whose options are given; one with other values of them has the same gates."""
+    made = {name: {key: given.get(key) for key in options} for name, options in ACTIVATIONS.items()}
+    return {"model.mlp": next(name for name, said in made.items() if any(said.values()) or not said)}
 
 
 def _positions(launch: Launch) -> Options:
@@ -115,6 +140,7 @@ def _positions(launch: Launch) -> Options:
 def _heard_positions(given: Given) -> Mapping[str, Any]:
     kinds = {"rope": "rotary", "yarn": "rotary", "learned_absolute": "learned", "none": "none"}
     kind = given.get("position-embedding-type", "learned_absolute")
+    kind = "rope" if given.get("use-rotary-position-embeddings", False) else kind
     if kind not in kinds:
         raise InputError(f"position-embedding-type: found {kind!r}; one of {', '.join(kinds)} is what can be read")
     rows = given.get("max-position-embeddings")
@@ -162,7 +188,7 @@ MODEL: tuple[Field, ...] = (
     Field(_width, _heard_width),
     Field(_latent, lambda given: {}),
     Field(_mlp, _heard_mlp),
-    Field(_activation, lambda given: {}),
+    Field(_activation, _heard_activation),
     Field(_biases, _heard_biases),
     Field(_norm, _heard_norm),
     same("numerics.norm_epsilon", "norm-epsilon", 1e-5),

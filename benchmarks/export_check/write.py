@@ -1,0 +1,30 @@
+"""Random launches of a target, each written to a folder of its own: what the judges beside this file read.
+
+PYTHONPATH=src:tests python benchmarks/export_check/write.py TARGET COUNT FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+from export.random_launches import random_launches
+
+from shardwise.export.exporting import refusals, say
+from shardwise.export.files import files_of
+from shardwise.export.targets import target_named
+
+
+def main(name: str, count: str, folder: str) -> None:
+    target = target_named(name)
+    runnable = (launch for launch in random_launches(3) if not refusals(launch, target))
+    for i, launch in enumerate(islice(runnable, int(count))):
+        own = Path(folder, f"{i:04}")
+        own.mkdir(parents=True, exist_ok=True)
+        for file, text in files_of(target, say(target, launch), launch).items():
+            (own / file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,177 @@
+"""Megatron-LM: its own published launches, what its parser and its configurations ask of a launch, and files that are broken."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from export.published_megatron import PUBLISHED, Published
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import predicted, stack_named
+from shardwise.errors import InputError
+from shardwise.export.exporting import refusals, say
+from shardwise.export.files import files_of
+from shardwise.export.launch import Launch, Machines, machines_of
+from shardwise.export.megatron import TARGET
+from shardwise.export.reading import Heard, read
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.layout.stages import virtual_stages
+from shardwise.model.load import load_model
+from shardwise.planning.plan import plan_layout
+
+NEAR = (
+    0.05  # of what was measured: FP8 rows of Llama 3, which are among those that the stack's constants were fitted to
+)
+PIPED = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout"
+SIZES = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 512 "
+    "--micro-batch-size 1 --global-batch-size 8 --bf16 "
+)
+EIGHT = Machines(num_devices=8, devices_per_node=8)
+
+
+def heard(published: Published) -> Heard:
+    script = f"torchrun pretrain_gpt.py {published.options}"
+    model = load_model(published.model) if published.model else None
+    return read({"launch.sh": script}, machines_of(load_cluster(published.cluster)), model=model)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_launches_are_read(name: str) -> None:
+    published = PUBLISHED[name]
+    found = heard(published)
+    assert found.target is TARGET
+    assert found.unknown == ()
+    assert found.launch.job.precision == published.precision
+    assert replace(found.launch.layout, layers_per_stage=None) == Layout.parse(published.layout)
+    if published.model is None:
+        assert found.launch.model.name in name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_launches_are_priced(name: str) -> None:
+    published = PUBLISHED[name]
+    launch = heard(published).launch
+    cluster = predicted(load_cluster(published.cluster), stack_named(TARGET.stack))
+    found = plan_layout(launch.model, cluster, launch.job, launch.layout).estimate
+    rate = launch.job.global_batch_tokens / found.step_time_s / cluster.num_devices
+    assert rate > 0
+    if published.tokens_per_s_and_gpu:
+        assert found.fits
+        assert rate == pytest.approx(published.tokens_per_s_and_gpu, rel=NEAR)
+
+
+def test_what_runs_again_beyond_our_policies_is_named() -> None:
+    assert "recompute-modules" in heard(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
+    assert "recompute-modules" not in heard(PUBLISHED["llama-3-8b"]).unread
+
+
+def launch_of(text: str, model: str = "llama-3-8b", **job: object) -> Launch:
+    layout = Layout.parse(text)
+    found = Job(**{"global_batch_tokens": 2**22, "seq_len": 4096, **job})  # type: ignore[arg-type]
+    return Launch(
+        model=load_model(model),
+        job=found,
+        layout=layout,
+        machines=Machines(num_devices=layout.num_devices, devices_per_node=8),
+    )
+
+
+def test_megatron_fsdp_comes_with_its_checkpoints() -> None:
+    """validate_args: Megatron-FSDP requires the fsdp_dtensor format, and CUDA_DEVICE_MAX_CONNECTIONS other than 1."""
+    launch = launch_of("fsdp=8 zero_stage=3")
+    options = say(TARGET, launch)
+    assert options["ckpt-format"] == "fsdp_dtensor"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in files_of(TARGET, options, launch)["launch.sh"]
+    launch = launch_of("fsdp=8 zero_stage=1")
+    assert "ckpt-format" not in say(TARGET, launch)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
+
+
+def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
+    """validate_args: --optimizer-cpu-offload takes the way of --use-precision-aware-optimizer."""
+    options = say(TARGET, launch_of("fsdp=8 zero_stage=1 offload=optimizer"))
+    assert options["use-precision-aware-optimizer"] is True
+    assert "exp-avg-dtype" not in options
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "reason"),
+    [
+        ("fsdp=8 zero_stage=1 recompute=mla_up_proj", "llama-3-8b", "latent attention"),  # TransformerConfig
+        ("dp=8 offload=optimizer", "llama-3-8b", "distributed one"),  # OptimizerConfig
+        ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=true", "gpt-oss-20b", "have biases"),  # TransformerConfig
+        ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=false", "mixtral-8x7b", "sequence parallelism"),  # validate_args
+    ],
+)
+def test_what_its_configurations_refuse_is_refused(text: str, model: str, reason: str) -> None:
+    assert any(reason in one for one in refusals(launch_of(text, model), TARGET))
+
+
+def test_what_they_take_is_not_refused() -> None:
+    assert not refusals(launch_of("fsdp=8 zero_stage=1 recompute=mla_up_proj", "deepseek-v3"), TARGET)
+    assert not refusals(launch_of("fsdp=4 tp=2 etp=1 zero_stage=1 sequence_parallel=true", "gpt-oss-20b"), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ("--fp16", "fp16_fp32_update"),
+        ("--fp16 --loss-scale 8192", "fp16_fp32_update"),
+        ("--bf16", "bf16_fp32_main_gradients"),
+        ("--bf16 --use-precision-aware-optimizer", "bf16_fp32_main_gradients"),
+        ("--bf16 --fp8-format hybrid", "fp8_delayed"),
+        ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8"),
+        ("--bf16 --fp4-format e2m1", "nvfp4"),
+        ("", "fp32"),
+    ],
+)
+def test_formats_that_are_left_out_are_the_usual_ones(options: str, precision: str) -> None:
+    script = f"torchrun pretrain_gpt.py {SIZES.replace('--bf16', '')} {options}"
+    assert read({"a.sh": script}, EIGHT, target="megatron").launch.job.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("options", "stages"),
+    [
+        ("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 9", (7, 8, 8, 9)),
+        ("--decoder-last-pipeline-num-layers 5", (9, 9, 9, 5)),
+        ("--num-layers-per-virtual-pipeline-stage 4", (4,) * 8),
+        ("--pipeline-model-parallel-layout Et*7|t*8|t*8|t*9L", (7, 8, 8, 9)),
+        ("", (8, 8, 8, 8)),
+    ],
+)
+def test_layers_are_dealt_out_as_the_options_say(options: str, stages: tuple[int, ...]) -> None:
+    script = f"torchrun pretrain_gpt.py {SIZES} --num-layers 32 --pipeline-model-parallel-size 4 {shlex.join(options.split())}"
+    launch = read({"a.sh": script}, EIGHT, target="megatron").launch
+    assert virtual_stages(launch.model, launch.layout) == stages
+
+
+BROKEN = {
+    "no script": "",
+    "a picture": "\x00\x01\x02 PNG",
+    "no option": "python pretrain_gpt.py 1 2 3",
+    "a quote that stays open": "torchrun pretrain_gpt.py --num-layers '4",
+    "no sizes": "torchrun pretrain_gpt.py --bf16 --num-layers 4",
+    "a word for a number": f"torchrun pretrain_gpt.py {SIZES} --num-layers many",
+    "a degree of zero": f"torchrun pretrain_gpt.py {SIZES} --tensor-model-parallel-size 0",
+    "a degree that does not divide": f"torchrun pretrain_gpt.py {SIZES} --tensor-model-parallel-size 3",
+    "stages that do not divide": f"torchrun pretrain_gpt.py {SIZES.replace('4', '5', 1)} --pipeline-model-parallel-size 4",
+    "a layout that is none": f"torchrun pretrain_gpt.py {SIZES} {PIPED} x",
+    "a layout without end": f"torchrun pretrain_gpt.py {SIZES} {PIPED} 'E(((t)*99999)*99999)*99999L'",
+    "layers of experts by a program": f"torchrun pretrain_gpt.py {SIZES} --num-experts 4 --moe-layer-freq '__import__(\"os\")'",
+    "positions that nobody knows": f"torchrun pretrain_gpt.py {SIZES} --position-embedding-type spiral",
+    "an optimizer that nobody knows": f"torchrun pretrain_gpt.py {SIZES} --optimizer magic",
+    "variables that grow": "A=xxxx\n" + "A=$A$A\n" * 40 + f"torchrun pretrain_gpt.py {SIZES} $A",
+    "a sharding that nobody knows": f"torchrun pretrain_gpt.py {SIZES} --use-megatron-fsdp --data-parallel-sharding-strategy all",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
+def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
+    with pytest.raises(InputError) as told:
+        read({"launch.sh": text}, EIGHT, target="megatron")
+    assert all(problem and "\n" not in problem for problem in told.value.problems)
