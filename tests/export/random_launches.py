@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
 
 from shardwise.cluster.abilities import Abilities
 from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import stack_named
 from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError
+from shardwise.export.exporting import as_taken, refusals
 from shardwise.export.launch import Launch, machines_of
+from shardwise.export.targets import target_named
 from shardwise.job import Job
 from shardwise.layout.context import variant_names
 from shardwise.layout.layout import Layout
@@ -19,7 +22,8 @@ from shardwise.layout.legality import violations
 from shardwise.model.load import load_model
 from shardwise.model.recompute import policy_names
 from shardwise.planning.plan import Plan
-from shardwise.schedule.schedule import natural_schedule
+from shardwise.precision import PRECISIONS as ALL_PRECISIONS
+from shardwise.schedule.schedule import natural_schedule, schedule_names
 
 MODELS = (
     "llama-3-8b", "llama-3-70b", "llama-3-405b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gpt-3-175b", "qwen2.5-7b",
@@ -36,6 +40,8 @@ PRECISIONS = (
     "fp8_torchao_rowwise",
     "fp8_deepseek_v3",
 )
+# Tori of TPUs with 8 to 1024 devices, by the number.
+TORI = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8", 1024: "8x8x16"}
 
 # No launch says what it costs: the estimate of any plan stands for that of each.
 PRICED = estimate(
@@ -43,41 +49,45 @@ PRICED = estimate(
 )
 
 
-def _had(choices: tuple[Any, ...], has: Collection[Any] | None) -> tuple[Any, ...]:
-    """Those of some choices that a stack has; all where nothing is said of it, or where it has none of them."""
-    return tuple(one for one in choices if has is None or one in has) or choices
+# Everything that there is, for launches that most targets refuse.
+ANY = Abilities(
+    axes=("tp", "cp", "pp", "ep"), zero=(1, 2, 3), zero_with_pp=(1, 2, 3), schedules=schedule_names(),
+    cp_variants=variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
+    offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, source="every choice",
+)  # fmt: skip
 
 
 def random_launch(
-    rng: random.Random, *, chip: str = "h100", models: tuple[str, ...] = MODELS, runs: Abilities | None = None
-) -> Launch | None:
-    """A launch whose layout is legal, of what a stack `runs`; None where the dice made one that is not."""
-    has = dict(runs.items()) if runs else {}
+    rng: random.Random, *, chip: str = "h100", models: Sequence[str] = MODELS, precisions: Sequence[str] = PRECISIONS,
+    runs: Abilities = ANY,
+) -> Launch | None:  # fmt: skip
+    """A launch whose layout is legal, of choices that a stack runs; None where the dice made one that is not."""
     num_devices = 8 * 2 ** rng.randrange(0, 8)
-    model, cluster = load_model(rng.choice(models)), load_cluster(f"{chip}:{num_devices}")
-    tp, pp, cp = 2 ** rng.randrange(0, 4), rng.choice((1, 1, 2, 4, 8, 16)), rng.choice((1, 1, 1, 2, 4))
+    shape = TORI[num_devices] if chip.startswith("tpu") else num_devices
+    model, cluster = load_model(rng.choice(models)), load_cluster(f"{chip}:{shape}")
+    degrees = {"tp": (1, 2, 4, 8), "pp": (1, 1, 2, 4, 8, 16), "cp": (1, 1, 1, 2, 4), "ep": (1, 2, 4, 8)}
+    tp, pp, cp, ep = (rng.choice(several if axis in runs.axes else (1,)) for axis, several in degrees.items())
     replicas = num_devices // (tp * pp * cp)
     if replicas < 1:
         return None
-    zero = rng.choice(_had((0, 1, 1, 2, 3, 3), has.get("zero")))
+    zero = rng.choice([stage for stage in (0, 1, 1, 2, 3, 3) if stage in (0, *runs.zero)])
     dp = replicas if not zero else rng.choice([d for d in (1, 1, 2, 4) if replicas % d == 0])
     virtual = rng.choice((1, 1, 2, 4)) if pp > 1 else 1
     seq_len, micro = rng.choice((2048, 4096, 8192)), rng.choice((1, 1, 2, 4))
     accumulation = rng.choice((1, 2, pp, 4 * pp))
     job = Job(
         global_batch_tokens=seq_len * micro * replicas * accumulation, seq_len=seq_len,
-        tokens=rng.choice((None, 1e12)), precision=rng.choice(PRECISIONS), loss=rng.choice(("fused", "unfused")),
+        tokens=rng.choice((None, 1e12)), precision=rng.choice(precisions), loss=rng.choice(("fused", "unfused")),
     )  # fmt: skip
+    schedules = (*[natural_schedule(pp, virtual)] * 3, *(runs.schedules if pp > 1 else ()))
     try:
         layout = Layout(
-            dp=dp, fsdp=replicas // dp, tp=tp, cp=cp, pp=pp, ep=rng.choice((1, 2, 4, 8)) if model.num_experts else 1,
+            dp=dp, fsdp=replicas // dp, tp=tp, cp=cp, pp=pp, ep=ep if model.num_experts else 1,
             etp=rng.choice((None, 1)) if model.num_experts and tp > 1 else None, num_virtual_stages=virtual, zero_stage=zero,
-            sequence_parallel=tp > 1 and rng.random() < 0.8, async_tp=tp > 1 and rng.random() < 0.2,
-            cp_variant=rng.choice(_had(variant_names(), has.get("cp_variants"))) if cp > 1 else variant_names()[0],
-            micro_batch_seqs=micro,
-            recompute=rng.choice(_had(policy_names(), has.get("recompute"))),
-            offload=rng.choice(_had(("none", "none", "optimizer"), has.get("offload"))),
-            schedule=rng.choice((*[natural_schedule(pp, virtual)] * 3, *(has.get("schedules", ()) if pp > 1 else ()))),
+            sequence_parallel=runs.sequence_parallel and tp > 1 and rng.random() < 0.8,
+            async_tp=runs.async_tp and tp > 1 and rng.random() < 0.2,
+            cp_variant=rng.choice(runs.cp_variants) if cp > 1 else variant_names()[0], micro_batch_seqs=micro,
+            recompute=rng.choice(runs.recompute), offload=rng.choice(runs.offload), schedule=rng.choice(schedules),
         )  # fmt: skip
     except InputError:
         return None
@@ -96,3 +106,46 @@ def random_launches(seed: int, **choices: object) -> Iterator[Launch]:
         launch = random_launch(rng, **choices)  # type: ignore[arg-type]
         if launch is not None:
             yield launch
+
+
+def runnable_launches(name: str, seed: int) -> Iterator[Launch]:
+    """Legal launches that a target runs, without an end: of what its stack can run, with stages as it deals them out."""
+    target, runs = target_named(name), stack_named(target_named(name).stack).abilities
+    choices = {"models": _sayable(name, "models"), "precisions": _sayable(name, "precisions")}
+    for launch in random_launches(seed, chip=_chip(name), runs=runs, **choices):
+        taken = as_taken(launch, target)
+        legal = not violations(taken.model, taken.job, taken.machines.num_devices, taken.layout)
+        if legal and not refusals(taken, target):
+            yield _with_plan(taken)
+
+
+def _with_plan(launch: Launch) -> Launch:
+    """The launch with the plan that it is, of which a target may have dealt the layers out in its own way."""
+    return replace(launch, plan=replace(launch.plan, layout=launch.layout)) if launch.plan else launch
+
+
+def _chip(name: str) -> str:
+    return "h100" if "GPU" in stack_named(target_named(name).stack).platforms else "tpu-v5p"
+
+
+@cache
+def _sayable(name: str, of: str) -> tuple[str, ...]:
+    """Models, or precisions, of which a target runs some launch of replicas."""
+    pairs = [
+        (model, precision)
+        for model in MODELS
+        for precision in ALL_PRECISIONS
+        if not refusals(_plain(name, model, precision), target_named(name))
+    ]
+    return tuple(sorted({pair[of == "precisions"] for pair in pairs}))
+
+
+def _plain(name: str, model: str, precision: str) -> Launch:
+    chip = _chip(name)
+    cluster = load_cluster(f"{chip}:{TORI[8] if chip.startswith('tpu') else 8}")
+    own, job = load_model(model), Job(global_batch_tokens=8 * 4096, seq_len=4096, precision=precision)
+    runs = stack_named(target_named(name).stack).abilities
+    recompute, zero = "full" if "full" in runs.recompute else "none", max((0, *runs.zero))
+    layout = Layout(dp=1 if zero else 8, fsdp=8 if zero else 1, zero_stage=zero, recompute=recompute)
+    plan = Plan(model=own, cluster=cluster, job=job, layout=layout, estimate=PRICED)
+    return Launch(model=own, job=job, layout=layout, machines=machines_of(cluster), plan=plan)

@@ -20,6 +20,7 @@ NAMES = ("launch.sh", "config.yaml", "config.yml", "ds_config.json", "config.tom
 
 def texts(mark: Path) -> Iterator[str]:
     """What a file may hold; `mark` would be made by whoever ran it."""
+    yield from ("\\" * 5000, "--num-layers", "a\n" * 10, "=", ":", "python a.py --", "torchrun", "srun bash")
     run = f"touch {mark}"
     yield from (
         "",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
-from export.random_launches import random_launches
+from export.random_launches import random_launches, runnable_launches
 
 from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_named
 from shardwise.errors import InputError
 from shardwise.export.exporting import LISTED, export, refusals, say
 from shardwise.export.files import files_of
@@ -33,9 +32,7 @@ def as_told(launch: Launch) -> dict[str, object]:
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_what_is_written_is_read_back(target: Target) -> None:
-    launches = random_launches(1, runs=stack_named(target.stack).abilities)
-    runnable = (launch for launch in launches if not refusals(launch, target))
-    for launch in islice(runnable, NUM_PLANS if target.stack == OWN else NUM_WRITTEN):
+    for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == OWN else NUM_WRITTEN):
         options = say(target, launch)
         files = files_of(target, options, launch)
         own = {name: text for name, text in files.items() if name in target.write(options, launch)}

@@ -198,7 +198,7 @@ PP = f"{LLAMA} --training.local_batch_size 8 --parallelism.pipeline_parallel_deg
         (f"{LLAMA} --training.enable_cpu_offload", "", "rest on the host"),
         (f"{LLAMA} --training.global_batch_size 65", "", "a multiple of"),
         (f"{LLAMA} --compile.enable_async_tensor_parallel --parallelism.tensor_parallel_degree 2", "", "without a compiled"),
-        (f"{LLAMA} --parallelism.fsdp_reshard_after_forward sometimes", "", "default, never, always"),
+        (f"{LLAMA} --parallelism.fsdp_reshard_after_forward sometimes", "", "one of default, always, never"),
         (f"{LLAMA} --parallelism.context_parallel_degree 2 --parallelism.context_parallel_load_balancer None", "", "uneven"),
         (f"{LLAMA} activation-checkpoint:memory-budget", "", "activation_checkpoint"),
         (f"{PP} --parallelism.pipeline_parallel_schedule Foo", "", "Interleaved1F1B"),

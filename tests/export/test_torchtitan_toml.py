@@ -153,11 +153,11 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
         (file_of("qwen3", flavor="30B-A3B", more=FLOAT8), "where there are experts"),
         (file_of("llama3", flavor="8B", recompute='mode = "selective"\nselective_ac_option = "x"'), "op or a number"),
         (file_of("llama3", flavor="8B", recompute='mode = "memory_budget"'), "none, full, or selective"),
-        (file_of("llama3", flavor="8B", parallelism='tensor_parallel_degree = "8"'), "whole number"),
+        (file_of("llama3", flavor="8B", parallelism='tensor_parallel_degree = "8"'), "a value of type int"),
         (file_of("llama3", flavor="8B", parallelism="expert_parallel_degree = 2\ntensor_parallel_degree = 4\n"
                  "expert_tensor_parallel_degree = 3"), "1, or tensor_parallel_degree = 4"),
         (file_of("llama3", flavor="8B", parallelism='context_parallel_degree = 2\ncontext_parallel_rotate_method = "x"'),
-         "allgather or alltoall"),
+         "one of allgather, alltoall"),
         (file_of("llama3", flavor="8B", parallelism='pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["layers.0"]]'),
          "layers.0 to layers.31"),
         (file_of("llama3", flavor="8B", parallelism="pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [1]"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.api.given import Model, Where, architecture_of, cluster_of
@@ -33,12 +33,13 @@ def export_plan(plan: Plan, target: str) -> Exported:
 
 def read_launch(
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], cluster: Where, *, target: str | None = None,
-    model: Model | None = None, stack: str | None = None,
+    model: Model | None = None, stack: str | None = None, beside: Mapping[str, int] | None = None,
 ) -> Verdict:  # fmt: skip
     """The launch of a framework from its files: what it costs on a cluster, and which of its options would make it faster.
 
     It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` is the
-    framework where its options do not tell it, `model` the model where the launch does not say it. Nothing of the files is run.
+    framework where its options do not tell it, `model` the model where the launch does not say it, and `beside` what else
+    it leaves to the training script, such as {"job.seq_len": 4096}. Nothing of the files is run.
 
     Raises `InputError` for what cannot be read, what is no launch, and what is not legal on the cluster.
 
@@ -60,4 +61,4 @@ def read_launch(
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = read_files([os.fspath(path) for path in paths])
     given = None if model is None else architecture_of(model)
-    return judge_launch(texts, cluster_of(cluster, stack), target=target, model=given)
+    return judge_launch(texts, cluster_of(cluster, stack), target=target, model=given, beside=beside)

@@ -16,7 +16,8 @@ as it runs, whether it fits, and which of its options would make it faster. What
 Nothing of what is read is run."""
 EPILOG = """examples:
   shardwise read pretrain_gpt.sh --cluster h100:64
-  shardwise read run/launch.sh --cluster h100:64 --from megatron --json"""
+  shardwise read run/launch.sh --cluster h100:64 --from megatron --json
+  shardwise read ds_config.json --cluster h100:16 --model llama-3-8b --seq-len 4096"""
 
 
 def configure(verbs: Any) -> None:
@@ -31,6 +32,11 @@ def configure(verbs: Any) -> None:
         "--from", dest="target", metavar="TARGET", help="the framework, where its options do not tell it"
     )
     parser.add_argument("--model", metavar="MODEL", help="the model, where the launch does not say it")
+    parser.add_argument("--seq-len", metavar="N", help="tokens of one sequence, where the launch does not say it")
+    parser.add_argument(
+        "--batch-seqs", metavar="N", help="sequences of one global batch, where the launch does not say it"
+    )
+    parser.add_argument("--micro-batch-seqs", metavar="N", help="sequences of one micro-batch, likewise")
     parser.add_argument("--out", metavar="FILE", help="write the launch as a plan")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -48,10 +54,20 @@ def run(arguments: argparse.Namespace) -> str:
     model = load_model(arguments.model) if arguments.model else None
     if arguments.out:
         require_writable(arguments.out)
-    found = judge_launch(read_files(arguments.files), cluster, target=arguments.target, model=model)
+    files = read_files(arguments.files)
+    found = judge_launch(files, cluster, target=arguments.target, model=model, beside=_beside(arguments))
     if arguments.out:
         dump_plan(found.plan, arguments.out)
     return json.dumps(found.payload(), indent=2) if arguments.json else verdict_text(found)
+
+
+def _beside(arguments: argparse.Namespace) -> dict[str, int]:
+    """Parts of the launch that the command says."""
+    from shardwise.export.reading import BESIDE
+    from shardwise.units import parse_count
+
+    said = {part: (option, getattr(arguments, option.strip("-").replace("-", "_"))) for part, option in BESIDE.items()}
+    return {part: parse_count(text, what=option) for part, (option, text) in said.items() if text is not None}
 
 
 def verdict_text(found: Verdict) -> str:
@@ -106,7 +122,7 @@ def _change_lines(found: Verdict) -> list[str]:
         after = change.estimate
         gain = f"{after.step_time_s / before.step_time_s - 1:+.1%}, " if before.fits else ""
         lines.append(
-            f"  {format_seconds(after.step_time_s)} ({gain}{format_bytes(after.memory_bytes)}) with {', '.join(words)}"
+            f"  {format_seconds(after.step_time_s)} ({gain}{format_bytes(after.memory_bytes)}): {', '.join(words)}"
         )
     return lines
 

@@ -59,7 +59,7 @@ TYPICAL: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
 # Of which kind software is that no stack of the table matches: the first line that fits.
 OTHERS = (
     (r"jax|xla|maxtext|compile|tpu", "compiled"),
-    (r"megatron|nemo|transformer engine|nanotron|primus", "fused"),
+    (r"megatron|nemo|transformer engine|primus", "fused"),
     (r"", "eager"),
 )
 MODELS: Mapping[str, str] = {"dense": "dense models", "moe": "mixtures of experts"}
@@ -169,8 +169,10 @@ def typical_stack(chip: Chip) -> Stack | None:
 
 
 def stack_of_software(text: str) -> Stack:
-    """The stack that a run's software is, or the kind that it is most like."""
+    """The stack that a run's software is, by its own name or what it says of itself, or the kind that it is most like."""
     text = text.lower().strip()
+    if text in stack_names():
+        return stack_named(text)
     name = next((name for name, entry in _table().items() if re.search(entry["software"], text)), None)
     return stack_named(name or next(kind for pattern, kind in OTHERS if re.search(pattern, text)))
 

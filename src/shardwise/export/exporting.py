@@ -8,10 +8,10 @@ from typing import Any
 
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError, NothingFitsError
+from shardwise.errors import InputError, NothingFitsError, require
 from shardwise.export.field import Given, Options
 from shardwise.export.files import files_of
-from shardwise.export.launch import Launch, launch_from, launch_of
+from shardwise.export.launch import Launch, launch_from, launch_of, with_stages
 from shardwise.export.target import Files, Target
 from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
@@ -84,14 +84,16 @@ def say(target: Target, launch: Launch) -> dict[str, Any]:
 def hear(target: Target, given: Given, model: Architecture | None = None) -> dict[str, Any]:
     """The parts of a launch that options say, by dotted name. With a `model` what they say of one counts for nothing."""
     parts: dict[str, Any] = {}
-    for field in target.fields:
-        parts |= field.hear(given)
-    for field in target.model_fields:
+    problems: list[str] = []
+    for field in (*target.model_fields, *target.fields):
         try:
             parts |= field.hear(given)
-        except (InputError, TypeError):
-            if model is None:
+        except InputError as error:
+            problems += () if model and field in target.model_fields else error.problems
+        except TypeError:
+            if model is None or field not in target.model_fields:
                 raise
+    require(list(dict.fromkeys(problems)))
     return parts
 
 
@@ -108,12 +110,14 @@ def refusals(launch: Launch, target: Target) -> list[str]:
 def _unsaid(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
     """Parts of a launch that its options do not bring back."""
     model = None if target.says_model else launch.model
-    heard = launch_from(hear(target, Given(options, launch.machines)), launch.machines, model).parts()
+    given = Given(options, launch.machines, model=model)
+    heard = launch_from(hear(target, given), launch.machines, model).parts()
     for part, value in launch.parts().items():
-        if heard[part] != value:
+        own = heard.get(part)
+        if own != value:
             yield (
                 part,
-                f"{part} is {_shown(value)}, which {target.title} has no option for; it would take {_shown(heard[part])}",
+                f"{part} is {_shown(value)}, which {target.title} has no option for; it would take {_shown(own)}",
             )
 
 
@@ -155,7 +159,20 @@ def nearest(plan: Plan, target: Target) -> Layout | None:
         except (InputError, NothingFitsError):
             continue
         for layout in (found.layout, *(other.layout for other in found.alternatives)):
-            other = replace(launch_of(plan), layout=layout)
-            if not violations(plan.model, plan.job, cluster.num_devices, layout) and not refusals(other, target):
-                return layout
+            other = as_taken(replace(launch_of(plan), layout=layout), target)
+            if (
+                not violations(plan.model, plan.job, cluster.num_devices, other.layout)
+                and not refusals(other, target)
+                and (other.layout == layout or estimate(plan.model, cluster, plan.job, other.layout).fits)
+            ):
+                return other.layout
     return None
+
+
+def as_taken(launch: Launch, target: Target) -> Launch:
+    """A launch with its layers on the stages of a pipeline as the target deals them out, where it has no word for others."""
+    try:
+        stages = hear(target, Given(say(target, launch), launch.machines)).get("layout.stages")
+        return launch if stages is None else replace(launch, layout=with_stages(launch.layout, launch.model, stages))
+    except InputError:
+        return launch

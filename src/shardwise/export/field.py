@@ -8,16 +8,25 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.launch import Launch, Machines
+from shardwise.model.architecture import Architecture
 from shardwise.names import unknown
 
 Options = Mapping[str, Any]  # by the name that a target gives them; of nested files dotted
 
 
 class Given:
-    """The options of a launch that is read; keeps which of them somebody asked for."""
+    """The options of a launch that is read; keeps which of them somebody asked for.
 
-    def __init__(self, options: Options, machines: Machines) -> None:
-        self.options, self.machines = options, machines
+    `beside` are parts that whoever reads it says beside the files, by dotted name; `model` is its model, where that is known.
+    `problem` says what is wrong with the value of an option, where something is: who asks for one gets a value of its type.
+    """
+
+    def __init__(
+        self, options: Options, machines: Machines, beside: Mapping[str, Any] | None = None,
+        model: Architecture | None = None, problem: Callable[[str, Any], str | None] = lambda name, value: None,
+    ) -> None:  # fmt: skip
+        self.options, self.machines, self.beside, self.model = options, machines, beside or {}, model
+        self.problem = problem
         self.heard: set[str] = set()
         self.notes: list[str] = []  # what is priced as something else
 
@@ -26,9 +35,13 @@ class Given:
         return name in self.options
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option, or what the target takes where it is not given."""
+        """The value of an option, or what the target takes where it is not given. Raises `InputError` for one of another type."""
         self.heard.add(name)
-        return self.options.get(name, default)
+        value = self.options.get(name, default)
+        problem = None if value is None or name not in self.options else self.problem(name, value)
+        if problem:
+            raise InputError(problem)
+        return value
 
     def need(self, name: str) -> Any:
         """The value of an option that no launch goes without. Raises `InputError` where it is missing."""

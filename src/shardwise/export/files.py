@@ -12,9 +12,10 @@ README, BATCH = "README.md", "launch.slurm"
 
 def files_of(target: Target, options: Options, launch: Launch) -> Files:
     """Texts by name. The target's own come first."""
-    own = target.write(options, launch)
-    batch = {BATCH: slurm(launch.machines, f"{launch.model.name}-{target.name}", target.command(launch))}
-    return {**own, **({} if BATCH in own else batch), README: _page(target, list(own), launch)}
+    own = dict(target.write(options, launch))
+    if target.slurm and BATCH not in own:
+        own[BATCH] = slurm(launch.machines, f"{launch.model.name}-{target.name}", target.command(launch))
+    return {**own, README: _page(target, list(own), launch)}
 
 
 def _page(target: Target, names: list[str], launch: Launch) -> str:
@@ -29,11 +30,11 @@ Written for {target.title} {target.version} ({target.source}).
 - layout: {launch.layout}
 - machines: {machines.num_nodes} nodes of {machines.devices_per_node} devices
 
-Start it on each node, or with `sbatch {BATCH}`:
+Start it{f" on each node, or with `sbatch {BATCH}`" if BATCH in names else ""}:
 
     {target.command(launch)}
 
-Files of {target.title}: {", ".join(names)}.
+Files of {target.title}: {", ".join(name for name in names if name != BATCH)}.
 
 {notes}
 """

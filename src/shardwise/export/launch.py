@@ -14,7 +14,7 @@ from shardwise.layout.stages import stages_on_ranks, virtual_stages
 from shardwise.layout.text import layout_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.network.topology import Switched
+from shardwise.network.topology import Pods, Switched
 from shardwise.planning.plan import Plan
 
 # Of a model what is no part of what runs: names, sources, and what a config says beside.
@@ -24,10 +24,12 @@ Parts = Mapping[str, Any]  # by dotted name: model.d_model, numerics.rotary.base
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """How many devices there are, and how many of them share a host."""
+    """How many devices there are, and how many of them share a host; of tori how many slices they are, and which chip's."""
 
     num_devices: int
     devices_per_node: int
+    num_pods: int = 1
+    chip: str = ""
 
     @property
     def num_nodes(self) -> int:
@@ -72,7 +74,11 @@ def machines_of(cluster: Cluster) -> Machines:
     """The hosts of a cluster: of so many devices as its chip has on one, or as its innermost tier joins."""
     inner = cluster.topology.levels[0] if isinstance(cluster.topology, Switched) else None
     per_node = cluster.chip.devices_per_host or inner or cluster.num_devices
-    return Machines(num_devices=cluster.num_devices, devices_per_node=min(per_node, cluster.num_devices))
+    pods = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
+    return Machines(
+        num_devices=cluster.num_devices, devices_per_node=min(per_node, cluster.num_devices), num_pods=pods,
+        chip=cluster.chip.name,
+    )  # fmt: skip
 
 
 def launch_of(plan: Plan) -> Launch:
@@ -92,11 +98,11 @@ def launch_from(parts: Parts, machines: Machines, model: Architecture | None = N
         model = replace(model, numerics=_numerics(own["numerics"], model.numerics))
     seqs, stages = own["job"].pop("global_batch_seqs"), own["layout"].pop("stages", None)
     job = Job(global_batch_tokens=seqs * own["job"]["seq_len"], **own["job"])
-    layout = _with_stages(layout_of(own["layout"]), model, stages)
+    layout = with_stages(layout_of(own["layout"]), model, stages)
     return Launch(model=model, job=job, layout=layout, machines=machines)
 
 
-def _with_stages(layout: Layout, model: Architecture, stages: Sequence[int] | None) -> Layout:
+def with_stages(layout: Layout, model: Architecture, stages: Sequence[int] | None) -> Layout:
     """The layout whose virtual stages have these layers; None: as many as is natural. Raises `InputError` where none has."""
     if stages is None or virtual_stages(model, layout) == tuple(stages):
         return layout

@@ -10,12 +10,16 @@ from typing import Any
 from shardwise.errors import InputError, require
 from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
-from shardwise.export.launch import UNSAID, Launch, Machines, launch_from
+from shardwise.export.launch import UNSAID, Launch, Machines, Parts, launch_from
 from shardwise.export.target import Files, Target
 from shardwise.export.targets import TARGETS, target_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model, model_names
 
+# Parts that every launch has, and the options of `shardwise read` that say them where its files do not.
+BESIDE: Mapping[str, str] = {
+    "job.seq_len": "--seq-len", "job.global_batch_seqs": "--batch-seqs", "layout.micro_batch_seqs": "--micro-batch-seqs",
+}  # fmt: skip
 MOST_BYTES = 4_000_000  # of a file: far above any launch
 
 
@@ -49,22 +53,28 @@ def read_files(paths: list[str]) -> Files:
     return found
 
 
-def read(files: Files, machines: Machines, *, target: str | None = None, model: Architecture | None = None) -> Heard:
+def read(
+    files: Files, machines: Machines, *, target: str | None = None, model: Architecture | None = None, beside: Parts | None = None
+) -> Heard:  # fmt: skip
     """A launch from its files. The target is the one that knows most of the options, unless it is named.
 
-    Raises `InputError` where no target knows any, and where what they say is no launch.
+    `beside` are parts that the files may leave out (`BESIDE`). Raises `InputError` where no target knows any option, and where
+    what they say is no launch.
     """
     chosen = target_named(target) if target else recognised(files)
     options = chosen.read(files)
-    known, given = chosen.options, Given(options, machines)
+    if not any(name in chosen.options for name in options):
+        raise InputError(
+            f"read: found no option of {chosen.title} {chosen.version} in {', '.join(files)}; its launch is required"
+        )
+    model = model or chosen.model(options)
+    if model is None and not chosen.says_model:
+        raise InputError(f"read: a launch of {chosen.title} does not say its model; give --model")
+    known, given = chosen.options, Given(options, machines, beside, model, chosen.value_problem)
     try:
-        launch = _launch(hear(chosen, given, model), machines, model)
-    except InputError as error:
-        raise InputError(*_mistyped(chosen, given), *error.problems) from None
+        launch = _launch(_completed(hear(chosen, given, model), given.beside, chosen), machines, model)
     except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
-        usual = f"read: {chosen.title} with options that are missing or of another type: {error}"
-        raise InputError(*(_mistyped(chosen, given) or [usual])) from None
-    require(_mistyped(chosen, given))
+        raise InputError(f"read: {chosen.title} with options that are missing or of another type: {error}") from None
     return Heard(
         target=chosen, options=options, launch=launch,
         unknown=tuple(name for name in options if name not in known),
@@ -72,10 +82,19 @@ def read(files: Files, machines: Machines, *, target: str | None = None, model: 
     )  # fmt: skip
 
 
-def _mistyped(target: Target, given: Given) -> list[str]:
-    """What is wrong with options that were asked for and have a value of another type than their release says."""
-    asked = {name: value for name, value in given.options.items() if name in given.heard and name in target.options}
-    return target.problems(asked)
+def _completed(parts: Parts, beside: Parts, target: Target) -> dict[str, Any]:
+    """What was heard with what is said beside it. Raises `InputError` where they differ, and for what nobody says."""
+    problems = [
+        f"{BESIDE[part]}: found {value}, and the launch says {parts[part]}; leave it out"
+        for part, value in beside.items() if parts.get(part, value) != value
+    ]  # fmt: skip
+    found = {**beside, **parts}
+    problems += [
+        f"read: the files of {target.title} say no {part.partition('.')[2]}; give the script that starts it too, or {option}"
+        for part, option in BESIDE.items() if part not in found
+    ]  # fmt: skip
+    require(problems)
+    return found
 
 
 def recognised(files: Files) -> Target:

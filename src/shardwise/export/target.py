@@ -9,11 +9,14 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+from shardwise.errors import require
 from shardwise.export.field import Field, Options
 from shardwise.export.launch import Launch, Machines
+from shardwise.model.architecture import Architecture
 from shardwise.names import did_you_mean
 
 Files = Mapping[str, str]  # texts by name
+MOST_LISTED = 20  # choices that an error lists
 
 
 class Option(NamedTuple):
@@ -37,9 +40,10 @@ class Target:
 
     `version` is the release that `source` documents and `table` lists the options of. `stack` is what predicts it and says what
     it can run. `fields` are what a launch says in options and what options say of a launch, `model_fields` those of the model's
-    sizes; what no field brings back is not expressible. `says_model`: a launch holds the model's sizes, or names it. `order`:
-    axes of ranks, innermost first. `write` makes files of options, `read` options of files; `command` is what starts it on each
-    node, in words of a shell.
+    sizes; what no field brings back is not expressible. `model` is that of the catalogue which options name, where they name one.
+    `says_model`: a launch holds the model's sizes, or names it. `slurm`: a batch script of SLURM starts it. `order`: axes of
+    ranks, innermost first. `write` makes files of options, `read` options of files; `command` is what starts it on each node, in
+    words of a shell.
     """
 
     name: str
@@ -55,7 +59,9 @@ class Target:
     command: Callable[[Launch], str]
     machines: Callable[[Files], Machines | None] = lambda files: None
     notes: Callable[[Launch], Iterable[str]] = lambda launch: ()
+    model: Callable[[Options], Architecture | None] = lambda options: None
     says_model: bool = True
+    slurm: bool = True
     model_fields: Sequence[Field] = ()
     order: tuple[str, ...] = ("tp", "cp", "fsdp", "dp", "pp")
 
@@ -68,15 +74,32 @@ class Target:
         """What of some options is not among those of the release, or not of their kind."""
         return [text for name, value in options.items() if (text := self._problem(name, value))]
 
+    def value_problem(self, name: str, value: object) -> str | None:
+        """What is wrong with the value of an option of the release; nothing of others."""
+        return self._problem(name, value) if name in self.options else None
+
     def _problem(self, name: str, value: object) -> str | None:
         option = self.options.get(name)
         if option is None:
             return f"{name}: no option of {self.title} {self.version}{did_you_mean(name, self.options)}"
-        if option.choices and not isinstance(value, (list, tuple)) and str(value) not in option.choices:
-            return f"{name}: found {value!r}; one of {', '.join(option.choices)} is required"
-        if not _is_a(option.kind, value):
-            return f"{name}: found {value!r}; a value of type {option.kind} is required"
-        return None
+        return kind_problem(option, value)
+
+
+def kind_problem(option: Option, value: object) -> str | None:
+    """What is wrong with a value of an option: that it is none of those that there are, or not of its kind."""
+    name = option.name
+    if option.choices and not isinstance(value, (list, tuple)) and str(value) not in option.choices:
+        few = ", ".join(option.choices[:MOST_LISTED]) + ", ..." * (len(option.choices) > MOST_LISTED)
+        return f"{name}: found {value!r}{did_you_mean(value, option.choices)}; one of {few} is required"
+    if not _is_a(option.kind, value):
+        return f"{name}: found {value!r}; a value of type {option.kind} is required"
+    return None
+
+
+def require_kinds(options: Options, table: Mapping[str, Option]) -> None:
+    """Raise `InputError` for options of a table whose values are not of their kinds; others are left to who names them."""
+    known = ((table[name], value) for name, value in options.items() if name in table)
+    require([text for option, value in known if (text := kind_problem(option, value))])
 
 
 def _is_a(kind: str, value: object) -> bool:

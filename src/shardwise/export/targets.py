@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from shardwise.cluster.stacks import stack_named
 from shardwise.errors import chosen
 from shardwise.export import (
+    accelerate,
+    automodel,
+    deepspeed,
+    maxtext,
     megatron,
+    megatron_bridge,
+    nanotron,
     own,
     torchtitan,
     torchtitan_toml,
@@ -22,8 +28,15 @@ TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
         megatron.TARGET,
+        megatron_bridge.TARGET,
+        automodel.TARGET,
         torchtitan.TARGET,
         torchtitan_toml.TARGET,
+        deepspeed.TARGET,
+        accelerate.TARGET,
+        maxtext.TPU,
+        maxtext.GPU,
+        nanotron.TARGET,
         own.SLURM,
         own.SKYPILOT,
     )

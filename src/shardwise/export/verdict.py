@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.export.better import Change, better
-from shardwise.export.launch import machines_of
+from shardwise.export.launch import Parts, machines_of
 from shardwise.export.reading import Heard, read
 from shardwise.export.target import Files
 from shardwise.model.architecture import Architecture
@@ -38,14 +38,15 @@ class Verdict:
 
 
 def judge_launch(
-    files: Files, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None
+    files: Files, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None, beside: Parts | None = None
 ) -> Verdict:  # fmt: skip
     """The verdict on a launch's files on a cluster, predicted for its framework's stack unless the cluster was measured.
 
-    `target` is the framework where the options do not tell it, `model` the model where the launch does not say it. Raises
+    `target` is the framework where the options do not tell it, `model` the model where the launch does not say it, `beside` other
+    parts that it leaves out (`reading.BESIDE`). Raises
     `InputError` for what is no launch, and for one that is not legal on this cluster.
     """
-    heard = read(files, machines_of(cluster), target=target, model=model)
+    heard = read(files, machines_of(cluster), target=target, model=model, beside=beside)
     where = cluster if cluster.calibration else predicted(cluster, stack_named(heard.target.stack))
     launch = heard.launch
     found = plan_layout(launch.model, where, launch.job, launch.layout)

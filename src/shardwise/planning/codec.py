@@ -149,6 +149,15 @@ def load_plan(path: str | Path) -> Plan:
     return parse_plan(payload)
 
 
+def is_plan(path: str | Path) -> bool:
+    """Whether a file says of itself that it is a plan; it may be a broken one."""
+    try:
+        payload = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(payload, dict) and str(payload.get("schema", "")).startswith("shardwise.plan/")
+
+
 def parse_plan(payload: Any) -> Plan:
     """A plan from its payload. Raises `InputError` that names each field that is wrong."""
     found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__

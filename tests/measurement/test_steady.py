@@ -1,0 +1,77 @@
+"""The median step of a log: what is left out, and how its rate is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from measurement.logs_of import maxtext, megatron, nanotron, torchtitan
+
+from shardwise.errors import InputError
+from shardwise.measurement.logs.read import read_training_log
+from shardwise.measurement.logs.steady import Steady, num_warm_up, percentile, steady, undisturbed
+
+
+def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> Steady:
+    path = folder / "train.log"
+    path.write_text("\n".join(lines) + "\n")
+    return steady(read_training_log([path]), devices, seq_len, batch)
+
+
+def test_warm_up_and_checkpoints_are_left_out(tmp_path: Path) -> None:
+    times = [9000.0, 2500.0, 2100.0, *(2000.0 + n % 3 for n in range(30))]
+    times[20] = 3500.0  # a checkpoint
+    times[25] = 2120.0  # 6% off, and far outside the others
+    found = of(tmp_path, *(megatron(n, ms) for n, ms in enumerate(times, start=1)))
+    assert (found.num_lines, found.num_warm_up, found.num_outliers, found.num_steady) == (33, 4, 2, 27)
+    assert found.batch_tokens == 128 * 8192
+    assert found.device_s_per_token * found.batch_tokens / 64 == pytest.approx(2.001)
+    assert found.low < found.device_s_per_token < found.high
+    kept = [ms for ms in times[4:] if ms < 2100]
+    assert found.overhead == pytest.approx(sum(times[4:]) / 29 / (sum(kept) / 27) - 1)
+
+
+def test_the_ramp_of_a_batch_is_left_out(tmp_path: Path) -> None:
+    lines = [*(megatron(n, 1000.0, batch=64) for n in range(1, 20)), *(megatron(n, 2000.0) for n in range(20, 30))]
+    found = of(tmp_path, *lines)
+    assert (found.num_other_batch, found.batch_tokens) == (19, 128 * 8192)
+    assert found.device_s_per_token == pytest.approx(2.0 * 64 / (128 * 8192))
+
+
+def test_each_format_gives_the_same_rate(tmp_path: Path) -> None:
+    """6,500 tokens/s on each of 8 devices, by a rate, a time, or both of few digits."""
+    batch, rate, devices = 128 * 8192, 6500.0, 8
+    seconds = batch / rate / devices
+    logs = {
+        "torchtitan": torchtitan(1, rate), "megatron": megatron(1, seconds * 1e3),
+        "nanotron": nanotron(1, seconds * 1e3, rate * 8), "maxtext": maxtext(1, seconds, rate),
+    }  # fmt: skip
+    for name, line in logs.items():
+        given = None if name in ("torchtitan", "megatron") else batch
+        found = of(tmp_path, line, devices=devices, batch=given)
+        assert 1 / found.device_s_per_token == pytest.approx(rate, rel=3e-3), name
+
+
+def test_a_batch_that_is_not_the_logs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--batch-tokens: found 2,097,152, and the log says 1,048,576"):
+        of(tmp_path, megatron(1, 2000.0), batch=2 << 20)
+    with pytest.raises(InputError, match=r"which on 16 devices is a batch of .* tokens and not of 1,048,576"):
+        of(tmp_path, *(maxtext(n, 20.0, 6500.0) for n in range(3)), devices=16, batch=1 << 20)
+
+
+def test_a_log_without_a_time(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no step of MaxText in it has a time or a rate"):
+        of(tmp_path, maxtext(1, 2.0, 1.0, ramp=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40, 10_000])
+def test_some_lines_always_stay(tmp_path: Path, count: int) -> None:
+    assert count - num_warm_up(count) >= count / 2
+    paces = [1.0 + 0.3 * (n % 2) for n in range(count)]  # of two speeds none is far off
+    assert undisturbed(paces) == paces
+
+
+def test_few_digits_are_no_outliers() -> None:
+    """nanotron prints three: most lines are equal, and their deviation nothing."""
+    assert undisturbed([1.23] * 9 + [1.24, 1.22]) == [1.23] * 9 + [1.24, 1.22]
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
