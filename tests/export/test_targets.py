@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -14,7 +15,7 @@ from shardwise.export.files import files_of
 from shardwise.export.launch import Launch
 from shardwise.export.reading import read
 from shardwise.export.target import Target
-from shardwise.export.targets import TARGETS, target_named
+from shardwise.export.targets import TARGETS, target_for, target_named
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
@@ -62,3 +63,16 @@ def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
     with pytest.raises(InputError, match="recompute") as told:
         export(plan, target_named("megatron"))
     assert "fsdp=8 tp=2" in told.value.problems[-1]
+
+
+def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said() -> None:
+    """torchtitan reduces gradients in fp32; nobody who plans for it by name has to know."""
+    layout = Layout.parse("fsdp=16 zero_stage=3")
+    cluster = load_cluster("h100:16", stack="torchtitan")
+    plan = plan_layout(load_model("llama-3-8b"), cluster, Job(global_batch_tokens=2**20, seq_len=8192), layout)
+    found = export(plan, target_named("torchtitan"))
+    (note,) = (text for text in found.not_expressible if "precision" in text)
+    assert note.startswith("job.precision is bf16; torchtitan takes bf16_fp32_reduction: a step of ")
+    assert target_for(plan) is target_named("torchtitan")
+    with pytest.raises(InputError, match="nvfp4"):
+        export(replace(plan, job=replace(plan.job, precision="nvfp4")), target_named("torchtitan"))

@@ -20,9 +20,10 @@ from shardwise.layout.placement import Placement, cut_levels, default_placement
 from shardwise.model.architecture import Architecture
 from shardwise.planning.abilities import lacking
 from shardwise.planning.plan import Plan
+from shardwise.precision import PRECISIONS, precision_named
 from shardwise.search.pins import narrowed
 from shardwise.search.plan import plan as search
-from shardwise.units import format_seconds
+from shardwise.units import format_bytes, format_seconds
 
 SCHEMA = "shardwise.export/1"
 # Parts that a run has with or without a target's word for them: said where they cannot be, and no reason to refuse.
@@ -54,7 +55,7 @@ def export(plan: Plan, target: Target) -> Exported:
 
     Raises `InputError` where the target cannot run it, with each reason and the nearest layout that it can.
     """
-    launch = launch_of(plan)
+    launch = in_own_precision(launch_of(plan), target)
     reasons = refusals(launch, target)
     if reasons:
         near = nearest(plan, target)
@@ -64,9 +65,10 @@ def export(plan: Plan, target: Target) -> Exported:
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
     options = say(target, launch)
     listed = [text for part, text in _unsaid(target, launch, options) if part.startswith(LISTED)]
+    unsaid = (*_precision_note(plan, launch, target), *listed, *_placement_note(plan, target))
     return Exported(
         target=target.name, version=target.version, files=files_of(target, options, launch), command=target.command(launch),
-        not_expressible=(*listed, *_placement_note(plan, target)), warnings=tuple(target.notes(launch)),
+        not_expressible=unsaid, warnings=tuple(target.notes(launch)),
     )  # fmt: skip
 
 
@@ -131,6 +133,32 @@ def _shown(value: object) -> str:
     )
 
 
+def in_own_precision(launch: Launch, target: Target) -> Launch:
+    """The launch with the precision recipe that a target takes for the plan's, where it has no words for that one: the first that
+    multiplies in the same format. Formats of gradients and of what is kept for the update are a framework's own choice."""
+    own = precision_named(launch.job.precision)
+    if not refusals(launch, target):
+        return launch
+    for name, recipe in PRECISIONS.items():
+        other = replace(launch, job=replace(launch.job, precision=name))
+        if recipe.product_format == own.product_format and not refusals(other, target):
+            return other
+    return launch
+
+
+def _precision_note(plan: Plan, launch: Launch, target: Target) -> Iterator[str]:
+    """What a step and the memory are in the precision that the target takes in place of the plan's."""
+    if launch.job.precision != plan.job.precision:
+        own = plan.estimate
+        found = estimate(plan.model, plan.cluster, replace(plan.job, precision=launch.job.precision), plan.layout)
+        yield (
+            f"job.precision is {plan.job.precision}; {target.title} takes {launch.job.precision}: a step of "
+            f"{format_seconds(found.step_time_s)} for {format_seconds(own.step_time_s)}, "
+            f"{format_bytes(found.memory_bytes)} for {format_bytes(own.memory_bytes)}"
+            + ("" if found.fits else ", which does not fit")
+        )
+
+
 def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
     """Where the target numbers its ranks in another order than the plan: what the step takes then."""
     topology, layout = plan.cluster.topology, plan.layout
@@ -159,7 +187,7 @@ def nearest(plan: Plan, target: Target) -> Layout | None:
         except (InputError, NothingFitsError):
             continue
         for layout in (found.layout, *(other.layout for other in found.alternatives)):
-            other = as_taken(replace(launch_of(plan), layout=layout), target)
+            other = in_own_precision(as_taken(replace(launch_of(plan), layout=layout), target), target)
             if (
                 not violations(plan.model, plan.job, cluster.num_devices, other.layout)
                 and not refusals(other, target)

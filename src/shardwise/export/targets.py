@@ -18,7 +18,7 @@ from shardwise.export import (
     torchtitan,
     torchtitan_toml,
 )
-from shardwise.export.exporting import refusals
+from shardwise.export.exporting import in_own_precision, refusals
 from shardwise.export.launch import launch_of
 from shardwise.export.target import Target
 from shardwise.planning.abilities import stack_of
@@ -55,7 +55,7 @@ def target_for(plan: Plan) -> Target | None:
         return None
     own = [target for target in TARGETS.values() if target.stack == stack.name]
     alike = [target for target in TARGETS.values() if _kind_on(target, plan) == stack.kind]
-    return next((target for target in (*own, *alike) if not refusals(launch, target)), None)
+    return next((target for target in (*own, *alike) if not refusals(in_own_precision(launch, target), target)), None)
 
 
 def _kind_on(target: Target, plan: Plan) -> str | None:
