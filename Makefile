@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test check matrix mutants clean
+.PHONY: setup demo test check matrix mutants export-check clean
 
 setup: $(STAMP)
 
@@ -50,6 +50,10 @@ matrix: setup
 # Whether the tests notice what changes in the planner and the engine; goes on where it was interrupted. Hours: see the script.
 mutants: setup
 	$(BIN)/python benchmarks/mutants.py
+
+# Random launches of every framework, read by the framework's own parser in an environment of its own. Gigabytes, half an hour.
+export-check: setup
+	$(BIN)/python benchmarks/export_check/run.py
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

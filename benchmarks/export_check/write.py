@@ -9,17 +9,16 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from export.random_launches import random_launches
+from export.random_launches import runnable_launches
 
-from shardwise.export.exporting import refusals, say
+from shardwise.export.exporting import say
 from shardwise.export.files import files_of
 from shardwise.export.targets import target_named
 
 
 def main(name: str, count: str, folder: str) -> None:
     target = target_named(name)
-    runnable = (launch for launch in random_launches(3) if not refusals(launch, target))
-    for i, launch in enumerate(islice(runnable, int(count))):
+    for i, launch in enumerate(islice(runnable_launches(name, 3), int(count))):
         own = Path(folder, f"{i:04}")
         own.mkdir(parents=True, exist_ok=True)
         for file, text in files_of(target, say(target, launch), launch).items():

@@ -1,0 +1,123 @@
+"""Random launches of every framework, read by the framework itself: `make export-check`.
+
+    python benchmarks/export_check/run.py [TARGET ...] [--count 100] [--sources FOLDER]
+
+Each framework has a virtual environment of its own under out/export-check, since their pins exclude one another; a framework
+whose wheel lacks what starts it is checked out at the commit that its options are of, or found under --sources
+(FOLDER/Megatron-LM, FOLDER/maxtext). A target whose judge refuses a launch ends the command with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+TORCH = "torch==2.13.0"
+
+
+class Judge(NamedTuple):
+    """A judge's script; what it needs; what is unpacked beside it (wheels) or checked out, and the option that says where."""
+
+    script: str
+    packages: tuple[str, ...]
+    alone: tuple[str, ...] = ()  # without what they depend on
+    source: str = ""  # of repository@commit
+    option: str = ""
+    unpacked: tuple[str, ...] = ()
+
+
+MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
+MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
+_TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow")
+JUDGES: Mapping[str, Judge] = {
+    "megatron": Judge("megatron.py", (TORCH, "packaging", "numpy"), source=MEGATRON_LM, option="--megatron"),
+    "megatron-bridge": Judge(
+        "megatron_bridge.py", (TORCH, "transformers", "packaging", "pyyaml", "antlr4-python3-runtime==4.9.3"),
+        option="--packages",
+        unpacked=("megatron-bridge==0.3.1", "megatron-core==0.16.1", "omegaconf==2.3.0", "hydra-core==1.3.2"),
+    ),
+    "automodel": Judge(
+        "automodel.py", (TORCH, "transformers", "pyyaml"), option="--package", unpacked=("nemo-automodel==0.7.0",)
+    ),
+    "torchtitan": Judge(
+        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", "triton"), alone=("torchtitan==0.3.0",)
+    ),
+    "torchtitan-toml": Judge("torchtitan_toml.py", _TITAN, alone=("torchtitan==0.2.2",)),
+    "deepspeed": Judge("deepspeed.py", (TORCH, "deepspeed==0.19.8")),
+    "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
+    "maxtext": Judge("maxtext.py", ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml"), source=MAXTEXT, option="--maxtext"),
+    "maxtext-gpu": Judge("maxtext.py", ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml"), source=MAXTEXT, option="--maxtext"),
+    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy"), alone=("nanotron==0.4",)),
+}  # fmt: skip
+
+
+def environment(name: str, judge: Judge, folder: Path) -> Path:
+    """The interpreter of a target's environment, made and filled where it is not there."""
+    python = folder / "venv" / "bin" / "python"
+    if not python.exists():
+        print(f"{name}: an environment with {', '.join((*judge.packages, *judge.alone))}", flush=True)
+        venv.create(folder / "venv", with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *judge.packages], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
+        if judge.alone:
+            subprocess.run([*pip, "--no-deps", *judge.alone], check=True)
+    return python
+
+
+def told_where(judge: Judge, python: Path, folder: Path, sources: Path | None) -> list[str]:
+    """The judge's option that says where the framework is, fetched where it is not there."""
+    if judge.source:
+        repository, _, commit = judge.source.partition("@")
+        name = repository.rpartition("/")[2]
+        found = sources / name if sources and (sources / name).exists() else folder / name
+        if not found.exists():
+            subprocess.run(["git", "clone", "--quiet", f"https://github.com/{repository}", str(found)], check=True)
+            subprocess.run(["git", "-C", str(found), "checkout", "--quiet", commit], check=True)
+        return [judge.option, str(found)]
+    if not judge.unpacked:
+        return []
+    places = []
+    for package in judge.unpacked:
+        place = folder / package.partition("==")[0]
+        if not place.exists():
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            subprocess.run([*pip, "--target", str(place), package], check=True)
+        places.append(str(place))
+    return [judge.option, ":".join(places)]
+
+
+def check(name: str, count: int, sources: Path | None) -> int:
+    """The exit status of a target's judge on random launches."""
+    judge, folder = JUDGES[name], ROOT / "out" / "export-check" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    python, launches = environment(name, judge, folder), folder / "launches"
+    where = told_where(judge, python, folder, sources)
+    paths = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(launches)], check=True, env=paths)
+    given = sorted(map(str, launches.iterdir())) if where or name == "nanotron" else [str(launches)]
+    done = subprocess.run([str(python), str(HERE / judge.script), *where, *given], env={**os.environ, "PYTHONPATH": ""})
+    print(f"{name}: {'every launch is taken' if done.returncode == 0 else 'launches are refused'}", flush=True)
+    return done.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(JUDGES)}; all of them without one")
+    parser.add_argument("--count", type=int, default=100, help="launches of each (default: 100)")
+    parser.add_argument("--sources", type=Path, help="a folder with checkouts of Megatron-LM and maxtext")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.targets if name not in JUDGES]
+    if unknown:
+        parser.error(f"found {', '.join(unknown)}; one of {', '.join(JUDGES)} is required")
+    return max(check(name, arguments.count, arguments.sources) for name in arguments.targets or JUDGES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
