@@ -68,7 +68,17 @@ FLAGS = {
     "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace"],
     "show": ["--chip", "--help", "--json"],
     "export": ["--help", "--json", "--out", "--to"],
-    "read": ["--cluster", "--from", "--help", "--json", "--model", "--out"],
+    "read": [
+        "--batch-seqs",
+        "--cluster",
+        "--from",
+        "--help",
+        "--json",
+        "--micro-batch-seqs",
+        "--model",
+        "--out",
+        "--seq-len",
+    ],
     "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--run", "--runs", "--stack"],
     "mfu": [

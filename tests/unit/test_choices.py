@@ -265,7 +265,7 @@ SAID = {
     ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
     ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
     ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),
-    ("engine/numpy/step.py", "loss"),
+    ("engine/numpy/step.py", "loss"), ("calibrate/row.py", "recompute"),
 }  # fmt: skip
 
 
@@ -302,10 +302,12 @@ def compared(text: str) -> set[tuple[str, str]]:
 
 
 def test_no_choice_is_compared_with_one_of_its_names() -> None:
-    """A comparison leaves the other names to one branch; tables and `match` have a row for each."""
+    """A comparison leaves the other names to one branch; tables and `match` have a row for each. Launches of other frameworks are
+    another matter: what has no word there does not come back when it is read, and is refused (`export.exporting.refusals`)."""
     found = {
         (path.relative_to(SOURCES).as_posix(), choice, name)
         for path in SOURCES.rglob("*.py")
+        if SOURCES / "export" not in path.parents
         for choice, name in compared(path.read_text(encoding="utf-8"))
     }
     assert {one for one in found if one[:2] not in SAID} == set()

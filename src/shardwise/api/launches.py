@@ -53,7 +53,7 @@ def read_launch(
     >>> _ = file.write_text(text)
     >>> found = sw.read_launch(file, "h100:8")
     >>> found.plan.model.name, str(found.plan.layout)
-    ('llama-3-8b', 'fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1')
+    ('llama-3-8b', 'fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none')
     """
     from shardwise.export.reading import read_files
     from shardwise.export.verdict import judge_launch

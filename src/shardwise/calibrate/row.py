@@ -17,7 +17,7 @@ from shardwise.cluster.chips import chip_names
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, offloaded_by
 from shardwise.layout.stages import held_layers
 from shardwise.model.architecture import GATED, Architecture
 from shardwise.network.topology import Pods, Switched
@@ -112,7 +112,8 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
         "tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": layout.ep, "dp": layout.num_replicas,
         "sp": layout.sequence_parallel if layout.tp > 1 else "", "zero_stage": layout.zero_stage,
         "fsdp": layout.zero_stage == 3, "micro_batch": layout.micro_batch_seqs, "recompute": layout.recompute,
-        "offload": "" if layout.offload == "none" else layout.offload, "overlap_flags": "async tp" if layout.async_tp else "",
+        "offload": " and ".join(name for name, rests in offloaded_by(layout.offload)._asdict().items() if rests),
+        "overlap_flags": "async tp" if layout.async_tp else "",
     }  # fmt: skip
     if layout.recompute == "alternate":
         cells |= {"recompute": "selective", "recompute_detail": "per-op"}
@@ -120,8 +121,6 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
         cells["etp"] = layout.expert_tp
     if layout.pp > 1:
         cells |= {"vpp": layout.num_virtual_stages, "pp_schedule": layout.schedule}
-    if layout.offload == "both":
-        cells["offload"] = "optimizer and activations"
     if layout.zero_stage and 1 < layout.fsdp < layout.num_replicas:
         cells["notes"] = f"shard group: {layout.fsdp}"
     return {column: _text(value) for column, value in cells.items()}
