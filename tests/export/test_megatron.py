@@ -175,3 +175,15 @@ def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
     with pytest.raises(InputError) as told:
         read({"launch.sh": text}, EIGHT, target="megatron")
     assert all(problem and "\n" not in problem for problem in told.value.problems)
+
+
+def test_delayed_scaling_runs_no_norm_again() -> None:
+    """TransformerConfig: delayed scaling does not support moe_act and layernorm recompute for fp8."""
+    model, layout = load_model("llama-3-8b"), Layout.parse("fsdp=8 zero_stage=1 recompute=selective")
+    job = Job(global_batch_tokens=2**20, seq_len=8192)
+    for precision, modules in (("bf16", ["core_attn", "layernorm"]), ("fp8_delayed", ["core_attn"])):
+        told = Launch(
+            model=model, job=replace(job, precision=precision), layout=layout,
+            machines=Machines(num_devices=8, devices_per_node=8),
+        )  # fmt: skip
+        assert say(TARGET, told)["recompute-modules"] == modules

@@ -16,6 +16,7 @@ VARIANTS = {"zigzag": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 # Modules that run again: what attention computes between its products, norms and activations of experts. Of a dense MLP the
 # activation runs again by itself where it is fused.
 SELECTIVE = ("core_attn", "layernorm")
+DELAYED = ("fp8_delayed",)  # precisions whose scales are of earlier steps
 
 
 def _replicas(launch: Launch) -> Options:
@@ -115,13 +116,17 @@ def _recompute(launch: Launch) -> Options:
                 else {"recompute-method": "block", "recompute-num-layers": count}  # fmt: skip
             return {"recompute-granularity": "full", **method}
         case "selective":
-            return {
-                "recompute-granularity": "selective",
-                "recompute-modules": [*SELECTIVE, *(["moe_act"] if launch.model.num_experts else [])],
-            }
+            return {"recompute-granularity": "selective", "recompute-modules": _modules(launch)}
         case "mla_up_proj":
             return {"recompute-granularity": "selective", "recompute-modules": ["mla_up_proj"]}
     return {}
+
+
+def _modules(launch: Launch) -> list[str]:
+    """What runs again. With delayed scaling norms and activations of experts may not (TransformerConfig refuses both)."""
+    if launch.job.precision in DELAYED:
+        return list(SELECTIVE[:1])
+    return [*SELECTIVE, *(["moe_act"] if launch.model.num_experts else [])]
 
 
 def _heard_recompute(given: Given) -> Mapping[str, Any]:
