@@ -53,10 +53,16 @@ LLAMA_3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0}
+# Some pairs of a head turn as they are, some slower, some between: the ramp lies within the head.
+YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 60, "beta_fast": 6.0,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3": ("llama", {"rope_parameters": LLAMA_3, "tie_word_embeddings": True}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LINEAR}),
+    "llama with yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen3 with yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "attention_factor": 1.3, "beta_slow": 0.5}}),
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
@@ -66,6 +72,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "glm4_moe": ("glm4_moe", {**SIGMOID, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "use_qk_norm": True}),
     "deepseek_v3": ("deepseek_v3", {**SIGMOID, **LATENT, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "deepseek_v3 with yarn": (
+        "deepseek_v3",
+        {**SIGMOID, **LATENT, "n_group": 1, "topk_group": 1,
+         "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.707, "beta_fast": 1.0}},
+    ),
     "glm4_moe without groups": ("glm4_moe", {**SIGMOID, "norm_topk_prob": False, "attention_bias": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
@@ -303,8 +314,8 @@ def test_another_format_may_be_asked_for(tmp_path: Path) -> None:
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "another family": ({"model_type": "gpt_neox"}, "model_type 'gpt_neox' cannot be read"),
     "other angles": (
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}},
-        "sets rotary angles of type 'yarn', which is not known here",
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}},
+        "sets rotary angles of type 'longrope', which is not known here",
     ),
     "no factor": (
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}},

@@ -30,6 +30,7 @@ from shardwise.model.readers import (
     times,
     window,
 )
+from shardwise.model.rotary_reader import RotaryRule
 
 ATTENTION = biases(qkv="attention_bias", attention_out="attention_bias")
 LLAMA = biases(qkv="attention_bias", attention_out="attention_bias", mlp="mlp_bias")
@@ -143,7 +144,9 @@ FAMILIES: dict[str, FamilyRule] = {
         fixed={"mlp": "geglu", "post_norms": True, "qk_norm": True},
         read={"bias": ATTENTION, **windows(6)},
         tied=True,
-        numerics=NumericsRule(gemma=True, scaled_scores=True, theta=1_000_000.0, local_theta=10_000.0),
+        numerics=NumericsRule(
+            gemma=True, scaled_scores=True, rotary=RotaryRule(theta=1_000_000.0, local_theta=10_000.0)
+        ),
     ),
     "phi3": FamilyRule(
         read=WINDOWED,
@@ -157,7 +160,7 @@ FAMILIES: dict[str, FamilyRule] = {
         read={"bias": LLAMA},
         only=FULL,
         tied=True,
-        numerics=NumericsRule(theta=2_000_000.0),
+        numerics=NumericsRule(rotary=RotaryRule(theta=2_000_000.0)),
     ),
     "olmo2": FamilyRule(
         fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
@@ -167,7 +170,7 @@ FAMILIES: dict[str, FamilyRule] = {
     "olmo3": FamilyRule(
         fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
         read={"bias": ATTENTION, **windows(4)},
-        numerics=NumericsRule(epsilon=1e-5, theta=500_000.0, local_theta=500_000.0),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=500_000.0, local_theta=500_000.0)),
     ),
     "starcoder2": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
@@ -179,7 +182,7 @@ FAMILIES: dict[str, FamilyRule] = {
         fixed={"norm": "layer", "parallel": True},
         read={"bias": ATTENTION},
         tied=True,
-        numerics=NumericsRule(epsilon=1e-5, theta=500_000.0),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=500_000.0)),
     ),
     "cohere2": FamilyRule(
         fixed={"norm": "layer", "parallel": True},
@@ -191,7 +194,7 @@ FAMILIES: dict[str, FamilyRule] = {
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "learned", "bias": QKV_OUT_MLP},
         read={"max_positions": lambda config: config.get("n_positions", 1024), "d_ff": times(four, WIDTH, "n_inner")},
         tied=True,
-        numerics=NumericsRule(epsilon=1e-5, theta=None),
+        numerics=NumericsRule(epsilon=1e-5, rotary=None),
     ),
     "gpt_neox": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
@@ -216,7 +219,7 @@ FAMILIES: dict[str, FamilyRule] = {
             "_remove_final_layer_norm": (False,),
         },
         tied=True,
-        numerics=NumericsRule(epsilon=1e-5, theta=None),
+        numerics=NumericsRule(epsilon=1e-5, rotary=None),
     ),
     "bloom": FamilyRule(
         fixed={
@@ -230,7 +233,7 @@ FAMILIES: dict[str, FamilyRule] = {
         read={"d_ff": times(four, WIDTH, "n_inner")},
         only={"apply_residual_connection_post_layernorm": (False,)},
         tied=True,
-        numerics=NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
+        numerics=NumericsRule(epsilon=1e-5, rotary=None, lacks=("ALiBi",)),
     ),
     "falcon": FamilyRule(
         fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
@@ -250,11 +253,11 @@ FAMILIES: dict[str, FamilyRule] = {
         read={"d_model": _mpt_width, "d_ff": times(four, WIDTH)},
         only={"no_bias": (True,), "expansion_ratio": (4,)},
         tied=True,
-        numerics=NumericsRule(epsilon=1e-5, theta=None, lacks=("ALiBi",)),
+        numerics=NumericsRule(epsilon=1e-5, rotary=None, lacks=("ALiBi",)),
     ),
     "mixtral": FamilyRule(
         read={**experts("num_local_experts"), **WINDOWED},
-        numerics=NumericsRule(epsilon=1e-5, theta=1_000_000.0),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=1_000_000.0)),
     ),
     "granitemoe": FamilyRule(
         read={"bias": ATTENTION, **experts("num_local_experts")},
@@ -288,19 +291,19 @@ FAMILIES: dict[str, FamilyRule] = {
             **leading_dense("first_k_dense_replace"),
         },
         only={"moe_layer_freq": (1,)},
-        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER, rotary_part=0.5),
+        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER, rotary=RotaryRule(part=0.5)),
     ),
     "deepseek_v2": replace(
         DEEPSEEK,
-        numerics=NumericsRule(router=LIMITED),
+        numerics=NumericsRule(router=LIMITED, rotary=RotaryRule(scaled=True)),
     ),
     "deepseek_v3": replace(
         DEEPSEEK,
-        numerics=NumericsRule(router=DEEPSEEK_V3),
+        numerics=NumericsRule(router=DEEPSEEK_V3, rotary=RotaryRule(scaled=True)),
     ),
     "kimi_k2": replace(
         DEEPSEEK,
-        numerics=NumericsRule(router=DEEPSEEK_V3),
+        numerics=NumericsRule(router=DEEPSEEK_V3, rotary=RotaryRule(scaled=True)),
     ),
     "gpt_oss": FamilyRule(
         fixed={"mlp": "clamped_swiglu", "sinks": True},
@@ -311,6 +314,6 @@ FAMILIES: dict[str, FamilyRule] = {
             **experts("num_local_experts"),
             **windows(2),
         },
-        numerics=NumericsRule(epsilon=1e-5, theta=150_000.0),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=150_000.0)),
     ),
 }

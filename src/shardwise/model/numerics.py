@@ -8,6 +8,7 @@ NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 # Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 CLAMP, CLAMPED_SLOPE = 7.0, 1.702
+FREQUENCY, INDEX = "frequency", "index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +16,10 @@ class Rotary:
     """Angles of rotary embeddings: position · base^(-2i/H) for pair i of a head of width H (Su et al. 2021).
 
     All frequencies are divided by `factor` (Chen et al. 2023); with `original_positions` only those that turn fewer than
-    `low` times over that many positions are, and those that turn more than `high` times are kept (Llama 3.1; as `transformers`
-    has it under rope_type llama3).
+    `low` times over that many positions are, and those that turn more than `high` times are kept. Between the two, the share
+    that is kept grows linearly with the frequency (Llama 3.1; rope_type llama3 of `transformers`) or falls linearly with the
+    pair's `index` (YaRN, Peng et al. 2023, 3.2; rope_type yarn), between indices that are rounded outwards where `rounded`.
+    Cosines and sines are multiplied by `amplitude` (YaRN 3.4; the `attention_factor` of `transformers`).
     """
 
     base: float = ROTARY_BASE
@@ -24,6 +27,9 @@ class Rotary:
     original_positions: int = 0
     low: float = 1.0
     high: float = 4.0
+    ramp: str = FREQUENCY
+    rounded: bool = True
+    amplitude: float = 1.0
 
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.errors import InputError
-from shardwise.model.numerics import SIGMOID, SOFTMAX, Gating, Numerics, Rotary
+from shardwise.model.numerics import SIGMOID, SOFTMAX, Gating, Numerics
 from shardwise.model.readers import shown
+from shardwise.model.rotary_reader import RotaryRule, read_rotaries, score_factor
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-ROTARY_KINDS = ("default", "linear", "llama3")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 # Names of activations in a config, by those of `Architecture.mlp`.
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
@@ -58,18 +56,15 @@ DEEPSEEK_V3 = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
 class NumericsRule:
     """How a family spells its constants.
 
-    `epsilon` and `theta` (the base of rotary angles; None: it has none) are its defaults, `local_theta` that of layers with a
-    window, where they have angles of their own, `rotary_part` the share of a head's width that they turn. `gemma`: norms add one
-    to their weight and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.
+    `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
+    and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.
     `multipliers`: it multiplies the embedding and, in place of 1/√H, the scores. `gates`: the key that says whether gates are
     normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `lacks`: what every model
     of the family has and our arithmetic does not.
     """
 
     epsilon: float = 1e-6
-    theta: float | None = 10_000.0
-    local_theta: float | None = None
-    rotary_part: float = 1.0
+    rotary: RotaryRule | None = field(default_factory=RotaryRule)
     gemma: bool = False
     scaled_scores: bool = False
     multipliers: bool = False
@@ -87,7 +82,7 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
     >>> read_numerics(config, NumericsRule(), d_model=8, head_dim=4, mlp="swiglu").rotary.base
     500000.0
     """
-    rotary, local, unread = _rotaries(config, rule)
+    rotary, local, unread = read_rotaries(config, rule.rotary)
     return Numerics(
         norm_epsilon=float(next((config[key] for key in EPSILONS if config.get(key) is not None), rule.epsilon)),
         norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local,
@@ -131,6 +126,9 @@ def _attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: in
     if rule.multipliers:
         scale = float(config.get("attention_multiplier") or 1.0)
         return None if math.isclose(scale, head_dim**-0.5) else scale
+    factor = score_factor(config, rule.rotary)
+    if factor != 1.0:
+        return factor / math.sqrt(head_dim)
     scalar = config.get("query_pre_attn_scalar") if rule.scaled_scores else None
     return None if scalar in (None, head_dim) else float(scalar**-0.5)
 
@@ -150,49 +148,3 @@ def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator
     named = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
     if named is not None and named not in ACTIVATIONS[mlp]:
         yield f"the activation {named!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
-
-
-def _rotaries(config: Mapping[str, Any], rule: NumericsRule) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
-    """The angles of all layers, those of layers with a window where the family has two, and what of them is not modelled."""
-    if rule.theta is None:
-        return Rotary(), None, ()
-    found = config.get("rope_parameters") or {}
-    whole = _older(config, rule.theta, rule.rotary_part)
-    if rule.local_theta is None:
-        rotary, unread = _rotary({**whole, **found})
-        return rotary, None, unread
-    local = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
-    (rotary, unread), (near, also) = map(_rotary, (found.get(FULL, whole), found.get(SLIDING, local)))
-    return rotary, near, (*unread, *also)
-
-
-def _older(config: Mapping[str, Any], theta: float, part: float) -> dict[str, Any]:
-    """The parameters as older configs write them: `rope_theta` and `rope_scaling`."""
-    keys = ("partial_rotary_factor", "rotary_pct")
-    part = next((config[key] for key in keys if config.get(key) is not None), part)
-    named = {} if part == 1.0 else {"partial_rotary_factor": part}
-    return {"rope_theta": config.get("rope_theta") or theta, **named, **(config.get("rope_scaling") or {})}
-
-
-def _rotary(found: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
-    kind = found.get("rope_type", found.get("type", "default"))
-    part = found.get("partial_rotary_factor", found.get("rotary_pct", 1.0))
-    unread = (f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()
-    base = _number(found, "rope_theta")
-    if kind not in ROTARY_KINDS:
-        return Rotary(base=base), (*unread, f"rotary angles of type {kind!r}")
-    if kind == "default":
-        return Rotary(base=base), unread
-    factor = _number(found, "factor")
-    if kind == "linear":
-        return Rotary(base=base, factor=factor), unread
-    low, high = (_number(found, f"{name}_freq_factor") for name in ("low", "high"))
-    rows = int(_number(found, "original_max_position_embeddings"))
-    return Rotary(base=base, factor=factor, original_positions=rows, low=low, high=high), unread
-
-
-def _number(found: Mapping[str, Any], key: str) -> float:
-    value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")
-    return float(value)

@@ -73,7 +73,7 @@ def test_a_plan_file_that_says_nothing_of_them_has_the_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary angles of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rotary angles of type 'longrope'"),
         ({"partial_rotary_factor": 0.5}, "rotary angles on 0.5 of a head's width"),
         ({"hidden_act": "relu"}, "the activation 'relu' (modelled: silu or swish)"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
@@ -110,7 +110,15 @@ def test_values_of_some_released_models() -> None:
     gemma = sw.load_model("gemma-2-27b").numerics
     assert (gemma.attention_cap, gemma.logit_cap, gemma.attention_scale) == (50.0, 30.0, 144**-0.5)
     assert (gemma.norm_offset, gemma.embedding_scale) == (1.0, 4608**0.5)
-    assert sw.load_model("deepseek-v3").numerics.unread == ("rotary angles of type 'yarn'",)
+    deepseek = sw.load_model("deepseek-v3").numerics
+    assert deepseek.unread == ()
+    assert deepseek.attention_scale == pytest.approx(
+        0.1352337788608801
+    )  # softmax_scale of the authors' inference/model.py
+    assert deepseek.rotary == Rotary(
+        factor=40.0, original_positions=4096, low=1.0, high=32.0, ramp="index", amplitude=1.0
+    )
+    assert sw.load_model("gpt-oss-20b").numerics.rotary.rounded is False
 
 
 def test_routers_with_groups_of_experts() -> None:

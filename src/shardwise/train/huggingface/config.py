@@ -10,7 +10,8 @@ from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
 from shardwise.model.families import FAMILIES as RULES
 from shardwise.model.huggingface import parse_config
-from shardwise.model.numerics_reader import ACTIVATIONS, FULL, SLIDING
+from shardwise.model.numerics_reader import ACTIVATIONS
+from shardwise.model.rotary_reader import FULL, SLIDING
 from shardwise.train.huggingface.names import FAMILIES, StoredFamily
 from shardwise.train.huggingface.rotary import write_rotaries
 
@@ -81,7 +82,7 @@ def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any
         "tie_word_embeddings": architecture.tied_embeddings, family.activation: ACTIVATIONS.get(architecture.mlp, ("",))[0],
         "attention_bias": qkv, "qkv_bias": qkv, "mlp_bias": "mlp" in architecture.bias,
         "sliding_window": architecture.sliding_window,
-        "rope_parameters": write_rotaries(numerics, rule),
+        **({"rope_parameters": write_rotaries(numerics, rule.rotary, architecture.head_dim)} if rule.rotary else {}),
     }  # fmt: skip
     if architecture.num_predict_layers:
         config["num_nextn_predict_layers"] = architecture.num_predict_layers
