@@ -15,7 +15,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.reconcile.rehearsal import Rehearsal, rehearsal
+from shardwise.reconcile.rehearsal import CLOSE, Rehearsal, rehearsal
 from shardwise.train.issued import instance_of
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.recipe import Recipe
@@ -87,6 +87,14 @@ CASES: dict[str, tuple[dict[str, Any], Layout]] = {
     ),
     "multi-token prediction": (PREDICTING, Layout(ep=8, fsdp=128, zero_stage=3)),
 }  # fmt: skip
+# What stages exchange is held until the other stage's answer shows that it has come: by the first stages the longest.
+PIPELINES: dict[str, Layout] = {
+    "1f1b": Layout(pp=4, fsdp=8, schedule="1f1b", zero_stage=1),
+    "interleaved, with tp": Layout(
+        pp=2, tp=4, fsdp=4, num_virtual_stages=2, schedule="interleaved", zero_stage=1, sequence_parallel=True
+    ),
+    "zero bubble": Layout(pp=4, fsdp=8, schedule="zb_h1", zero_stage=1, recompute="selective"),
+}
 STATE = ("parameters", "gradients", "master", "optimizer", "activations")
 
 
@@ -100,6 +108,15 @@ def planned(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: 
 def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
     asked = Recipe(steps=1, **recipe)
     return rehearsal(plan, asked, rehearse(plan, asked, rank))
+
+
+@pytest.mark.parametrize("rank", [0, 31])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int) -> None:
+    found = rehearsed(planned(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
+    assert found.collectives.equal, found.collectives.miscounted
+    (activations,) = (one for one in found.memory.terms if one.name == "activations")
+    assert activations.holds(CLOSE), activations
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -76,6 +76,7 @@ class Engine:
         stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
         self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
+        self.messaging: Callable[[Tensor], None] = lambda values: None  # called with what goes from stage to stage
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
 
@@ -152,7 +153,7 @@ class Engine:
     def _parts(self) -> Parts:
         return Parts(
             self.instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock,
-            self.forward_ended, self.around_pass,
+            self.forward_ended, self.messaging, self.around_pass,
         )  # fmt: skip
 
     def _none(self) -> list[Tensor]:
@@ -173,10 +174,13 @@ class Engine:
         biases = self.model.balance_biases
         yield from ((names[self.model.layers[place].path], bias) for place, bias in biases.items())
 
-    def watch(self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None]) -> None:
+    def watch(
+        self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None],
+        messaging: Callable[[Tensor], None] = lambda values: None,
+    ) -> None:  # fmt: skip
         """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with
-        gathered weights whenever they come or go."""
-        self.forward_ended = forward_ended
+        gathered weights whenever they come or go; with what is sent to another stage, and the gradients that come from one."""
+        self.forward_ended, self.messaging = forward_ended, messaging
         for group in self.reducer.groups:
             group.made = gathered
         for flat in self.groups:

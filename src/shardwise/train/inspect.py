@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardwise.measurement.inspection import Inspection
 from shardwise.train.capture import Capture
 from shardwise.train.engine import Engine
-from shardwise.train.memory import GATHERED, MemoryTracker
+from shardwise.train.memory import GATHERED, WORKSPACE, MemoryTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,10 @@ def watched(engine: Engine) -> Iterator[Watch]:
     held = list(engine.held())
     for term, tensor in held:
         watch.tracker.name(term, [tensor])
-    engine.watch(watch.tracker.forward_ended, lambda whole: watch.tracker.name(GATHERED, [whole]))
+    name = watch.tracker.name
+    engine.watch(
+        watch.tracker.forward_ended, lambda whole: name(GATHERED, [whole]), lambda values: name(WORKSPACE, [values])
+    )
     try:
         with watch.tracker, watch.capture:
             yield watch

@@ -40,8 +40,9 @@ class Arriving(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass; `around` is entered
-    around the computation of each pass, without what it waits for from other stages."""
+    """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass, `messaging` with what
+    goes to another stage and with the gradients that come from one; `around` is entered around the computation of each pass,
+    without what it waits for from other stages."""
 
     instance: Instance
     model: TorchModel
@@ -51,6 +52,7 @@ class Parts:
     exchange: Exchange
     clock: Clock
     forward_ended: Callable[[], None]
+    messaging: Callable[[Tensor], None]
     around: Callable[[Action], AbstractContextManager[None]]
 
 
@@ -94,7 +96,7 @@ class StepPasses:
                 self._send(message)
             if any(action.kind != FORWARD for action in step.slot):
                 self._end_pass()
-            for message in step.arrived:
+            for message in (*step.arrived, *self._done()):
                 self._has_arrived(message)
         for message in list(self.sent):
             self._has_arrived(message)
@@ -165,16 +167,24 @@ class StepPasses:
         if len(self.shapes) <= key.micro_batch:
             self._batch(key.micro_batch)
         values = parts.model.hidden(parts.instance.hidden, self.shapes[key.micro_batch])
+        if key.kind != FORWARD:  # activations are saved for the backward pass
+            parts.messaging(values)
         self.inbox[key] = Arriving(values, parts.exchange.receive(values, message.source, PIPELINE))
 
     def _send(self, message: Message) -> None:
         values = self.inbox.pop(_key(message.action)).here().contiguous()
+        self.parts.messaging(values)
         self.sent[message] = self.parts.exchange.send(values, message.target, PIPELINE), values
+
+    def _done(self) -> list[Message]:
+        """Messages of which the transport says that they have gone, earlier than the order of the schedule proves it."""
+        return [message for message, (pending, _) in self.sent.items() if pending.is_done]
 
     def _has_arrived(self, message: Message) -> None:
         """What a message carries is needed no longer."""
-        pending, _ = self.sent.pop(message)
-        pending.wait()
+        if message in self.sent:
+            pending, _ = self.sent.pop(message)
+            pending.wait()
 
 
 def _key(action: Action) -> Action:

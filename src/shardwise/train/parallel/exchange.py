@@ -31,6 +31,11 @@ class Pending:
     axes: Axes
     num_bytes: int
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it is known to be done; a transport may not say before it is waited for (gloo does not, NCCL does)."""
+        return all(work.is_completed() for work in self.works)
+
     def wait(self) -> None:
         """Until it is done. Raises `LostRankError` where it fails."""
         with (
