@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
+from shardwise.cli import build_parser, main
+from shardwise.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
 from shardwise.progress import Progress
 from shardwise.search.sweep import points as points_module
 from shardwise.search.sweep.points import Case, Point, Swept, knee, parts, planned
@@ -239,7 +240,9 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
         ([*PLAN, "--sweep", "seq_len=4Ki,8Ki", "--set", "job.seq_len=4Ki"], "--set job.seq_len: found --sweep seq_len beside it"),
         ([*PLAN, "--sweep", "batch=1Mi,2Mi", "--set", "job.global_batch_tokens=1Mi"], "found --sweep batch beside it"),
         ([*PLAN, "--sweep", "tp=1,2", "--out", "plan.json"], "--out: found --sweep beside it"),
+        ([*PLAN, "--sweep", "tp=1,2", "--export", "run"], "--export: found --sweep beside it"),
         ([*PLAN, "--sweep", "tp=1,2", "--deadline", "3d"], "--deadline: found --sweep beside it"),
+        ([*PLAN, "--sweep", "tp=1,2", "--budget", "2M"], "--budget: found --sweep beside it"),
         ([*PLAN, "--draw", "a.svg"], "--draw: of sweeps; --sweep is required beside it"),
         ([*PLAN, "--csv", "a.csv"], "--csv: of sweeps; --sweep is required beside it"),
         ([*PLAN, "--sweep", "tp=1,2", "--draw", "/nowhere/a.svg"], "cannot write /nowhere/a.svg: no such folder"),
@@ -256,6 +259,28 @@ def test_wrong_input(
     code, out, err = exit_code(capsys, *arguments)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_no_flag_of_a_plan_is_passed_over() -> None:
+    """Each flag of `plan` holds at every point or is refused beside `--sweep`."""
+    verbs = next(action for action in build_parser()._actions if isinstance(action.choices, dict))
+    assert verbs.choices is not None
+    flags = {action.dest for action in verbs.choices["plan"]._actions if action.option_strings}
+    held = {
+        "batch_tokens",
+        "seq_len",
+        "tokens",
+        "precision",
+        "overlap",
+        "stack",
+        "set",
+        "pin",
+        "max",
+        "runnable",
+        "divisible",
+    }
+    printed = {"help", "json"}
+    assert flags == held | printed | {"sweep", *OF_SWEEPS} | {*OF_ONE_PLAN}
 
 
 def test_what_is_wrong_at_every_point_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

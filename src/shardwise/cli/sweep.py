@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwise.search.space import Choices
     from shardwise.search.sweep.points import At, Case, Point, Swept
 
-OF_ONE_PLAN = ("out", "deadline", "budget")
+OF_ONE_PLAN = ("out", "export", "deadline", "budget")
 OF_SWEEPS = ("draw", "csv")
 
 
