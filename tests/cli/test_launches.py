@@ -47,6 +47,19 @@ def test_a_plan_is_written_and_read_back(plan: str, tmp_path: Path, capsys: pyte
     assert found["estimate"]["step_time_s"] == pytest.approx(own["estimate"]["step_time_s"], rel=1e-9)
 
 
+@pytest.mark.parametrize(("target", "given"), [("megatron", ()), ("deepspeed", ("--model", "llama-3-8b"))])
+def test_a_script_that_starts_more_than_there_is_told(
+    target: str, given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes of eight, read for both of them and for one: as a note, or beside what then is wrong."""
+    job = ("--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", target, "--export", str(tmp_path))
+    assert run(capsys, "plan", "llama-3-8b", "h100:16", *job)[0] == 0
+    own = [str(file) for file in tmp_path.iterdir() if file.name not in ("README.md", "launch.slurm")]
+    said = "launch.sh starts 2 × 8 = 16 processes; this is priced on 8 devices"
+    assert said not in "".join(run(capsys, "read", *own, "--cluster", "h100:16", *given)[1:])
+    assert said in "".join(run(capsys, "read", *own, "--cluster", "h100:8", *given)[1:])
+
+
 def test_the_payload_of_an_export(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "export", plan, "--to", "megatron", "--json")
     found = json.loads(out)

@@ -8,6 +8,8 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.export.formats.shell import training_command
+from shardwise.export.launch import Machines
+from shardwise.export.launchers import differing_machines
 
 RUN = "torchrun train.py --a 1"
 
@@ -81,6 +83,27 @@ def test_conditions_within_conditions_and_loops_are_left_out() -> None:
     assert arguments(nested + "torchrun train.py --n $N") == "--n 2"
     loop = "N=1\nwhile [[ $# -gt 0 ]]; do\ncase $1 in\n--n)\nN=2\n;;\nesac\ndone\n"
     assert arguments(loop + "torchrun train.py --n $N") == "--n 1"
+
+
+@pytest.mark.parametrize(
+    ("script", "started"),
+    [
+        (f"torchrun --nnodes 4 --nproc-per-node 8 {RUN.removeprefix('torchrun ')}", "4 × 8 = 32"),
+        ("torchrun --standalone --nproc_per_node=4 train.py --a 1", "1 × 4 = 4"),
+        ("N=2\nsrun python -m torch.distributed.run --nnodes=$N --nproc_per_node=${G:-8} train.py", "2 × 8 = 16"),
+        ("deepspeed --num_nodes 2 --num_gpus 8 train.py --a 1", "2 × 8 = 16"),
+        ("deepspeed --num_gpus 8 train.py --a 1", None),  # on each node of the hostfile
+        ("torchrun --nnodes $N --nproc-per-node 8 train.py", None),
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", None),
+        ("torchrun --nnodes 2 --nproc-per-node gpu train.py", None),
+        ("torchrun --nnodes 1 --nproc-per-node 2 train.py", None),  # as many as there are
+        ("python train.py --nnodes 4 --nproc-per-node 8", None),  # the program's own
+        ("", None),
+    ],
+)
+def test_what_a_script_starts_beside_the_devices_that_there_are(script: str, started: str | None) -> None:
+    notes = list(differing_machines({"run.sh": script}, Machines(num_devices=2, devices_per_node=2)))
+    assert notes == ([f"run.sh starts {started} processes; this is priced on 2 devices"] if started else [])
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:

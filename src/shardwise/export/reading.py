@@ -11,6 +11,7 @@ from shardwise.errors import InputError, require
 from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
 from shardwise.export.launch import UNSAID, Launch, Machines, Parts, launch_from
+from shardwise.export.launchers import differing_machines
 from shardwise.export.target import Files, Target
 from shardwise.export.targets import TARGETS, target_named
 from shardwise.model.architecture import Architecture
@@ -71,14 +72,17 @@ def read(
     if model is None and not chosen.says_model:
         raise InputError(f"read: a launch of {chosen.title} does not say its model; give --model")
     known, given = chosen.options, Given(options, machines, beside, model, chosen.value_problem)
+    differing = tuple(differing_machines(files, machines))
     try:
         launch = _launch(_completed(hear(chosen, given, model), given.beside, chosen), machines, model)
+    except InputError as error:
+        raise InputError(*error.problems, *differing) from None
     except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
         raise InputError(f"read: {chosen.title} with options that are missing or of another type: {error}") from None
     return Heard(
         target=chosen, options=options, launch=launch,
         unknown=tuple(name for name in options if name not in known),
-        unread=tuple(name for name in given.unheard() if name in known), notes=tuple(given.notes),
+        unread=tuple(name for name in given.unheard() if name in known), notes=(*given.notes, *differing),
     )  # fmt: skip
 
 

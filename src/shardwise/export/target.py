@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwise.errors import require
 from shardwise.export.field import Field, Options
-from shardwise.export.launch import Launch, Machines
+from shardwise.export.launch import Launch
 from shardwise.model.architecture import Architecture
 from shardwise.names import did_you_mean
 
@@ -57,7 +57,6 @@ class Target:
     write: Callable[[Options, Launch], Files]
     read: Callable[[Files], Options]
     command: Callable[[Launch], str]
-    machines: Callable[[Files], Machines | None] = lambda files: None
     notes: Callable[[Launch], Iterable[str]] = lambda launch: ()
     model: Callable[[Options], Architecture | None] = lambda options: None
     says_model: bool = True
