@@ -12,7 +12,7 @@ from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
 from shardwise.export.exporting import LISTED, export, refusals, say
 from shardwise.export.files import files_of
-from shardwise.export.launch import Launch
+from shardwise.export.launch import Launch, launch_of
 from shardwise.export.reading import read
 from shardwise.export.target import Target
 from shardwise.export.targets import TARGETS, target_for, target_named
@@ -48,6 +48,23 @@ def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
     refused = ((launch, reasons) for launch in random_launches(2) if (reasons := refusals(launch, target)))
     for _, reasons in islice(refused, NUM_REFUSED):
         assert all(len(reason) > 20 for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "reason"),
+    [
+        ("glm-4.5-air", "nanotron", "hidden_size: found 4096; a multiple of num_attention_heads = 96 is required"),
+        ("mpt-7b", "megatron-bridge", "position_embedding_type: found 'none'; one of learned_absolute, rope, yarn"),
+    ],
+)
+def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: str, reason: str) -> None:
+    job, layout = Job(global_batch_tokens=2**20, seq_len=2048), Layout.parse("fsdp=32 zero_stage=1")
+    plan = plan_layout(load_model(model), load_cluster("h100:32"), job, layout)
+    assert [text for text in refusals(launch_of(plan), target_named(target)) if reason in text]
+    with pytest.raises(InputError) as told:
+        export(plan, target_named(target))
+    assert told.value.problems[0].endswith("cannot run this plan")
+    assert told.value.problems[-1] == "no layout of this job that fits is one that it runs"
 
 
 def test_a_target_that_nobody_knows_is_said() -> None:

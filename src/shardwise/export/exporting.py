@@ -100,13 +100,16 @@ def hear(target: Target, given: Given, model: Architecture | None = None) -> dic
 
 
 def refusals(launch: Launch, target: Target) -> list[str]:
-    """Why a target cannot run a launch; empty where it can."""
+    """Why a target cannot run a launch; empty where it can. What its options cannot hold, or could not be read from, is one."""
     stack = stack_named(target.stack)
     reasons = lacking(stack, launch.model, replace(launch.job, loss=None), launch.layout)
     reasons += [need.says(launch) for need in target.needs if not need.holds(launch)]
     if reasons:
         return reasons
-    return [text for part, text in _unsaid(target, launch, say(target, launch)) if not part.startswith(LISTED)]
+    try:
+        return [text for part, text in _unsaid(target, launch, say(target, launch)) if not part.startswith(LISTED)]
+    except InputError as error:
+        return list(error.problems)
 
 
 def _unsaid(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
