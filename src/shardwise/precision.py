@@ -56,7 +56,13 @@ class Precision:
 
     def state_bytes(self, optimizer: Optimizer) -> float:
         """Weights, gradients, master copy and moments of a parameter, in bytes."""
-        return bytes_per_element(self.weights) + self.gradient_bytes + self.master_bytes + self.moment_bytes(optimizer)
+        return sum(self.state_parts(optimizer))
+
+    def state_parts(self, optimizer: Optimizer) -> tuple[float, float, float, float]:
+        """The same one by one."""
+        return (
+            bytes_per_element(self.weights), self.gradient_bytes, self.master_bytes, self.moment_bytes(optimizer)
+        )  # fmt: skip
 
     @property
     def gradient_bytes(self) -> float:

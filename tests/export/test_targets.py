@@ -10,7 +10,7 @@ from export.random_launches import random_launches, runnable_launches
 
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
-from shardwise.export.exporting import LISTED, export, refusals, say
+from shardwise.export.exporting import LISTED, export, in_own_precision, refusals, say
 from shardwise.export.files import files_of
 from shardwise.export.launch import Launch, launch_of
 from shardwise.export.reading import read
@@ -93,3 +93,24 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
     assert target_for(plan) is target_named("torchtitan")
     with pytest.raises(InputError, match="nvfp4"):
         export(replace(plan, job=replace(plan.job, precision="nvfp4")), target_named("torchtitan"))
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "taken"),
+    [
+        ("megatron", "bf16_fp32_gradients", "bf16_fp32_main_gradients"),  # 2 bytes of gradients less, and not 4
+        ("megatron", "bf16_no_master", "bf16"),
+        (
+            "automodel",
+            "bf16_fp32_main_gradients",
+            "bf16_fp32_reduction",
+        ),  # as many bytes as bf16, reduced in fp32 as well
+        ("megatron", "fp8_torchao", "fp8_current"),  # as many bytes as other fp8, scales of the tensor at hand as well
+        ("megatron", "bf16", "bf16"),
+        ("megatron", "int8_aqt", "int8_aqt"),  # none multiplies in int8
+    ],
+)
+def test_of_several_precisions_the_nearest_in_bytes_of_state_is_taken(target: str, precision: str, taken: str) -> None:
+    job = Job(global_batch_tokens=2**20, seq_len=8192, precision=precision)
+    plan = plan_layout(load_model("llama-3-8b"), load_cluster("h100:16"), job, Layout.parse("fsdp=16 zero_stage=2"))
+    assert in_own_precision(launch_of(plan), target_named(target)).job.precision == taken

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from shardwise.cluster.stacks import predicted, stack_named
@@ -18,9 +19,10 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.layout.placement import Placement, cut_levels, default_placement
 from shardwise.model.architecture import Architecture
+from shardwise.optimizer import Optimizer, optimizer_named
 from shardwise.planning.abilities import lacking
 from shardwise.planning.plan import Plan
-from shardwise.precision import PRECISIONS, precision_named
+from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.search.pins import narrowed
 from shardwise.search.plan import plan as search
 from shardwise.units import format_bytes, format_seconds
@@ -137,16 +139,24 @@ def _shown(value: object) -> str:
 
 
 def in_own_precision(launch: Launch, target: Target) -> Launch:
-    """The launch with the precision recipe that a target takes for the plan's, where it has no words for that one: the first that
-    multiplies in the same format. Formats of gradients and of what is kept for the update are a framework's own choice."""
-    own = precision_named(launch.job.precision)
+    """The launch in the precision recipe that a target takes for the plan's, where it has no words for that one: the nearest of
+    those that multiply in the same format. Formats of gradients and of the optimizer's state are a framework's own choice."""
     if not refusals(launch, target):
         return launch
-    for name, recipe in PRECISIONS.items():
-        other = replace(launch, job=replace(launch.job, precision=name))
-        if recipe.product_format == own.product_format and not refusals(other, target):
+    own, optimizer = precision_named(launch.job.precision), optimizer_named(launch.job.optimizer)
+    alike = [recipe for recipe in PRECISIONS.values() if recipe.product_format == own.product_format]
+    for recipe in sorted(alike, key=partial(_distance, own, optimizer)):
+        other = replace(launch, job=replace(launch.job, precision=recipe.name))
+        if not refusals(other, target):
             return other
     return launch
+
+
+def _distance(own: Precision, optimizer: Optimizer, other: Precision) -> tuple[float, int]:
+    """How far a recipe is from a plan's: in bytes of state for a parameter, part by part, and then in choices that differ."""
+    parts = zip(own.state_parts(optimizer), other.state_parts(optimizer), strict=True)
+    choices = (getattr(own, one.name) != getattr(other, one.name) for one in fields(own))
+    return sum(abs(ours - theirs) for ours, theirs in parts), sum(choices)
 
 
 def _precision_note(plan: Plan, launch: Launch, target: Target) -> Iterator[str]:
