@@ -43,6 +43,22 @@ def test_what_is_written_is_read_back(target: Target) -> None:
         assert heard.unknown == ()
 
 
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "maxtext", "nanotron"])
+def test_constants_that_a_launch_says_count_before_the_catalogue(target: str) -> None:
+    """The sizes are a known model's, whose name and other constants stay."""
+    launch = next(one for one in runnable_launches(target, 3) if one.model.name == "llama-3-8b")
+    numerics = replace(launch.model.numerics, norm_epsilon=3e-6)
+    if target != "nanotron":  # its Llama has the base of the first Llama, and no option for another
+        numerics = replace(numerics, rotary=replace(numerics.rotary, base=1e6))
+    model = replace(launch.model, numerics=numerics)
+    written = target_named(target).write(say(target_named(target), replace(launch, model=model)), launch)
+    heard = read(written, launch.machines, target=target).launch.model
+    assert heard.name == "llama-3-8b"
+    assert heard.numerics.norm_epsilon == 3e-6
+    assert heard.numerics.rotary.base == (1e4 if target == "nanotron" else 1e6)
+    assert replace(heard, numerics=numerics) == model
+
+
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
     refused = ((launch, reasons) for launch in random_launches(2) if (reasons := refusals(launch, target)))

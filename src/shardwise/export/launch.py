@@ -92,14 +92,18 @@ def launch_from(parts: Parts, machines: Machines, model: Architecture | None = N
 
     Raises `InputError` for parts that no launch has together.
     """
-    own = {name: _group(parts, name) for name in ("model", "numerics", "job", "layout")}
+    own = {name: _group(parts, name) for name in ("model", "job", "layout")}
     if model is None:
-        model = Architecture(**{"name": "model", **own["model"]})
-        model = replace(model, numerics=_numerics(own["numerics"], model.numerics))
+        model = with_numerics(Architecture(**{"name": "model", **own["model"]}), parts)
     seqs, stages = own["job"].pop("global_batch_seqs"), own["layout"].pop("stages", None)
     job = Job(global_batch_tokens=seqs * own["job"]["seq_len"], **own["job"])
     layout = with_stages(layout_of(own["layout"]), model, stages)
     return Launch(model=model, job=job, layout=layout, machines=machines)
+
+
+def with_numerics(model: Architecture, parts: Parts) -> Architecture:
+    """The model with those constants of its arithmetic that some parts say. Raises `InputError` for some that no model has."""
+    return replace(model, numerics=_numerics(_group(parts, "numerics"), model.numerics))
 
 
 def with_stages(layout: Layout, model: Architecture, stages: Sequence[int] | None) -> Layout:

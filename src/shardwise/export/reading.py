@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.errors import InputError, require
 from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
-from shardwise.export.launch import UNSAID, Launch, Machines, Parts, launch_from
+from shardwise.export.launch import UNSAID, Launch, Machines, Parts, launch_from, with_numerics
 from shardwise.export.launchers import differing_machines
 from shardwise.export.target import Files, Target
 from shardwise.export.targets import TARGETS, target_named
@@ -122,7 +122,8 @@ def recognised(files: Files) -> Target:
 
 
 def _launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
-    """A launch of its parts, with the model of the catalogue that its sizes are those of.
+    """A launch of its parts, with the model of the catalogue that its sizes are those of; what the parts say of its arithmetic
+    counts before the catalogue.
 
     Where only the tokenizer knows the vocabulary, a model of the catalogue with all the other sizes says it. Raises `InputError`
     where there is none.
@@ -136,7 +137,7 @@ def _launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | 
         raise InputError(
             "the vocabulary is missing, as the tokenizer decides it; --model is required, a name or a config.json"
         )
-    return replace(launch, model=found)
+    return replace(launch, model=with_numerics(found, parts))
 
 
 def catalogued(model: Architecture, but: Sequence[str] = ()) -> Architecture:
