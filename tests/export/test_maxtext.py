@@ -12,7 +12,7 @@ from shardwise.errors import InputError
 from shardwise.export import maxtext
 from shardwise.export.exporting import export, refusals, say
 from shardwise.export.files import files_of
-from shardwise.export.formats.yaml_text import options_of_yaml
+from shardwise.export.formats.yaml_text import yaml_tree
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.maxtext_model import known_models, named_model, with_model
 from shardwise.export.reading import Heard, read
@@ -147,7 +147,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
     layout = sw.Layout.parse("fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true micro_batch_seqs=2")
     plan = plan_layout(sw.load_model("llama-3-70b"), cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192), layout)
     found = export(plan, maxtext.TPU)
-    options = options_of_yaml(found.files["config.yml"], "config.yml")
+    options = yaml_tree(found.files["config.yml"], "config.yml")
     assert options["model_name"] == "llama3-70b"
     assert (options["per_device_batch_size"], options["gradient_accumulation_steps"]) == (0.5, 4)
     assert "v5p-128 --num-slices 1" in found.files["launch.sh"]
@@ -208,10 +208,10 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "a YAML mapping"),
+        ("", "options by name"),
         ("base_config: [base.yml", "no YAML: line"),
         ("a: !!python/name:os.system", "no YAML"),
-        (GOOD + "remat_policy: full\n", "remat_policy is there twice"),
+        (GOOD + "remat_policy: full\n", "remat_policy is given twice"),
         (GOOD.replace("full", "foo"), "remat_policy: found 'foo'"),
         (GOOD.replace("full", "save_out_proj"), "remat_policy: found 'save_out_proj'"),
         (GOOD.replace("llama3-8b", "llama3-9b"), "model_name: .*llama3-9b"),

@@ -13,7 +13,8 @@ from shardwise.errors import InputError
 from shardwise.export.accelerate_formats import FORMATS
 from shardwise.export.accelerate_sharding import NODE, SHARDING, replicas_of
 from shardwise.export.field import Field, Given, Options, beside
-from shardwise.export.formats.trees import dotted, spelt, yaml_text, yaml_tree
+from shardwise.export.formats.trees import dotted, spelt
+from shardwise.export.formats.yaml_text import yaml_text, yaml_tree
 from shardwise.export.launch import Launch
 from shardwise.export.launchers import PORT
 from shardwise.export.scripts import (

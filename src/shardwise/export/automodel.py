@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from shardwise.export.automodel_fields import FIELDS, NAMES
 from shardwise.export.field import Options
-from shardwise.export.formats.yaml_text import only_yaml, options_of_yaml, yaml_of_options
+from shardwise.export.formats.trees import dotted
+from shardwise.export.formats.yaml_text import only_yaml, yaml_text, yaml_tree
 from shardwise.export.hub import hub_model, hub_name
 from shardwise.export.launch import Launch
 from shardwise.export.launchers import torchrun
-from shardwise.export.target import Files, Need, Target
+from shardwise.export.target import Files, Need, Target, option_table
 from shardwise.model.architecture import Architecture
 
 SCRIPT = "recipe.yaml"
@@ -35,12 +36,12 @@ def _write(options: Options, launch: Launch) -> Files:
         "optimizer.lr": 3.0e-4,
         "checkpoint.enabled": False,
     }
-    return {SCRIPT: yaml_of_options(usual)}
+    return {SCRIPT: yaml_text(usual)}
 
 
 def _read(files: Files) -> Options:
     name, text = only_yaml(files, "a recipe of NeMo Automodel")
-    return options_of_yaml(text, name)
+    return dotted(yaml_tree(text, name), option_table("automodel"))
 
 
 def _notes(launch: Launch) -> Iterator[str]:

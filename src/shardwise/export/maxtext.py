@@ -13,7 +13,8 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.export.field import Field, Given, Options, beside, named
 from shardwise.export.formats.assignments import assigned
-from shardwise.export.formats.yaml_text import only_yaml, options_of_yaml, yaml_of_options
+from shardwise.export.formats.trees import dotted
+from shardwise.export.formats.yaml_text import only_yaml, yaml_text, yaml_tree
 from shardwise.export.launch import Launch
 from shardwise.export.launchers import PORT
 from shardwise.export.maxtext_mesh import hear_mesh, say_mesh, slices
@@ -224,7 +225,7 @@ def _beside(hardware: str, launch: Launch) -> Options:
 
 
 def _write(hardware: str, options: Options, launch: Launch) -> Files:
-    text = yaml_of_options({"base_config": "base.yml", **named_model(options)})
+    text = yaml_text({"base_config": "base.yml", **named_model(options)})
     return {CONFIG: text, SCRIPT: _script(hardware, launch)}
 
 
@@ -250,6 +251,7 @@ def _script(hardware: str, launch: Launch) -> str:
 
 
 def _read(hardware: str, files: Files) -> Options:
+    table = option_table("maxtext")
     scripts = [
         (name, text)
         for name, text in files.items()
@@ -257,10 +259,9 @@ def _read(hardware: str, files: Files) -> Options:
     ]
     if any(name.endswith((".yml", ".yaml")) for name in files) or not scripts:
         name, text = only_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
-        found = options_of_yaml(text, name)
+        found = dotted(yaml_tree(text, name), table)
     else:
         found = assigned(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
-    table = option_table("maxtext")
     found = {name: None if value == "None" else value for name, value in found.items()}
     found = {name: value for name, value in found.items() if value is not None or name not in table}
     require_kinds(found, table)

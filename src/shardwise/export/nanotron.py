@@ -11,7 +11,8 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.field import Field, Given, Options, beside, same
-from shardwise.export.formats.yaml_text import only_yaml, options_of_yaml, yaml_of_options
+from shardwise.export.formats.trees import dotted
+from shardwise.export.formats.yaml_text import only_yaml, yaml_text, yaml_tree
 from shardwise.export.launch import Launch
 from shardwise.export.launchers import torchrun
 from shardwise.export.nanotron_model import MODEL, is_starcoder, stages_dealt
@@ -175,7 +176,7 @@ def _write(options: Options, launch: Launch) -> Files:
         f"{torchrun(launch.machines, chr(34) + '${NANOTRON:?}/run_train.py' + chr(34))} "
         f'--config-file "$(dirname "$0")/{CONFIG}"\n'
     )
-    return {CONFIG: yaml_of_options(options), SCRIPT: script}
+    return {CONFIG: yaml_text(options), SCRIPT: script}
 
 
 def _read(files: Files) -> Options:
@@ -183,7 +184,7 @@ def _read(files: Files) -> Options:
     table = option_table("nanotron")
     found = {
         option: value
-        for option, value in options_of_yaml(text, name).items()
+        for option, value in dotted(yaml_tree(text, name), table).items()
         if value is not None or option not in table
     }
     mode = found.get("parallelism.tp_mode")

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.export.formats.yaml_text import yaml_mapping
+from shardwise.export.formats.yaml_text import yaml_tree
 
 MOST_CHARACTERS = 1_000_000
 _WORD = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=([^\n]*)$")
@@ -42,4 +42,4 @@ def _options(line: str, what: str) -> dict[str, Any]:
 
 
 def _value(text: str, what: str) -> Any:
-    return yaml_mapping(f"value: {text}", what)["value"] if text else ""
+    return yaml_tree(f"value: {text}", what)["value"] if text else ""

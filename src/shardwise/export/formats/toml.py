@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.field import Options
+from shardwise.export.formats.trees import dotted
 
 
 def toml_text(options: Options) -> str:
@@ -27,14 +27,6 @@ def toml_text(options: Options) -> str:
 def toml_options(text: str, what: str) -> dict[str, Any]:
     """The options of a file. Raises `InputError` for what is no TOML."""
     try:
-        return dict(_flat(tomllib.loads(text)))
+        return dotted(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{what}: no TOML: {error}") from None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -1,17 +1,15 @@
-"""Nested configurations, JSON and YAML, as options with dotted names. Nothing of what is read is built or run."""
+"""Nested configurations as options with dotted names, and back; those of JSON. Nothing of what is read is built or run."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.target import Option
 
-MOST_CHARACTERS = 200_000  # of a YAML: its parser takes seconds for as many
-MOST_BRACKETS = 2_000  # of a YAML: its parser takes minutes for as many as there is room for
 YES, NO = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
 DEEPEST = 40  # sections within sections: far above any configuration
 
@@ -32,22 +30,31 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def dotted(tree: Mapping[str, Any], known: Container[str], prefix: str = "") -> dict[str, Any]:
-    """The options of a tree by dotted name. One that is `known` is an option even where its value has sections of its own.
+def dotted(tree: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a tree by dotted name. A section is an option where it is `known`, and holds nothing that is known within.
 
     Raises `InputError` for a tree that is too deep.
+
+    >>> dotted({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, ["optimizer", "optimizer.type", "optimizer.params"])
+    {'optimizer.type': 'AdamW', 'optimizer.params': {'lr': 0.0001}}
     """
-    return dict(_leaves(tree, known, prefix, 0))
+    parts = (name.split(".") for name in known)
+    sections = {".".join(part[:end]) for part in parts for end in range(1, len(part))}
+    return dict(_leaves(tree, known, sections, "", 0))
 
 
-def _leaves(tree: Mapping[str, Any], known: Container[str], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    tree: Mapping[str, Any], known: Collection[str], sections: Collection[str], prefix: str, depth: int
+) -> Iterator[tuple[str, Any]]:
     if depth > DEEPEST:
         raise InputError(f"{prefix[:80]}: more than {DEEPEST} sections within one another; a configuration is required")
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and f"{prefix}{name}" not in known:
-            yield from _leaves(value, known, f"{prefix}{name}.", depth + 1)
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        whole = name in known and (name not in sections or not value)
+        if isinstance(value, Mapping) and not whole:
+            yield from _leaves(value, known, sections, f"{name}.", depth + 1)
         else:
-            yield f"{prefix}{name}", value
+            yield name, value
 
 
 def spelt(options: Mapping[str, Any], table: Mapping[str, Option]) -> dict[str, Any]:
@@ -96,49 +103,11 @@ def json_text(options: Mapping[str, Any]) -> str:
     return json.dumps(nested(options), indent=2) + "\n"
 
 
-def yaml_tree(text: str, what: str) -> dict[str, Any]:
-    """The sections that a YAML text holds: plain values alone. Raises `InputError` for another text, for aliases, which make a
-    short text as long as one likes, and for a key that is given twice."""
-    import yaml
-
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(
-            f"{what}: {len(text):,} characters; a configuration of at most {MOST_CHARACTERS:,} is required"
-        )
-    if text.count("[") + text.count("{") > MOST_BRACKETS:
-        raise InputError(f"{what}: more than {MOST_BRACKETS:,} brackets; a configuration is required")
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise InputError(f"{what}: found an alias (*); values written out are required")
-        _require_each_once(yaml.compose(text, Loader=yaml.SafeLoader), what)
-        return _sections(yaml.safe_load(text), what)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{what}: no YAML: {' '.join(str(error).split())[:200]}") from None
-
-
-def _require_each_once(node: Any, what: str) -> None:
-    """`_require_once` for every section of a YAML node."""
-    if node is None or not isinstance(node.value, list):
-        return
-    pairs = [one for one in node.value if isinstance(one, tuple)]
-    _require_once([str(name.value) for name, _ in pairs], what)
-    for inner in [value for _, value in pairs] or node.value:
-        _require_each_once(inner, what)
-
-
 def _require_once(names: list[str], what: str) -> None:
     """Raise `InputError` for a key that is given twice: the second would hide the first."""
     twice = [name for name, number in Counter(names).items() if number > 1]
     if twice:
         raise InputError(f"{what}: {twice[0][:80]!r} is given twice; each key once is required")
-
-
-def yaml_text(options: Mapping[str, Any]) -> str:
-    """Options with dotted names as YAML, in their order."""
-    import yaml
-
-    text: str = yaml.safe_dump(nested(options), sort_keys=False)
-    return text
 
 
 def _sections(found: object, what: str) -> dict[str, Any]:

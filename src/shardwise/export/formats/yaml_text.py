@@ -1,29 +1,28 @@
-"""YAML: mappings as options by dotted name, and back. Read by PyYAML's safe loader; nothing of it is run."""
+"""YAML: sections of options, and back. Read by PyYAML's safe loader; nothing of it is run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.field import Options
+from shardwise.export.formats.trees import nested
 
-MOST_CHARACTERS = 1_000_000
+MOST_CHARACTERS = 200_000  # PyYAML takes seconds for as many
+MOST_BRACKETS = 2_000  # and minutes for as many as there is room for
 MOST_VALUES = 100_000  # far above any launch; what aliases of aliases, or of themselves, make of a text is counted too
 
 
-def options_of_yaml(text: str, what: str) -> dict[str, Any]:
-    """The values of a mapping of mappings by dotted name; lists are values. Raises `InputError` for what is no such text."""
-    return dict(_flat(yaml_mapping(text, what)))
-
-
-def yaml_mapping(text: str, what: str) -> dict[str, Any]:
-    """The mapping that a text is. Raises `InputError` for a text of another kind, and where a name is there twice."""
+def yaml_tree(text: str, what: str) -> dict[str, Any]:
+    """The sections of a text. Raises `InputError` for a text of another kind, and where a name is there twice."""
     yaml = _yaml()
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{what}: {len(text):,} characters; a YAML file of at most {MOST_CHARACTERS:,} is required")
+    if text.count("[") + text.count("{") > MOST_BRACKETS:
+        raise InputError(f"{what}: more than {MOST_BRACKETS:,} brackets; a launch is required")
     try:
         found = yaml.load(text, Loader=_loader())
     except yaml.YAMLError as error:
@@ -32,10 +31,10 @@ def yaml_mapping(text: str, what: str) -> dict[str, Any]:
         raise InputError(f"{what}: no YAML: {where}{getattr(error, 'problem', None) or 'cannot be read'}") from None
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise InputError(f"{what}: no YAML that can be read: {type(error).__name__}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise InputError(f"{what}: found {type(found).__name__}; a YAML mapping of names to values is required")
+    if not isinstance(found, dict):
+        raise InputError(f"{what}: found {type(found).__name__}; options by name are required")
     _require_few(found, what)
-    return found
+    return {str(name): value for name, value in found.items()}
 
 
 def _require_few(values: Any, what: str) -> None:
@@ -64,7 +63,9 @@ def _loader() -> Any:
         counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for name, count in counts.items():
             if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{name} is given twice; each key once is required", node.start_mark
+                )
         own.flatten_mapping(node)
         return dict(own.construct_mapping(node, deep=True))
 
@@ -72,24 +73,10 @@ def _loader() -> Any:
     return loader
 
 
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def yaml_of_options(options: Options) -> str:
-    """The text of options by dotted name, in their order."""
-    root: dict[str, Any] = {}
-    for name, value in options.items():
-        *groups, last = name.split(".")
-        at = root
-        for group in groups:
-            at = at.setdefault(group, {})
-        at[last] = list(value) if isinstance(value, tuple) else value
-    text: str = _yaml().safe_dump(root, sort_keys=False, width=120, allow_unicode=True)
+def yaml_text(options: Options) -> str:
+    """Options with dotted names as YAML, in their order."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    text: str = _yaml().safe_dump(nested(plain), sort_keys=False, width=120, allow_unicode=True)
     return text
 
 

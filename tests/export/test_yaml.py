@@ -1,0 +1,32 @@
+"""YAML of launches: what is written is read back, aliases stand for what they name, and a section may be an option itself."""
+
+from __future__ import annotations
+
+from shardwise.export.formats.trees import dotted, nested
+from shardwise.export.formats.yaml_text import yaml_text, yaml_tree
+
+
+def test_what_is_written_is_read_back() -> None:
+    options = {
+        "model.sizes": [1, 2],
+        "model.name": "ä: #",
+        "model.dtype": None,
+        "steps": 3,
+        "lr": 1e-4,
+        "tokenizer": {},
+    }
+    assert yaml_tree(yaml_text(options), "a.yaml") == nested(options)
+    assert dotted(yaml_tree(yaml_text(options), "a.yaml"), options) == options
+
+
+def test_aliases_and_merged_sections_stand_for_what_they_name() -> None:
+    text = "usual: &usual {dp: 2, tp: 4}\nparallelism: {<<: *usual, tp: 8}\nsizes: [&size 3, *size]\n"
+    assert dotted(yaml_tree(text, "a.yaml")) == {
+        "usual.dp": 2, "usual.tp": 4, "parallelism.dp": 2, "parallelism.tp": 8, "sizes": [3, 3],
+    }  # fmt: skip
+
+
+def test_a_section_is_an_option_where_the_release_has_one_of_its_name_and_none_within() -> None:
+    tree = {"optimizer": {"type": "AdamW", "params": {"lr": 1}}, "tokenizer": {}, "data": {}}
+    known = ("optimizer", "optimizer.type", "optimizer.params", "tokenizer", "tokenizer.name")
+    assert dotted(tree, known) == {"optimizer.type": "AdamW", "optimizer.params": {"lr": 1}, "tokenizer": {}}
