@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -13,9 +14,11 @@ from shardwise.export.exporting import export
 from shardwise.export.launch import Machines
 from shardwise.export.reading import read
 from shardwise.export.targets import target_named
+from shardwise.export.verdict import judge_launch
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
+from shardwise.planning.codec import plan_payload
 from shardwise.planning.plan import Plan, plan_layout
 
 JOB = Job(global_batch_tokens=2**20, seq_len=8192)
@@ -38,6 +41,21 @@ def test_a_batch_script_starts_the_plan_on_each_node() -> None:
         read({"plan.json": found.files["plan.json"]}, Machines(num_devices=16, devices_per_node=8)).launch.layout
         == plan().layout
     )
+
+
+def test_a_plan_that_loses_time_is_told_what_to_change() -> None:
+    found = judge_launch(
+        {"plan.json": json.dumps(plan_payload(plan(layout="fsdp=16 recompute=full")))}, load_cluster("h100:16")
+    )
+    assert found.heard.unknown == found.heard.unread == ()
+    assert found.better[0].options["layout.recompute"] == "none"
+    assert found.better[0].estimate.step_time_s < found.plan.estimate.step_time_s
+
+
+def test_the_nearest_of_a_plan_that_our_engine_does_not_run() -> None:
+    with pytest.raises(InputError, match="shardwise has no offload=both") as told:
+        export(plan(layout="fsdp=8 tp=2 recompute=full offload=both"), target_named("slurm"))
+    assert "the nearest that it runs: fsdp=8 tp=2 " in told.value.problems[-1]
 
 
 def test_one_node_needs_no_other() -> None:

@@ -26,7 +26,31 @@ ACCELERATORS: Mapping[str, str] = {
 _TRAIN = f'-m shardwise.train {PLAN} --data "${{DATA:?a folder of tokens}}" --steps "${{STEPS:?}}" --out "${{OUT:?a folder}}"'
 
 
-def _planned(launch: Launch) -> Plan:
+def _say(launch: Launch) -> Options:
+    """Every part of a launch, by its own name."""
+    return {part: value for part, value in launch.parts().items() if value is not None}
+
+
+def _hear(given: Given) -> Mapping[str, Any]:
+    return {name: given.get(name) for name in given.options}
+
+
+def _read(files: Files) -> Options:
+    """What the plan in the file says."""
+    if PLAN not in files:
+        raise InputError(f"found {', '.join(files)}; {PLAN}, which `shardwise plan --out` writes, is required")
+    try:
+        payload = json.loads(files[PLAN])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{PLAN}: no JSON: {error}") from None
+    return _say(launch_of(parse_plan(payload)))
+
+
+def _command(launch: Launch) -> str:
+    return torchrun(launch.machines, _TRAIN)
+
+
+def _plan(launch: Launch) -> Plan:
     if launch.plan is None:
         raise InputError(
             "export: a launch of our own engine is its plan; a file that `shardwise plan --out` wrote is required"
@@ -34,32 +58,13 @@ def _planned(launch: Launch) -> Plan:
     return launch.plan
 
 
-def _hear(given: Given) -> Mapping[str, Any]:
-    """The parts of the plan in the file."""
-    try:
-        payload = json.loads(given.need("plan"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{PLAN}: no JSON: {error}") from None
-    return launch_of(parse_plan(payload)).parts()
-
-
-def _read(files: Files) -> Options:
-    if PLAN not in files:
-        raise InputError(f"found {', '.join(files)}; {PLAN}, which `shardwise plan --out` writes, is required")
-    return {"plan": files[PLAN]}
-
-
-def _command(launch: Launch) -> str:
-    return torchrun(launch.machines, _TRAIN)
-
-
 def _write(options: Options, launch: Launch) -> Files:
-    return {PLAN: options["plan"]}
+    return {PLAN: json.dumps(plan_payload(_plan(launch)), indent=2)}
 
 
 def _write_task(options: Options, launch: Launch) -> Files:
-    accelerator = ACCELERATORS[_planned(launch).cluster.chip.catalogued]
-    return {PLAN: options["plan"], TASK: skypilot(launch.machines, accelerator, _command(launch))}
+    accelerator = ACCELERATORS[_plan(launch).cluster.chip.catalogued]
+    return {**_write(options, launch), TASK: skypilot(launch.machines, accelerator, _command(launch))}
 
 
 def _notes(launch: Launch) -> tuple[str, ...]:
@@ -69,8 +74,7 @@ def _notes(launch: Launch) -> tuple[str, ...]:
 def _own(name: str, title: str, source: str, **others: Any) -> Target:
     return Target(
         name=name, title=title, version=__version__, source=source, stack="shardwise", table="own",
-        fields=(Field(lambda launch: {"plan": json.dumps(plan_payload(_planned(launch)), indent=2)}, _hear),),
-        read=_read, command=_command, notes=_notes, **others,
+        fields=(Field(_say, _hear),), read=_read, command=_command, notes=_notes, **others,
     )  # fmt: skip
 
 
@@ -80,7 +84,7 @@ SKYPILOT = _own(
     needs=(
         Need(
             lambda launch: launch.plan is None or launch.plan.cluster.chip.catalogued in ACCELERATORS,
-            lambda launch: f"SkyPilot has no accelerator that is {_planned(launch).cluster.chip.name}; one of "
+            lambda launch: f"SkyPilot has no accelerator that is {_plan(launch).cluster.chip.name}; one of "
             f"{', '.join(ACCELERATORS)} is required",
         ),
     ),
