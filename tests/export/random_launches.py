@@ -111,8 +111,8 @@ def random_launches(seed: int, **choices: object) -> Iterator[Launch]:
 def runnable_launches(name: str, seed: int) -> Iterator[Launch]:
     """Legal launches that a target runs, without an end: of what its stack can run, with stages as it deals them out."""
     target, runs = target_named(name), stack_named(target_named(name).stack).abilities
-    choices = {"models": _sayable(name, "models"), "precisions": _sayable(name, "precisions")}
-    for launch in random_launches(seed, chip=_chip(name), runs=runs, **choices):
+    choices = {"models": sayable(name, "models"), "precisions": sayable(name, "precisions")}
+    for launch in random_launches(seed, chip=chip_of(name), runs=runs, **choices):
         taken = as_taken(launch, target)
         legal = not violations(taken.model, taken.job, taken.machines.num_devices, taken.layout)
         if legal and not refusals(taken, target):
@@ -124,12 +124,13 @@ def _with_plan(launch: Launch) -> Launch:
     return replace(launch, plan=replace(launch.plan, layout=launch.layout)) if launch.plan else launch
 
 
-def _chip(name: str) -> str:
+def chip_of(name: str) -> str:
+    """What a target is tried on."""
     return "h100" if "GPU" in stack_named(target_named(name).stack).platforms else "tpu-v5p"
 
 
 @cache
-def _sayable(name: str, of: str) -> tuple[str, ...]:
+def sayable(name: str, of: str) -> tuple[str, ...]:
     """Models, or precisions, of which a target runs some launch of replicas."""
     pairs = [
         (model, precision)
@@ -141,7 +142,7 @@ def _sayable(name: str, of: str) -> tuple[str, ...]:
 
 
 def _plain(name: str, model: str, precision: str) -> Launch:
-    chip = _chip(name)
+    chip = chip_of(name)
     cluster = load_cluster(f"{chip}:{TORI[8] if chip.startswith('tpu') else 8}")
     own, job = load_model(model), Job(global_batch_tokens=8 * 4096, seq_len=4096, precision=precision)
     runs = stack_named(target_named(name).stack).abilities

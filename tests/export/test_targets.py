@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from export.random_launches import random_launches, runnable_launches
+from export.random_launches import chip_of, random_launches, runnable_launches, sayable
 
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
@@ -20,9 +20,10 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.planning.abilities import OWN
-from shardwise.planning.plan import plan_layout
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.units import format_seconds
 
-NUM_WRITTEN, NUM_REFUSED = 300, 100
+NUM_WRITTEN, NUM_REFUSED, NUM_NEAREST = 300, 100, 2
 NUM_PLANS = 40  # of our own engine, whose launches are plan files, which have tests of their own
 
 
@@ -66,6 +67,30 @@ def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
         assert all(len(reason) > 20 for reason in reasons)
 
 
+def named_instead(plan: Plan, target: Target) -> Plan | None:
+    """The plan of the layout that the error names for one that a target refuses; None where it says that there is none."""
+    with pytest.raises(InputError) as told:
+        export(plan, target)
+    start, said, layout = told.value.problems[-1].partition("the nearest that it runs: ")
+    if not said:
+        assert start == "no layout of this job that fits is one that it runs"
+        return None
+    return plan_layout(plan.model, plan.cluster, plan.job, Layout.parse(layout))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
+    models = [model for model in ("llama-3-8b", "mixtral-8x7b") if model in sayable(target.name, "models")]
+    launches = random_launches(4, chip=chip_of(target.name), models=models, precisions=("bf16",))
+    refused = (one for one in islice(launches, NUM_REFUSED) if refusals(in_own_precision(one, target), target))
+    named = (near for one in refused if one.plan and (near := named_instead(one.plan, target)))
+    several = list(islice(named, NUM_NEAREST))
+    assert len(several) == NUM_NEAREST
+    for near in several:
+        assert near.estimate.fits
+        assert export(near, target).files
+
+
 @pytest.mark.parametrize(
     ("model", "target", "reason"),
     [
@@ -74,13 +99,9 @@ def test_what_cannot_run_is_refused_with_its_reasons(target: Target) -> None:
     ],
 )
 def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: str, reason: str) -> None:
-    job, layout = Job(global_batch_tokens=2**20, seq_len=2048), Layout.parse("fsdp=32 zero_stage=1")
-    plan = plan_layout(load_model(model), load_cluster("h100:32"), job, layout)
-    assert [text for text in refusals(launch_of(plan), target_named(target)) if reason in text]
-    with pytest.raises(InputError) as told:
-        export(plan, target_named(target))
-    assert told.value.problems[0].endswith("cannot run this plan")
-    assert told.value.problems[-1] == "no layout of this job that fits is one that it runs"
+    job, layout = Job(global_batch_tokens=2**18, seq_len=2048), Layout.parse("fsdp=8 zero_stage=1")
+    launch = launch_of(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
+    assert [text for text in refusals(launch, target_named(target)) if reason in text]
 
 
 def test_a_target_that_nobody_knows_is_said() -> None:
@@ -109,6 +130,35 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
     assert target_for(plan) is target_named("torchtitan")
     with pytest.raises(InputError, match="nvfp4"):
         export(replace(plan, job=replace(plan.job, precision="nvfp4")), target_named("torchtitan"))
+
+
+@pytest.mark.parametrize(
+    ("target", "placement", "said"),
+    [
+        ("megatron", "tp,cp,pp,fsdp,dp@0,1", True),
+        ("megatron", "tp,cp,fsdp,pp,dp@0,1", False),  # pipelines and replicas, of which there is one, in another order
+        ("megatron", "tp,cp,fsdp,dp,pp@0,1", False),
+        ("slurm", "tp,cp,pp,fsdp,dp@0,1", False),  # our own engine numbers ranks as the plan does
+    ],
+)
+def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placement: str, said: bool) -> None:
+    """The step is that of the same layout in the target's order."""
+    model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
+    cluster = load_cluster("h100:16", stack="megatron")
+    text = "tp=2 pp=2 fsdp=4 zero_stage=1 placement="
+    plan, theirs = (
+        plan_layout(model, cluster, job, Layout.parse(text + one)) for one in (placement, "tp,cp,fsdp,dp,pp@0,1")
+    )
+    notes = [note for note in export(plan, target_named(target)).not_expressible if "placement" in note]
+    steps = [format_seconds(one.estimate.step_time_s) for one in (theirs, plan)]
+    assert (
+        notes
+        == [
+            f"layout.placement is {placement}; Megatron-LM numbers ranks tp,cp,fsdp,dp,pp, innermost first: a step of "
+            f"{steps[0]} for {steps[1]}"
+        ]
+        * said
+    )
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,8 @@ def _precision_note(plan: Plan, launch: Launch, target: Target) -> Iterator[str]
 
 def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
     """Where the target numbers its ranks in another order than the plan: what the step takes then."""
+    if target.order is None:
+        return
     topology, layout = plan.cluster.topology, plan.layout
     usual = default_placement(topology)
     theirs = replace(usual, axes=target.order)

@@ -74,7 +74,7 @@ def _notes(launch: Launch) -> tuple[str, ...]:
 def _own(name: str, title: str, source: str, **others: Any) -> Target:
     return Target(
         name=name, title=title, version=__version__, source=source, stack="shardwise", table="own",
-        fields=(Field(_say, _hear),), read=_read, command=_command, notes=_notes, **others,
+        fields=(Field(_say, _hear),), order=None, read=_read, command=_command, notes=_notes, **others,
     )  # fmt: skip
 
 

@@ -14,5 +14,6 @@ def target_values(name: str) -> list[SourcedValue]:
     return [
         ("title", target.title, target.source), ("version", target.version, target.source),
         ("stack", target.stack, "cluster/measured/stacks.toml"), ("says_model", target.says_model, target.source),
-        ("ranks", list(target.order), target.source), ("num_options", len(target.options), f"{OWN}/{target.table}.csv"),
+        ("ranks", list(target.order or ["as the plan places them"]), target.source),
+        ("num_options", len(target.options), f"{OWN}/{target.table}.csv"),
     ]  # fmt: skip

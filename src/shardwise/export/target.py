@@ -42,8 +42,8 @@ class Target:
     it can run. `fields` are what a launch says in options and what options say of a launch, `model_fields` those of the model's
     sizes; what no field brings back is not expressible. `model` is that of the catalogue which options name, where they name one.
     `says_model`: a launch holds the model's sizes, or names it. `slurm`: a batch script of SLURM starts it. `order`: axes of
-    ranks, innermost first. `write` makes files of options, `read` options of files; `command` is what starts it on each node, in
-    words of a shell.
+    ranks, innermost first; None: as the plan places them. `write` makes files of options, `read` options of files; `command` is
+    what starts it on each node, in words of a shell.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Target:
     says_model: bool = True
     slurm: bool = True
     model_fields: Sequence[Field] = ()
-    order: tuple[str, ...] = ("tp", "cp", "fsdp", "dp", "pp")
+    order: tuple[str, ...] | None = ("tp", "cp", "fsdp", "dp", "pp")
 
     @property
     def options(self) -> Mapping[str, Option]:
