@@ -4,7 +4,7 @@
 
 CHECKOUT is a checkout of MaxText, each FOLDER holds a launch that `shardwise export --to maxtext` (or maxtext-gpu) wrote. There
 are as many devices and slices as the degrees take. Prints a line for each; status 1 where one is refused. Needs JAX, pydantic,
-omegaconf and jinja2; what else MaxText imports is stubbed.
+PyYAML, omegaconf, packaging and jinja2; what else MaxText imports is stubbed.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -35,7 +36,8 @@ class Judge(NamedTuple):
 
 MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
 MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
-_TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow")
+_TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow", "triton")
+_MAXTEXT = ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2")
 JUDGES: Mapping[str, Judge] = {
     "megatron": Judge("megatron.py", (TORCH, "packaging", "numpy"), source=MEGATRON_LM, option="--megatron"),
     "megatron-bridge": Judge(
@@ -47,27 +49,29 @@ JUDGES: Mapping[str, Judge] = {
         "automodel.py", (TORCH, "transformers", "pyyaml"), option="--package", unpacked=("nemo-automodel==0.7.0",)
     ),
     "torchtitan": Judge(
-        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", "triton"), alone=("torchtitan==0.3.0",)
+        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing"), alone=("torchtitan==0.3.0",)
     ),
     "torchtitan-toml": Judge("torchtitan_toml.py", _TITAN, alone=("torchtitan==0.2.2",)),
     "deepspeed": Judge("deepspeed.py", (TORCH, "deepspeed==0.19.8")),
     "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
-    "maxtext": Judge("maxtext.py", ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml"), source=MAXTEXT, option="--maxtext"),
-    "maxtext-gpu": Judge("maxtext.py", ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml"), source=MAXTEXT, option="--maxtext"),
-    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy"), alone=("nanotron==0.4",)),
+    "maxtext": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
+    "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
+    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging"), alone=("nanotron==0.4",)),
 }  # fmt: skip
 
 
 def environment(name: str, judge: Judge, folder: Path) -> Path:
-    """The interpreter of a target's environment, made and filled where it is not there."""
-    python = folder / "venv" / "bin" / "python"
-    if not python.exists():
-        print(f"{name}: an environment with {', '.join((*judge.packages, *judge.alone))}", flush=True)
-        venv.create(folder / "venv", with_pip=True)
+    """The interpreter of a target's environment, made and filled unless one with these packages is there, whole."""
+    python, stamp = folder / "venv" / "bin" / "python", folder / "venv" / "packages"
+    packages = ", ".join((*judge.packages, *judge.alone))
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != packages:
+        print(f"{name}: an environment with {packages}", flush=True)
+        venv.create(folder / "venv", with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *judge.packages], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
         if judge.alone:
             subprocess.run([*pip, "--no-deps", *judge.alone], check=True)
+        stamp.write_text(packages, encoding="utf-8")
     return python
 
 
@@ -98,11 +102,13 @@ def check(name: str, count: int, sources: Path | None) -> int:
     judge, folder = JUDGES[name], ROOT / "out" / "export-check" / name
     folder.mkdir(parents=True, exist_ok=True)
     python, launches = environment(name, judge, folder), folder / "launches"
+    shutil.rmtree(launches, ignore_errors=True)
     where = told_where(judge, python, folder, sources)
     paths = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(launches)], check=True, env=paths)
     given = sorted(map(str, launches.iterdir())) if where or name == "nanotron" else [str(launches)]
-    done = subprocess.run([str(python), str(HERE / judge.script), *where, *given], env={**os.environ, "PYTHONPATH": ""})
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([str(python), str(HERE / judge.script), *where, *given], env=own)
     print(f"{name}: {'every launch is taken' if done.returncode == 0 else 'launches are refused'}", flush=True)
     return done.returncode
 
