@@ -179,6 +179,11 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
         ("fsdp=8 tp=8 ep=8 etp=1 zero_stage=3 recompute=full async_tp=true", "mixtral-8x7b", "leave etp out"),
         ("dp=64 recompute=full schedule=afab pp=1", "olmo-2-7b", "qk_norm"),
         ("fsdp=16 pp=4 zero_stage=3 recompute=full schedule=afab", "deepseek-v3", "outside of the pipeline"),
+        (
+            "dp=32 pp=2 recompute=full schedule=afab",
+            "gemma-2-9b",
+            "the 21 decoder layers of gemma2 do not come out even on 2",
+        ),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gpt-oss-20b", "neither in rings"),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gemma-2-9b", "does not go in rings"),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "deepseek-v3", "multi-token prediction"),
@@ -188,6 +193,16 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
 def test_what_maxtext_asks_of_models(text: str, model: str, words: str) -> None:
     reasons = refusals(launch(text, "tpu-v5p:4x4x4", model), maxtext.TPU)
     assert any(words in reason for reason in reasons), reasons
+
+
+def test_stages_of_a_model_whose_layers_come_in_pairs() -> None:
+    """A decoder layer of gemma2 is one with a window and one without: 42 layers are 21, 7 for each of 3 stages."""
+    piped = launch("dp=8 pp=3 recompute=full schedule=afab", "h100:24", "gemma-2-9b", micro_batches=3)
+    options = say(maxtext.GPU, piped)
+    assert (options["base_num_decoder_layers"], options["num_layers_per_pipeline_stage"]) == (21, 7)
+    assert read(files_of(maxtext.GPU, options, piped), piped.machines).launch.layout == replace(
+        piped.layout, layers_per_stage=(14, 14, 14)
+    )
 
 
 def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:

@@ -18,7 +18,7 @@ from shardwise.export.formats.yaml_text import only_yaml, yaml_text, yaml_tree
 from shardwise.export.launch import Launch
 from shardwise.export.launchers import PORT
 from shardwise.export.maxtext_mesh import hear_mesh, say_mesh, slices
-from shardwise.export.maxtext_model import MODEL, named_model, with_model
+from shardwise.export.maxtext_model import BASE, MODEL, layers_of, named_model, num_blocks, with_model
 from shardwise.export.maxtext_needs import NEEDS, num_micro_batches
 from shardwise.export.target import Files, Target, option_table, require_kinds
 
@@ -173,7 +173,7 @@ def _stages(launch: Launch) -> Options:
         return {}
     repeats = layout.num_virtual_stages
     return {
-        "num_layers_per_pipeline_stage": launch.model.num_layers // (layout.pp * repeats),
+        "num_layers_per_pipeline_stage": num_blocks(launch.model) // (layout.pp * repeats),
         "num_pipeline_repeats": repeats,
     }
 
@@ -183,10 +183,11 @@ def _heard_stages(given: Given) -> Mapping[str, Any]:
     repeats, layers = given.get("num_pipeline_repeats", -1), MODEL[0].hear(given)["model.num_layers"]
     if pp == 1:
         return {"layout.schedule": "none"}
-    repeats = layers // (pp * per) if repeats == -1 and per > 0 else repeats
-    if per < 1 or repeats * pp * per != layers or given.get("pipeline_parallel_layers", -1) not in (-1, layers):
+    blocks = layers // layers_of(given.get("decoder_block", BASE["decoder_block"]))
+    repeats = blocks // (pp * per) if repeats == -1 and per > 0 else repeats
+    if per < 1 or repeats * pp * per != blocks or given.get("pipeline_parallel_layers", -1) not in (-1, blocks):
         raise InputError(
-            f"num_layers_per_pipeline_stage: found {per} × {repeats} repeats on {pp} stages; {layers} layers in all are required"
+            f"num_layers_per_pipeline_stage: found {per} × {repeats} repeats on {pp} stages; {blocks} layers in all are required"
         )
     schedule = "looped_bfs" if repeats > 1 else "afab"
     return {

@@ -114,14 +114,23 @@ def block_of(model: Architecture) -> str:
     return next((name for name, fits in kinds.items() if fits), "llama2")
 
 
+def layers_of(block: str) -> int:
+    """Layers of a model that one decoder layer of MaxText is."""
+    return 2 if block == PAIRED else 1
+
+
+def num_blocks(model: Architecture) -> int:
+    """Decoder layers of MaxText, which stages of a pipeline are made of."""
+    return model.num_layers // layers_of(block_of(model))
+
+
 def _say(launch: Launch) -> Options:
     model, block = launch.model, block_of(launch.model)
     numerics = model.numerics
-    layers = model.num_layers // 2 if block == PAIRED else model.num_layers
     said = {
         "decoder_block": block, "base_emb_dim": model.d_model, "base_num_query_heads": model.num_heads,
         "base_num_kv_heads": model.num_kv_heads, "base_mlp_dim": model.dense_d_ff or model.d_ff,
-        "base_num_decoder_layers": layers, "head_dim": BASE["head_dim"] if model.kv_lora_rank else model.head_dim,
+        "base_num_decoder_layers": num_blocks(model), "head_dim": BASE["head_dim"] if model.kv_lora_rank else model.head_dim,
         "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS[model.mlp],
         "logits_via_embedding": model.tied_embeddings, "normalization_layer_epsilon": numerics.norm_epsilon,
         "rope_max_timescale": round(numerics.rotary.base), "mtp_num_layers": model.num_predict_layers,
@@ -190,7 +199,6 @@ def _hear(given: Given) -> Mapping[str, Any]:
         raise InputError(
             f"mlp_activations: found {of['mlp_activations']}; one of {', '.join(map(str, kinds))} is what can be read"
         )
-    pairs = 2 if block == PAIRED else 1
     latent = of["attention_type"] == "mla"
     if of["attention_type"] not in ("global", "mla") or latent is not (block == "deepseek"):
         raise InputError(
@@ -199,7 +207,7 @@ def _hear(given: Given) -> Mapping[str, Any]:
     return {
         "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
         "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
-        "model.num_layers": of["base_num_decoder_layers"] * pairs, "model.vocab_size": of["vocab_size"],
+        "model.num_layers": of["base_num_decoder_layers"] * layers_of(block), "model.vocab_size": of["vocab_size"],
         "model.mlp": kinds[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
         "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
         "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,

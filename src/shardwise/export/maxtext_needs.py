@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from shardwise.export.launch import Launch
 from shardwise.export.maxtext_mesh import say_mesh, slices, spans_slices
+from shardwise.export.maxtext_model import block_of, num_blocks
 from shardwise.export.target import Need
 from shardwise.layout.context import variant_of
 
@@ -69,6 +70,16 @@ COMMON = (
         lambda launch: launch.layout.pp == 1 or num_micro_batches(launch) % launch.layout.pp == 0,
         lambda launch: (
             f"the {num_micro_batches(launch)} micro-batches of a pipeline are no multiple of its {launch.layout.pp} stages"
+        ),
+    ),
+    Need(
+        lambda launch: (
+            launch.layout.pp == 1
+            or num_blocks(launch.model) % (launch.layout.pp * launch.layout.num_virtual_stages) == 0
+        ),
+        lambda launch: (
+            f"the {num_blocks(launch.model)} decoder layers of {block_of(launch.model)} do not come out even on "
+            f"{launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of {num_blocks(launch.model)}"
         ),
     ),
     Need(
