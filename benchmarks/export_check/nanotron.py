@@ -3,7 +3,7 @@
     python benchmarks/export_check/nanotron.py FOLDER...
 
 Each FOLDER holds a launch that `shardwise export --to nanotron --out FOLDER` wrote. Prints a line for each; status 1 where one is
-refused. Needs nanotron, PyTorch, dacite and PyYAML; its logging, which it imports in a circle, is stubbed.
+refused. Needs nanotron, PyTorch, dacite, PyYAML, packaging and tqdm; its logging, which it imports in a circle, is stubbed.
 """
 
 from __future__ import annotations

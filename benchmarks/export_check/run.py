@@ -56,7 +56,7 @@ JUDGES: Mapping[str, Judge] = {
     "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
     "maxtext": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
     "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
-    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging"), alone=("nanotron==0.4",)),
+    "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"), alone=("nanotron==0.4",)),
 }  # fmt: skip
 
 
