@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from measurement.logs_of import maxtext, megatron, torchtitan
+from measurement.tracked_of import FOLDER
 
 from shardwise.cli import main
 from shardwise.cluster.load import load_cluster
@@ -204,7 +205,8 @@ def test_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: tuple[str,
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ((LOG,), "--run: found "), (("none", LOG), "read: cannot read none"), ((LAUNCH, LAUNCH), "log: found no step in"),
+        ((LOG,), "--run: found "), ((str(FOLDER / "megatron"),), "--run: found "),
+        (("none", LOG), "read: cannot read none"), ((LAUNCH, LAUNCH), "log: found no step in"),
         ((LAUNCH, "none.log"), "log: cannot read none.log"),
     ],
 )  # fmt: skip
@@ -212,6 +214,37 @@ def test_runs_that_cannot_be_read(capsys: pytest.CaptureFixture[str], files: tup
     code, out, err = run(capsys, "calibrate", "h100:64", "--run", *files)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
+
+
+TRACKED = [
+    ("torchtitan", "TensorBoard events of torchtitan: 20 lines of steps 1 to 20"),
+    ("megatron", "TensorBoard events of Megatron-LM: 20 lines of steps 1 to 20"),
+    ("nemo", "TensorBoard events of NeMo: 20 lines of steps 1 to 20"),
+    ("maxtext", "TensorBoard events of MaxText: 20 lines of steps 1 to 20"),
+    ("wandb", "a W&B history of nanotron: 20 lines of steps 1 to 20"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), TRACKED)
+def test_a_folder_of_a_tracker_of_experiments(capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
+    """Steps of 2 to 2.03 s of 128 sequences of 8,192, as `tracked_of` has them."""
+    code, out, err = run(capsys, "mfu", str(FOLDER / name), *RAN, *BATCH, *LAYOUT)
+    assert (code, err) == (0, "")
+    assert words in out
+    found = payload(capsys, str(FOLDER / name), *RAN, *BATCH)
+    assert found["step_time_s"] == pytest.approx(2 + 1 / 64, rel=1e-6)
+    code, out, _ = run(capsys, "calibrate", "h100:64", "--run", LAUNCH, str(FOLDER / name), "--json")
+    (residual,) = json.loads(out)["residuals"]
+    assert (code, residual["measured_s"]) == (0, pytest.approx(2 + 1 / 64, rel=1e-6))
+
+
+def test_times_by_the_clock_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("_step,_timestamp,lm loss\n" + "".join(f"{n},{100 + 2.5 * n},8.5\n" for n in range(30)))
+    _, out, _ = run(capsys, "mfu", str(path), *RAN, *BATCH)
+    assert "step 2.5 s measured" in out
+    assert "without times of steps: each is the time since the line before it was logged" in out
+    assert payload(capsys, str(path), *RAN, *BATCH)["log"]["by_clock"] is True  # type: ignore[index]
 
 
 def test_a_log_without_a_batch_has_no_account(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

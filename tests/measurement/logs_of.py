@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 RED, GREEN, RESET = "\033[31m", "\033[32m", "\033[39m"
 
 
@@ -74,6 +76,28 @@ def nanotron(
     }  # fmt: skip
     fields = " | ".join([f"iteration: {step} / 500", *(f"{tag}: {human_format(value)}" for tag, value in said.items())])
     return f"03/05/2026 09:41:00 [INFO|DP=0|PP=0|TP=0|node-1]: {fields}"
+
+
+def nemo(step: int, seconds: float, loss: float = 8.0, batch: int = 128, memory: int | None = None) -> str:
+    """NeMo 2.6, nemo/lightning/pytorch/callbacks/progress_printer.py, format_string: what has no fraction is whole, all else of
+    four digits. The first step has no consumed samples yet."""
+    metrics = {"lr": 1.469e-05, "global_batch_size": float(batch), "global_step": float(step)}
+    metrics |= {"max_memory_reserved": float(memory), "max_memory_allocated": 6e10} if memory else {}
+    metrics |= {"reduced_train_loss": loss, "train_step_timing in s": seconds, "TFLOPS_per_GPU": 865.71}
+    metrics |= {"consumed_samples": float(batch * (step + 1))} if step else {}
+    line = f"Training epoch 0, iteration {step}/99"
+    for metric, val in metrics.items():
+        line += f" | {metric}: {int(val)}" if val.is_integer() else f" | {metric}: {val:.4}"
+    return line
+
+
+def automodel(step: int, tokens: float) -> str:
+    """nemo-automodel 0.7.0, components/loggers/metric_logger.py, MetricsSample.to_dict, of recipes/llm/train_ft.py."""
+    said = {
+        "step": step, "epoch": 0, "timestamp": "2026-05-01T10:00:00.123Z", "loss": 8.0, "grad_norm": 1.25, "lr": 3e-4,
+        "mem": 47.5, "tps": tokens * 64, "tps_per_gpu": tokens, "mfu": 40.5, "num_tokens_per_step": 1048576,
+    }  # fmt: skip
+    return json.dumps(said)
 
 
 def maxtext(step: int, seconds: float, tokens: float, loss: float = 8.0, ramp: bool = False) -> str:

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 from measurement.logs_of import (
+    automodel,
     maxtext,
     megatron,
     megatron_memory,
     nanotron,
+    nemo,
     torchtitan,
     torchtitan_validation,
 )
 
 from shardwise.errors import InputError
-from shardwise.measurement.log import INSPECTED, SECONDS, step_line
+from shardwise.measurement.log import INSPECTED, step_line
 from shardwise.measurement.logs.formats import FORMATS
 from shardwise.measurement.logs.lines import BLOCK, LONGEST, lines_of
 from shardwise.measurement.logs.logged import LoggedStep
@@ -84,6 +86,24 @@ def test_nanotron(tmp_path: Path, name: str) -> None:
     assert found.memory_bytes == 61234.5 * MIB
 
 
+def test_nemo(tmp_path: Path) -> None:
+    found = read(tmp_path, nemo(0, 30.0), nemo(7, 8.7684, 11.25, memory=64286097408), nemo(8, 8.5))
+    assert found.format.name == "nemo"
+    assert found.steps[1] == LoggedStep(
+        step=7, step_time_s=8.768, loss=11.25, tflops=865.7, batch_seqs=128, memory_bytes=64286097408
+    )
+    assert (found.steps[0].step_time_s, found.memory_bytes, found.torn) == (30.0, 64286097408, 0)
+
+
+def test_automodel(tmp_path: Path) -> None:
+    """The lines of its training.jsonl: what is held is what is allocated."""
+    found = read(tmp_path, automodel(7, 3276.75), automodel(8, 3276.5))
+    assert (found.format.name, found.format.memory_kind) == ("automodel", "allocated")
+    assert found.steps[0] == LoggedStep(
+        step=7, tokens_per_s=3276.75, batch_tokens=1 << 20, loss=8.0, mfu=0.405, memory_bytes=47.5 * GIB
+    )
+
+
 def test_maxtext(tmp_path: Path) -> None:
     memory = f"Total estimated memory size: {29.4:.1f} GB, estimated output size: {11.0:.1f} GB, "
     found = read(tmp_path, memory, maxtext(0, 9.0, 1, ramp=True), maxtext(3, 5.1234, 3198.125, 7.25))
@@ -128,7 +148,8 @@ def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
 
 CUT = {
     "torchtitan": torchtitan(20, 6543), "megatron": megatron(20, 1780.5), "nanotron": nanotron(20, 1230, 850e3),
-    "maxtext": maxtext(20, 5.123, 3198.125), "shardwise": own_line(20, 0.512345),
+    "maxtext": maxtext(20, 5.123, 3198.125), "shardwise": own_line(20, 0.512345), "nemo": nemo(20, 8.7684),
+    "automodel": automodel(20, 3276.75),
 }  # fmt: skip
 
 
@@ -137,7 +158,7 @@ def test_a_line_that_was_cut_off_is_never_another_number(tmp_path: Path, name: s
     whole = CUT[name]
     (full,) = read(tmp_path, whole).steps
     for length in range(len(whole)):
-        path = written(tmp_path, [whole.replace("20", "10", 1) if name == "shardwise" else whole, whole[:length]])
+        path = written(tmp_path, [whole.replace("20", "10", 1) if whole[0] == "{" else whole, whole[:length]])
         for step in read_training_log([path]).steps:
             if step.step == 20:
                 assert step.step_time_s in (None, full.step_time_s)
@@ -197,7 +218,7 @@ def test_a_file_without_a_step_is_refused_in_one_line_and_soon(tmp_path: Path, n
     path = tmp_path / "train.log"
     path.write_bytes(HOSTILE[name])
     start = time.process_time()
-    with pytest.raises(InputError, match=r"log: found no step in .*a log of torchtitan, Megatron-LM, nanotron"):
+    with pytest.raises(InputError, match=r"log: found no step in .*a log of torchtitan, Megatron-LM, NeMo"):
         read_training_log([path])
     assert time.process_time() - start < 5
 
@@ -227,8 +248,11 @@ def test_the_last_steps_of_too_many_are_kept(tmp_path: Path, monkeypatch: pytest
     assert (found.first.step, found.first.loss) == (1, 8.99)
 
 
-def test_the_markers_of_formats_are_apart() -> None:
-    """A line of one framework is never taken for another's."""
+def test_formats_are_told_apart(tmp_path: Path) -> None:
+    """A line of one framework is never taken for another's, and neither are its tags."""
+    assert CUT.keys() == FORMATS.keys()
     for name, line in CUT.items():
-        assert [one.name for one in FORMATS.values() if one.has_step(line.encode())] == [name]
-    assert SECONDS.encode() in FORMATS["shardwise"].markers[0]
+        assert [one.name for one in FORMATS.values() if one.has_step(line.encode())] == [name] * (line[0] != "{")
+        assert read(tmp_path, line).format.name == name
+    own = {name: value for name, value in json.loads(CUT["shardwise"]).items() if name != "num_tokens"}
+    assert read(tmp_path, json.dumps(own)).format.name == "torchtitan"  # which has the other names too

@@ -121,7 +121,7 @@ def _run_of(files: Sequence[str], cluster: str) -> Usable:
     from shardwise.planning.measured import of_log
 
     *what, log = files
-    if not what and not Path(log).is_dir():
+    if not what and not (Path(log) / "plan.json").is_file():
         raise InputError(f"--run: found {log} alone; what ran, a plan or a launch, and behind it the log is required")
     ran, measured = of_log([Path(log)], ran_files(what or [str(Path(log) / "plan.json")], cluster))
     if ran.layout is None or measured.step_time_s is None:

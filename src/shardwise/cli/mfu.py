@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from shardwise.planning.measured import Measured, MeasuredRun, Ran
 
 DESCRIPTION = """What a measured training run is: model FLOPs utilisation, tokens/s, and with a layout where the rest of the step
-goes by the prediction for its software, and what of it nothing predicts. What was measured is read from logs of torchtitan,
-Megatron-LM, nanotron, MaxText and `shardwise train`, or given. What ran is said by flags, by a plan, by the launch of a framework
-(--launch), or by the folder of a run of `shardwise train`. Without a layout the plan's choice stands beside the measurement."""
+goes by the prediction for its software, and what of it nothing predicts. What was measured is given, or read from logs of
+torchtitan, Megatron-LM, NeMo, nanotron, MaxText and `shardwise train`: what they print, and what they write for TensorBoard
+(event files) and W&B (run-ID.wandb, or an export as CSV or JSON lines). What ran is said by flags, by a plan, by the launch of a
+framework (--launch), or by the folder of a run of `shardwise train`. Without a layout the plan's choice stands beside the
+measurement."""
 EPILOG = """examples:
   shardwise mfu train.log --model llama-3-8b --cluster h100:64 --batch-tokens 1Mi --seq-len 8192 --layout "fsdp=64"
   shardwise mfu train.log --launch pretrain_gpt.sh --cluster h100:64 --row runs.csv
+  shardwise mfu outputs/tb/20260504-0910 --launch run.sh --cluster h100:64
   shardwise mfu --tokens-per-s 410k --model llama-3-8b --cluster h100:64 --seq-len 8192
   shardwise mfu --step-time 8.1s --plan plan.json
   shardwise mfu runs/a"""
@@ -32,7 +35,10 @@ def configure(verbs: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "logs", metavar="LOG", nargs="*", help="logs of one run, in order, or the folder of a run of `shardwise train`"
+        "logs",
+        metavar="LOG",
+        nargs="*",
+        help="logs of one run, in order, or its folder: of `shardwise train`, of event files, of W&B",
     )
     parser.add_argument("--tokens-per-s", metavar="X", help="in place of a log: of all devices, or 6400/device")
     parser.add_argument("--step-time", metavar="TIME", help="in place of a log: such as 8.1s or 640ms")

@@ -72,7 +72,9 @@ def _log(measured: Measured) -> Iterator[str]:
         return
     span = " to ".join(f"{1 / pace:,.0f}" for pace in (steady.high, steady.low))
     lines = counted(steady.num_lines, "line")
-    yield f"a log of {log.format.title}: {lines} of steps {log.first.step:,} to {log.steps[-1].step:,}"
+    yield f"{log.medium} of {log.format.title}: {lines} of steps {log.first.step:,} to {log.steps[-1].step:,}"
+    if log.by_clock:
+        yield "  without times of steps: each is the time since the line before it was logged"
     yield (
         f"  {counted(steady.num_steady, 'line')} counted, 80% of them between {span} tokens/s per device; left out: "
         f"{steady.num_warm_up} of warm-up, {steady.num_outliers} far off, {steady.num_other_batch} of another batch or untimed"

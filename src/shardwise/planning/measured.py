@@ -92,7 +92,8 @@ def _log_payload(measured: Measured) -> dict[str, Any] | None:
     if log is None or found is None:
         return None
     return {
-        "format": log.format.name, **asdict(found), "rule": RULE, "torn_lines": log.torn, "first_step": log.first.step,
-        "last_step": log.steps[-1].step, "first_loss": log.first.loss, "last_loss": log.steps[-1].loss,
+        "format": log.format.name, "medium": log.medium, "by_clock": log.by_clock, **asdict(found), "rule": RULE,
+        "torn_lines": log.torn, "first_step": log.first.step, "last_step": log.steps[-1].step,
+        "first_loss": log.first.loss, "last_loss": log.steps[-1].loss,
         "memory_bytes": log.memory_bytes, "memory_kind": log.format.memory_kind,
     }  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.measurement.logs import maxtext, megatron, nanotron, shardwise, torchtitan
+from shardwise.measurement.logs import automodel, maxtext, megatron, nanotron, nemo, shardwise, torchtitan
 from shardwise.measurement.logs.logged import LogFormat
 
 FORMATS: Mapping[str, LogFormat] = {
-    one.FORMAT.name: one.FORMAT for one in (torchtitan, megatron, nanotron, maxtext, shardwise)
+    one.FORMAT.name: one.FORMAT for one in (torchtitan, megatron, nemo, automodel, nanotron, maxtext, shardwise)
 }

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shardwise.errors import InputError
-
 BLOCK = 1 << 20  # bytes read at a time
 LONGEST = 1 << 16  # bytes kept of a line: lines of steps are a few hundred long
 # Colours and cursors of terminals, and how `cat -v`, syslog and JSON write them.
@@ -17,18 +15,15 @@ _ESCAPES = re.compile(rb"(?:\x1b|\^\[|#033|\\x1b|\\u001b)\[[0-9;?]*[A-Za-z]")
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, however they end; of a longer one its last `LONGEST` bytes. Raises `InputError` for no file."""
-    try:
-        with path.open("rb") as file:
-            rest = b""
-            while block := file.read(BLOCK):
-                *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-                yield from whole
-                rest = rest[-LONGEST:]
-            if rest:
-                yield rest
-    except OSError as error:
-        raise InputError(f"log: cannot read {path}: {error.strerror}; the log of a training run is required") from None
+    """The lines of a file, however they end; of a longer one its last `LONGEST` bytes."""
+    with path.open("rb") as file:
+        rest = b""
+        while block := file.read(BLOCK):
+            *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+            yield from whole
+            rest = rest[-LONGEST:]
+        if rest:
+            yield rest
 
 
 def text_of(line: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardwise.measurement.logs.logged import MIB, LogFormat, LoggedStep, above_zero, number, of_unit
+from shardwise.measurement.logs.logged import MIB, LogFormat, LoggedStep, Tag, above_zero, number, of_unit
 
 # A field ends with a bar; what has none was cut off.
 _ITERATION = re.compile(r"\biteration\s{1,16}(\d{1,12})/\s{0,16}\d{1,12} \|")
@@ -40,6 +40,13 @@ def _memory(text: str) -> float | None:
 
 FORMAT = LogFormat(
     name="megatron", title="Megatron-LM",
-    source="Megatron-LM d98e8a64 (core 0.20.0), megatron/training/training.py, training_log; utils/common_utils.py",
+    source="Megatron-LM d98e8a64 (core 0.20.0), megatron/training/training.py, training_log; utils/common_utils.py; Megatron "
+    "Bridge 0.3.1, training/utils/train_utils.py, training_log",
     markers=(b"elapsed time per iteration (ms):",), step=_step, memory_marker=b"max reserved:", memory=_memory,
+    tags={
+        "iteration-time": Tag("step_time_s"), "batch-size": Tag("batch_seqs"), "lm loss": Tag("loss"),
+        "throughput": Tag("tflops"), "throughput/tflops/device": Tag("tflops"),  # of Megatron-LM, of Megatron Bridge
+        # What the allocator has reserved at the time, which it hardly gives back; Megatron Bridge has the peak.
+        "mem-reserved-bytes": Tag("memory_bytes"), "memory/mem-max-reserved-gigabytes": Tag("memory_bytes", 1e9),
+    },
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardwise.measurement.logs.logged import MIB, LogFormat, LoggedStep, above_zero, number, of_unit
+from shardwise.measurement.logs.logged import MIB, LogFormat, LoggedStep, Tag, above_zero, number, of_unit
 
 _ITERATION = re.compile(r"\biteration: (\d{1,12}) / \d{1,12} \|")
 # A field that is read has a bar behind it: without one it was cut off.
@@ -35,4 +35,9 @@ def _memory(text: str) -> float | None:
 FORMAT = LogFormat(
     name="nanotron", title="nanotron", source="nanotron 0.4, trainer.py, train_step_logs; logging.py, LoggerWriter, log_memory",
     markers=(b"tokens_per_sec_per_gpu:",), step=_step, memory_marker=b"Peak reserved:", memory=_memory,
+    tags={
+        **dict.fromkeys(TIMES, Tag("step_time_s", 1e-3)), "tokens_per_sec_per_gpu": Tag("tokens_per_s"),
+        "global_batch_size": Tag("batch_seqs"), "lm_loss": Tag("loss"), "model_tflops_per_gpu": Tag("tflops"),
+        "cuda_max_memory_reserved": Tag("memory_bytes"),
+    },
 )  # fmt: skip

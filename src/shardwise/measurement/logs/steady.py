@@ -56,7 +56,7 @@ def steady(log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int |
 
     Raises `InputError` where no line has a time or a rate, and for a batch that is not the log's.
     """
-    timed = [(one, _batch(one, seq_len)) for one in log.steps if one.step_time_s or one.tokens_per_s]
+    timed = [(one, _batch(one, seq_len)) for one in log.steps if one.is_timed]
     if not timed:
         raise InputError(f"log: no step of {log.format.title} in it has a time or a rate; a log with one is required")
     own = timed[-1][1]
@@ -69,6 +69,7 @@ def steady(log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int |
     same = [one for one, its in timed if its == own]
     warm_up = num_warm_up(len(same))
     kept = same[warm_up:]
+    _require_batch(kept, num_devices, batch)
     paces = [_pace(one, num_devices, batch) for one in kept]
     near = undisturbed(paces)
     middle = median(near)
@@ -114,16 +115,34 @@ def _batch(step: LoggedStep, seq_len: int) -> int | None:
     return step.batch_tokens or (step.batch_seqs * seq_len if step.batch_seqs else None)
 
 
-def _pace(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> float:
-    """Seconds of a device for a token, by the step's time, which has more digits, or by its rate."""
-    by_rate = 1.0 / step.tokens_per_s if step.tokens_per_s else None
+def _paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> tuple[float | None, float | None]:
+    """Seconds of a device for a token, by the step's time and by its rate."""
     by_time = step.step_time_s * num_devices / batch_tokens if step.step_time_s and batch_tokens else None
-    if by_rate and by_time and not 1 - NEAR < by_time / by_rate < 1 + NEAR:
-        raise InputError(
-            f"log: step {step.step} took {step.step_time_s:g} s at {step.tokens_per_s:,.0f} tokens/s on each device, which on "
-            f"{num_devices:,} devices is a batch of {by_time / by_rate * (batch_tokens or 0):,.0f} tokens and not of "
-            f"{batch_tokens:,}; the batch and the devices of the run are required"
-        )
+    return by_time, 1.0 / step.tokens_per_s if step.tokens_per_s else None
+
+
+def _require_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: int | None) -> None:
+    """Raise `InputError` where times and rates are not of this batch on so many devices."""
+    both = [(pace, step) for step in steps if all(pace := _paces(step, num_devices, batch_tokens))]
+    ratios = [by_time / by_rate for (by_time, by_rate), _ in both if by_time and by_rate]
+    if not ratios or 1 - NEAR < median(ratios) < 1 + NEAR:
+        return
+    step = both[len(both) // 2][1]
+    raise InputError(
+        f"log: step {step.step} took {step.step_time_s:g} s at {step.tokens_per_s:,.0f} tokens/s on each device, which on "
+        f"{num_devices:,} devices is a batch of {median(ratios) * (batch_tokens or 0):,.0f} tokens and not of "
+        f"{batch_tokens:,}; the batch and the devices of the run are required"
+    )
+
+
+def _pace(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> float:
+    """Seconds of a device for a token, by the step's time, which has more digits, or by its rate.
+
+    By the rate where they differ: torchtitan's time is that of `log_freq` steps, also where fewer ran since the last line.
+    """
+    by_time, by_rate = _paces(step, num_devices, batch_tokens)
+    if by_time and by_rate and not 1 - NEAR < by_time / by_rate < 1 + NEAR:
+        return by_rate
     found = by_time or by_rate
     if found is None:
         raise InputError(

@@ -1,10 +1,10 @@
-"""torchtitan: a line with tokens/s of one device; no time of a step. Means over `log_freq` steps."""
+"""torchtitan: a line with tokens/s of one device; no time of a step. Its tags have one. Means over `log_freq` steps."""
 
 from __future__ import annotations
 
 import re
 
-from shardwise.measurement.logs.logged import GIB, LogFormat, LoggedStep, above_zero, number, of_unit, percent
+from shardwise.measurement.logs.logged import GIB, LogFormat, LoggedStep, Tag, above_zero, number, of_unit, percent
 
 # Every field but the last is followed by a blank and the last by what closes it, so that a number that was cut off is not taken
 # for a whole one. Bounds keep the time of a search short, whatever a line has.
@@ -35,7 +35,11 @@ def _step(text: str) -> LoggedStep | None:
     )  # fmt: skip
 
 
+TAGS = {
+    "throughput(tps)": Tag("tokens_per_s"), "time_metrics/end_to_end(s)": Tag("step_time_s"), "tflops": Tag("tflops"),
+    "mfu(%)": Tag("mfu", 0.01), "memory/max_reserved(GiB)": Tag("memory_bytes", GIB), "loss_metrics/global_avg_loss": Tag("loss"),
+}  # fmt: skip
 FORMAT = LogFormat(
     name="torchtitan", title="torchtitan", source="torchtitan 0.2.2 and 0.3.0, components/metrics.py, MetricsProcessor.log",
-    markers=(b"tps:",), others=(b"validate step:",), step=_step,
+    markers=(b"tps:",), others=(b"validate step:",), step=_step, tags=TAGS,
 )  # fmt: skip
