@@ -84,7 +84,7 @@ def main() -> int:
         fine &= said["ok"] and done.seconds < MOST_SECONDS and done.num_bytes < MOST_BYTES
         rows.append(
             (
-                name, f"{said['ranks']:,}", said["layout"], f"{done.seconds:.1f}", f"{done.num_bytes / 1e9:.2f}",
+                name, f"{said['ranks']:,}", said["layout"]["text"], f"{done.seconds:.1f}", f"{done.num_bytes / 1e9:.2f}",
                 f"{said['collectives']['found']:,}", str(said["collectives_equal"]).lower(),
                 largest_difference(said, peak=False), largest_difference(said, peak=True),
             )

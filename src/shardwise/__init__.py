@@ -6,7 +6,8 @@
     print(plan)
 
 Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`, `read_launch`. Prices:
-`estimate`, `memory`, `rules`, `roofline`. Each takes names and paths, or the values that `load_model`, `load_cluster`, `Job` and
+`estimate`, `memory`, `rules`, `roofline`. What `--json` prints: `json_schemas`. Each takes names and paths, or the values that
+`load_model`, `load_cluster`, `Job` and
 `Layout.parse` give (`shardwise.api`). Names are loaded when they are first used, so that `import shardwise` is fast and imports
 no NumPy.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
     from shardwise.api.launches import export_plan, read_launch
     from shardwise.api.plans import explain, plan, plan_clusters, simulation
+    from shardwise.api.schemas import json_schemas
     from shardwise.api.sweeps import sweep
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.books.rules import Rule, book_rules
@@ -79,6 +81,7 @@ _HOME = {
     "estimate": "shardwise.api.costs",
     "explain": "shardwise.api.plans",
     "export_plan": "shardwise.api.launches",
+    "json_schemas": "shardwise.api.schemas",
     "load_chip": "shardwise.cluster.chips",
     "load_cluster": "shardwise.cluster.load",
     "load_model": "shardwise.model.load",
@@ -128,6 +131,7 @@ __all__ = [
     "estimate",
     "explain",
     "export_plan",
+    "json_schemas",
     "load_chip",
     "load_cluster",
     "load_model",

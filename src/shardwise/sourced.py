@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 SCHEMA = "shardwise.show/1"
 SourcedValue = tuple[str, Any, str]  # name, value, source; None and "": there is no source for it
+
+
+class ValuePayload(TypedDict):
+    """A value and its source; null and "" where there is no source for it."""
+
+    value: Any
+    source: str
+
+
+class EntryPayload(TypedDict):
+    """An entry of a catalogue."""
+
+    name: str
+    values: dict[str, ValuePayload]
+
+
+class ShowPayload(TypedDict):
+    """Entries of a catalogue, each value with its source."""
+
+    schema: Literal["shardwise.show/1"]
+    kind: str
+    entries: list[EntryPayload]
 
 
 def catalogue_payload(kind: str, entries: Mapping[str, Sequence[SourcedValue]]) -> dict[str, Any]:

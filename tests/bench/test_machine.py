@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from json_schemas import require_valid
 
 from shardwise.bench.machine.fit import COUNTS, ELEMENTWISE, NORMAL_90, STACK, Fit, Machine, spread_of, typical
 from shardwise.bench.machine.operations import loss_operands
@@ -184,7 +185,9 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
     assert found.misses.keys() == {"small"}
-    assert json.loads(json.dumps(found.payload()))["calibration"]["stack"] == STACK
+    payload = json.loads(json.dumps(found.payload()))
+    require_valid(payload)
+    assert payload["calibration"]["stack"] == STACK
 
 
 @pytest.mark.parametrize(

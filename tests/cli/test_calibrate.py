@@ -79,7 +79,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert payload["schema"] == "shardwise.calibrate/1"
     assert payload["constants"].keys() == CONSTANTS.keys()
     assert payload["constants"]["memory_fraction"].keys() == {
-        "before", "after", "before_deviation", "after_deviation", "moved", "left", "identified",
+        "name", "before", "after", "before_deviation", "after_deviation", "moved", "left", "identified",
     }  # fmt: skip
     assert payload["source"] == "fitted to 3 runs of runs.csv and 1 micro-benchmark of machine.jsonl"
     assert (payload["runs"]["count"], payload["benches"]["count"], payload["left_aside"]) == (3, 1, {})

@@ -13,8 +13,9 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import build_parser, main
-from shardwise.planning.codec import load_plan, parse_plan, plan_payload
+from shardwise.planning.codec import load_plan, parse_plan
 from shardwise.planning.explain import RESOLUTION
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import versions
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
@@ -248,7 +249,7 @@ def test_plan_payload_has_the_keys_that_other_tools_read(capsys: pytest.CaptureF
     assert payload["layout"].keys() == {
         "dp", "fsdp", "tp", "cp", "pp", "ep", "etp", "num_virtual_stages", "zero_stage", "sequence_parallel", "cp_variant",
         "async_tp", "micro_batch_seqs", "num_micro_batches", "max_seqs_per_replica", "layers_per_stage", "recompute",
-        "recompute_layers", "offload", "schedule", "placement",
+        "recompute_layers", "offload", "schedule", "placement", "text",
     }  # fmt: skip
     estimate = payload["estimate"]
     assert {
@@ -276,7 +277,7 @@ def test_a_plan_file_is_read_back_as_it_was(capsys: pytest.CaptureFixture[str], 
 def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *PLAN, "--json")
     plan = json.loads(out)
-    words = []
+    words, text_of_all = [], plan["layout"].pop("text")
     for key, value in plan["layout"].items():
         if key == "placement":
             text = ",".join(value["axes"]) + "@" + ",".join(map(str, value["levels"]))
@@ -291,9 +292,10 @@ def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) 
                 else str(value)
             )
         words.append(f"{key}={text}")
-    code, out, _ = run(capsys, *ESTIMATE, "--layout", " ".join(words), "--json")
-    assert code == 0
-    assert json.loads(out)["estimate"] == plan["estimate"]
+    for layout in (" ".join(words), text_of_all):
+        code, out, _ = run(capsys, *ESTIMATE, "--layout", layout, "--json")
+        assert code == 0
+        assert json.loads(out)["estimate"] == plan["estimate"]
 
 
 def test_layers_of_each_stage_are_a_choice_where_they_are_not_the_natural_ones(

@@ -49,7 +49,7 @@ def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("llama-2-7b", "--context", "1", "--dtype", "int8", "--set", "model.num_layers=64", "--json")
     found = json.loads(run(capsys, *arguments)[1])
-    assert found["schema"] == "shardwise.kv-cache/1"
+    assert found["schema"] == "shardwise.kv-cache/2"
     assert found["bytes_per_token"] == found["sequence_bytes"] == 2**19
     assert found["cluster"] is None
     found = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])

@@ -30,7 +30,7 @@ def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, ob
     code, out, err = run(capsys, "mfu", *arguments, "--json")
     assert (code, err) == (0, "")
     found: dict[str, object] = json.loads(out)
-    assert found["schema"] == "shardwise.mfu/1"
+    assert found["schema"] == "shardwise.mfu/2"
     return found
 
 

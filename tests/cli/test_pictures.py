@@ -157,7 +157,7 @@ def test_a_models_block(tmp_path: Path) -> None:
         "schema", "model", "sizes", "chip", "dtype", "peak_flops_per_s", "memory_bytes_per_s", "critical_intensity",
         "operations", "phases",
     }  # fmt: skip
-    assert found["schema"] == "shardwise.roofline-block/1"
+    assert found["schema"] == "shardwise.roofline-block/2"
     assert found["sizes"] == {"B": 1, "T": 4096}
     assert found["phases"]["forward"]["time_s"] == pytest.approx(
         sum(max(one["math_s"], one["memory_s"]) for one in found["operations"] if one["phase"] == "forward")
@@ -185,7 +185,7 @@ def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> Non
 def test_memory_of_one_layout_is_the_estimates() -> None:
     found = payload(memory, *MEMORY, "--layout", "fsdp=8 recompute=full")
     assert found.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
-    assert found["schema"] == "shardwise.memory/1"
+    assert found["schema"] == "shardwise.memory/2"
     (one,) = found["layouts"]
     assert one.keys() == {
         "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "margin", "fullest_stage", "stages",

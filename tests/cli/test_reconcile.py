@@ -73,7 +73,7 @@ def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], 
     drawn = {one.text for one in ElementTree.parse(picture).iter(f"{SVG}text")}
     assert {"predicted", "measured", "forward", "activations", "Time of a step: predicted and measured"} <= drawn
     payload = json.loads(run(capsys, "reconcile", *named, "--json")[1])
-    assert payload["schema"] == "shardwise.reconcile/2"
+    assert payload["schema"] == "shardwise.reconcile/3"
     assert payload["time"]["num_steps"] == 4  # not the first, and not the second, which is watched
     terms = {one["name"]: one for one in payload["time"]["terms"]}
     assert list(terms) == [*TIME_TERMS, "data", "other"]

@@ -46,8 +46,8 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capsys, tmp_path, "--rank", "3", "--json", dp=8)
     found = json.loads(out)
-    assert (found["schema"], found["ranks"], found["rank"], err) == ("shardwise.rehearse/1", 8, 3, "")
-    assert (found["model"], found["layout"]) == ("small", str(Layout(dp=8)))
+    assert (found["schema"], found["ranks"], found["rank"], err) == ("shardwise.rehearse/2", 8, 3, "")
+    assert (found["model"]["name"], found["layout"]["text"]) == ("small", str(Layout(dp=8)))
     assert found["cluster"] == load_cluster("local:8").name
     assert {axis: place for axis, place in found["coordinate"].items() if place} == {"dp": 3}
     assert found["num_micro_batches"] == MOST_MICRO_BATCHES  # of eight

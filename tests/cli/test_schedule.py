@@ -78,6 +78,8 @@ def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_schedule_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "compare", "--stages", "8", "--micro-batches", "16,32,64", "--json"))
+    assert rows["schema"] == "shardwise.schedule-comparison/1"
+    rows = rows["schedules"]
     assert {tuple(row) for row in rows} == {
         ("schedule", "stages", "micro_batches", "virtual_stages", "bubble", "peak_activations", "messages")
     }
@@ -97,7 +99,7 @@ def test_every_schedule_side_by_side(capsys: pytest.CaptureFixture[str]) -> None
     three = json.loads(
         run(capsys, "compare", "--stages", "4", "--micro-batches", "8", "--virtual-stages", "3", "--json")
     )
-    assert {row["virtual_stages"] for row in three} == {1, 3}
+    assert {row["virtual_stages"] for row in three["schedules"]} == {1, 3}
 
 
 def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_every_overlap_can_be_asked_for() -> None:
 def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan_file(tmp_path, "fsdp=8 tp=2")
     found = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
-    assert found["schema"] == "shardwise.simulation/1"
+    assert found["schema"] == "shardwise.simulation/2"
     assert found["step_time_s"] == pytest.approx(found["estimate"]["step_time_s"], rel=1e-6)
     assert found["peak_bytes"] == pytest.approx(found["estimate"]["memory_bytes"], rel=1e-9)
     assert sum(found["time"].values()) == pytest.approx(found["step_time_s"])

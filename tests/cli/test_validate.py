@@ -49,7 +49,7 @@ def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
     payload = json.loads(out)
     assert code == 0
-    assert payload["schema"] == "shardwise.validate/1"
+    assert payload["schema"] == "shardwise.validate/2"
     rows = {row["id"]: row for row in payload["rows"]}
     assert list(rows) == ["one", "two", "three", "four"]
     for row in rows.values():

@@ -19,7 +19,8 @@ from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.loss import LOSSES
 from shardwise.model.recompute import policy_names
 from shardwise.planning.abilities import as_run, lacking, stack_of
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import PRECISIONS
 from shardwise.schedule.schedule import SCHEDULES

@@ -16,8 +16,9 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import EVEN_BATCH, degrees_of
 from shardwise.network.topology import Switched
 from shardwise.planning.abilities import stack_of
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import as_planned
 from shardwise.search.choose import _degrees_key
 from shardwise.search.search import search

@@ -222,7 +222,7 @@ def test_the_comparisons_payload_and_its_file(capsys: pytest.CaptureFixture[str]
     code, out, _ = run(capsys, "h100:32", "h100:64", *WORDS, "--deadline", "30d", "--json", "--out", str(target))
     payload: dict[str, Any] = json.loads(out)
     assert code == 0
-    assert payload["schema"] == "shardwise.comparison/1"
+    assert payload["schema"] == "shardwise.comparison/2"
     assert payload["deadline_days"] == 30
     assert [one["cluster"] for one in payload["clusters"]] == ["h100:32", "h100:64"]
     assert all(one["in_time"] for one in payload["clusters"])

@@ -21,10 +21,10 @@ from shardwise.planning.explain import (
     Explanation,
     changed_fields,
     explain,
-    explanation_payload,
     verdict,
     why_slower,
 )
+from shardwise.planning.explain.payload import explanation_payload
 from shardwise.planning.explain.terms import term
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.search.plan import nearest_fitting
@@ -475,16 +475,16 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     code, out, _ = run(capsys, str(file), "--against", "tp=8 fsdp=2", "--term", "time.tp", "--json")
     payload: dict[str, Any] = json.loads(out)
     assert code == 0
-    assert payload["schema"] == "shardwise.explain/2"
+    assert payload["schema"] == "shardwise.explain/3"
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
         "options", "schedules", "run", "constants", "against", "terms", "notes",
         "stack",
     }  # fmt: skip
-    assert [term["layout"] for term in payload["terms"]] == [str(plan.layout), payload["against"]["layout"]]
+    assert [term["layout"] for term in payload["terms"]] == [payload["layout"], payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}
     long = replace(plan, job=replace(plan.job, tokens=1e12))
-    assert json.loads(json.dumps(explanation_payload(told(long, "tp=8 fsdp=2", "time.tp")))) == payload
+    assert json.loads(json.dumps(explanation_payload(told(long, "tp=8 fsdp=2", "time.tp"), long))) == payload
 
 
 def test_one_term_is_shown_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

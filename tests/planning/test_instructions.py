@@ -110,6 +110,6 @@ def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys
     assert "free q_flat" in capsys.readouterr().out
     assert main(["instructions", str(path), "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)
-    assert payload["schema"] == "shardwise.instructions/1"
+    assert payload["schema"] == "shardwise.instructions/2"
     assert {one["name"] for one in payload["segments"]} == set(PASSES)
     assert main(["instructions", str(path), "--unit", "nothing"]) == 2

@@ -15,11 +15,12 @@ from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.stacks import calibrated
 from shardwise.cost.estimate import BOUND
 from shardwise.cost.overlap import MEASURED_FORMULA
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
 from shardwise.planning.compare import Contender, Limits, compare
 from shardwise.planning.explain import MEMORY_RESERVE, explain
 from shardwise.planning.explain.constants import SCALE
 from shardwise.planning.explain.report import Explanation, reprice
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.search.search import search
 from shardwise.terms import COMMUNICATION

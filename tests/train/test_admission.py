@@ -189,7 +189,7 @@ def test_a_launcher_checks_plan_and_data_without_pytorch(tmp_path: Path) -> None
     plan = small_plan(vocab_size=VOCAB - 1)
     payload = json.loads((tmp_path / "plan.json").read_text())
     payload["model"]["vocab_size"] = plan.model.vocab_size
-    payload["layout"]["offload"] = "optimizer"
+    payload["layout"] |= {"offload": "optimizer", "text": f"{payload['layout']['text']} offload=optimizer"}
     (tmp_path / "plan.json").write_text(json.dumps(payload))
     assert load_plan(tmp_path / "plan.json").model.vocab_size == VOCAB - 1
     both = admitted(flags).splitlines()

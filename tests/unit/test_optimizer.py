@@ -28,8 +28,9 @@ from shardwise.optimizer import (
     optimizer_names,
     values_of,
 )
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain.story import fit
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import precision_named
 from shardwise.train.recipe import Recipe

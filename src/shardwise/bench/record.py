@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
 
@@ -47,6 +49,14 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 def left_over(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
     """The lines that are not measured yet."""
     return [line for line in lines if key_of(line) not in done]
+
+
+class BenchPayload(TypedDict):
+    """Micro-benchmarks of a machine: a line for each, whose keys depend on what `bench` it is."""
+
+    schema: Literal["shardwise.bench/1"]
+    machine: str
+    lines: list[dict[str, Any]]
 
 
 def bench_payload(machine: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.books.rules import kv_cache_bytes_per_token
 from shardwise.cluster.cluster import Cluster
@@ -12,8 +14,38 @@ from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params
+from shardwise.model.payload import ModelPayload, model_payload
 
-SCHEMA = "shardwise.kv-cache/1"
+SCHEMA = "shardwise.kv-cache/2"
+
+
+class CacheFitPayload(TypedDict):
+    """What of a cluster's memory is free for caches, and how many sequences fit."""
+
+    name: str
+    num_devices: int
+    memory_bytes: float
+    runtime_bytes: float
+    weights: str
+    weight_bytes: float
+    free_bytes: float
+    num_seqs: int
+
+
+class CachePayload(TypedDict):
+    """The key-value cache of a model, in bytes; `cluster` is null where none was asked for."""
+
+    schema: Literal["shardwise.kv-cache/2"]
+    model: ModelPayload
+    dtype: str
+    context: int
+    batch: int
+    num_windowed_layers: int
+    bytes_per_token: float
+    sequence_bytes: float
+    batch_bytes: float
+    without_windows_bytes: float
+    cluster: CacheFitPayload | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +130,10 @@ def cache_payload(
     cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
 ) -> dict[str, Any]:
     """What `shardwise kv-cache --json` prints, in bytes; `cluster` is null where none was asked for."""
-    a = cache.architecture
     each = cache.sequence_bytes(context)
     return {
-        "schema": SCHEMA, "model": a.name, "dtype": cache.dtype, "context": context, "batch": batch,
-        "num_layers": a.num_layers, "num_windowed_layers": a.num_windowed_layers, "sliding_window": a.sliding_window,
-        "num_heads": a.num_heads, "num_kv_heads": a.num_kv_heads, "head_dim": a.head_dim,
-        "kv_lora_rank": a.kv_lora_rank, "rope_head_dim": a.rope_head_dim,
+        "schema": SCHEMA, "model": model_payload(cache.architecture), "dtype": cache.dtype, "context": context, "batch": batch,
+        "num_windowed_layers": cache.architecture.num_windowed_layers,
         "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
         "without_windows_bytes": cache.bytes_per_token * context,
         "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.calibrate.accuracy import Judged, judge
 from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
@@ -110,6 +112,31 @@ def published_groups(progress: Progress = silent) -> dict[str, list[Layouts]]:
     study = layout_rows()
     sets = {PUBLISHED: published_rows(), FITTED: half(study, fitted=True), KEPT: half(study, fitted=False)}
     return {name: groups_of(judge(rows, progress=progress)) for name, rows in sets.items()}
+
+
+class GroupPayload(TypedDict):
+    """Layouts of one model on one machine: seconds by row, the fastest row, the one that is predicted to be, and the regret."""
+
+    of: str
+    key: dict[str, str]
+    layouts: int
+    best: str
+    pick: str
+    regret: float
+    measured_s: dict[str, float]
+    predicted_s: dict[str, float]
+
+
+class GroupsPayload(TypedDict):
+    """How well layouts are told apart, over all groups and for each."""
+
+    schema: Literal["shardwise.validate.groups/1"]
+    key: list[str]
+    fold: str
+    fewest_layouts: int
+    apart: float
+    summary: dict[str, Choice]
+    groups: list[GroupPayload]
 
 
 def groups_payload(found: dict[str, list[Layouts]]) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from shardwise.cluster.calibration import SPREAD_OF
 from shardwise.errors import InputError
 from shardwise.progress import Progress, silent
 
-SCHEMA = "shardwise.validate.folds/1"
 # What a fold stands for in the spread of a prediction.
 SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
 TAILS = (0.05, 0.95)
@@ -211,43 +209,6 @@ def noise(found: Published) -> dict[str, ErrorStatistics]:
             (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
         )
     return {kind: statistics(found) for kind, found in sorted(errors.items())}
-
-
-def fold_payload(found: Published) -> dict[str, Any]:
-    """What `shardwise validate --folds --json` prints.
-
-    Predictions of each run by fold, statistics by fold and stratum, spread, coverage and ranking.
-    """
-    seconds = {"fitted": found.in_sample, **found.folds}
-    return {
-        "schema": SCHEMA,
-        "rows": [
-            {
-                "id": one.row.id,
-                "measured_step_time_s": float(found.measured[i]),
-                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
-            }
-            for i, one in enumerate(found.judged)
-        ],
-        "summary": {
-            fold: {
-                name: asdict(one)
-                for name, stratum in STRATA.items()
-                if (one := fold_statistics(found, draws, stratum)) is not None
-            }
-            for fold, draws in seconds.items()
-        },
-        "spread": {fold: found.spread(fold) for fold in found.folds},
-        "coverage": {fold: found.coverage(fold) for fold in found.folds},
-        "ranking": {
-            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
-        },
-        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
-    }
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def fold_report(found: Published) -> str:

@@ -26,7 +26,7 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
     from shardwise.cli.report import plan_report
-    from shardwise.planning.codec import estimate_payload
+    from shardwise.planning.payload import estimate_payload
     from shardwise.planning.plan import plan_layout
 
     model, cluster, job = resolve(arguments)

@@ -39,7 +39,8 @@ def configure(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The explanation, as text or as JSON."""
     from shardwise.planning.codec import load_plan
-    from shardwise.planning.explain import explain, explanation_payload
+    from shardwise.planning.explain import explain
+    from shardwise.planning.explain.payload import explanation_payload
     from shardwise.search.plan import nearest_fitting
 
     plan = load_plan(arguments.plan)
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
         plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
         other=other, term_name=arguments.term,
     )  # fmt: skip
-    return json.dumps(explanation_payload(found), indent=2) if arguments.json else report(found)
+    return json.dumps(explanation_payload(found, plan), indent=2) if arguments.json else report(found)
 
 
 def report(found: Explanation) -> str:

@@ -82,8 +82,8 @@ def cache_text(payload: Mapping[str, Any]) -> str:
     if payload["batch"] > 1:
         rows.append((f"{payload['batch']:,} sequences", payload["batch_bytes"], ""))
     lines = [
-        f"keys and values of {payload['model']} in {payload['dtype']}",
-        f"  {payload['num_layers']} layers of {_kept(payload)}",
+        f"keys and values of {payload['model']['name']} in {payload['dtype']}",
+        f"  {payload['model']['num_layers']} layers of {_kept(payload)}",
         *(f"  {name:<18}{format_bytes(value):>9}   {note}".rstrip() for name, value, note in rows),
     ]
     return "\n".join([*lines, *_fit_text(payload)])
@@ -91,15 +91,15 @@ def cache_text(payload: Mapping[str, Any]) -> str:
 
 def _kept(payload: Mapping[str, Any]) -> str:
     """What a layer keeps of a token: keys and values of its heads, or the latent that they come from."""
-    heads, width = payload["num_kv_heads"], payload["head_dim"]
-    if rank := payload["kv_lora_rank"]:
-        rotary = payload["rope_head_dim"]
+    heads, width = payload["model"]["num_kv_heads"], payload["model"]["head_dim"]
+    if rank := payload["model"]["kv_lora_rank"]:
+        rotary = payload["model"]["rope_head_dim"]
         smaller = 2 * heads * width / (rank + rotary)
         return (
             f"a latent of {rank} and {rotary} rotary elements, the same for all {heads} heads: a cache {smaller:.3g} times "
             f"smaller than keys and values of {width} each"
         )
-    shared = payload["num_heads"] // heads
+    shared = payload["model"]["num_heads"] // heads
     grouped = f", {shared} query heads on each: a cache {shared} times smaller than with one each" if shared > 1 else ""
     return f"{heads} heads of {width}{grouped}"
 
@@ -107,11 +107,13 @@ def _kept(payload: Mapping[str, Any]) -> str:
 def _windows(payload: Mapping[str, Any]) -> str:
     from shardwise.units import format_bytes
 
-    windowed, window = payload["num_windowed_layers"], payload["sliding_window"]
+    windowed, window = payload["num_windowed_layers"], payload["model"]["sliding_window"]
     if not windowed or window >= payload["context"]:
         return ""
     without = format_bytes(payload["without_windows_bytes"])
-    return f"; {windowed} of {payload['num_layers']} layers keep the last {window:,}, {without} if they kept all"
+    return (
+        f"; {windowed} of {payload['model']['num_layers']} layers keep the last {window:,}, {without} if they kept all"
+    )
 
 
 def _fit_text(payload: Mapping[str, Any]) -> list[str]:

@@ -121,7 +121,7 @@ def _head(payload: Mapping[str, Any]) -> str:
     default = f"default: {BATCH}"
     batch += f" ({default})" if "batch_tokens" in defaults else ""
     seq_len = f"sequences of {job['seq_len']:,}" + (" (default)" if "seq_len" in defaults else "")
-    return f"memory of a device: {payload['model']} on {payload['cluster']}, {batch}, {seq_len}, {job['precision']}"
+    return f"memory of a device: {payload['model']['name']} on {payload['cluster']}, {batch}, {seq_len}, {job['precision']}"
 
 
 def _side_by_side(layouts: Sequence[Mapping[str, Any]]) -> str:
@@ -147,7 +147,7 @@ def _layout(one: Mapping[str, Any], capacity: float, number: int) -> str:
     stages, fullest = one["stages"], one["fullest_stage"]
     free = f"fits, {one['margin']:.0%} free" if one["fits"] else f"DOES NOT FIT, {-one['margin']:.0%} too much"
     lines = [
-        f"[{number}] {one['layout']}",
+        f"[{number}] {one['layout']['text']}",
         f"  {format_bytes(one['memory_bytes'])} of {format_bytes(capacity)} ({free})",
         f"  batch of {one['global_batch_tokens']:,} tokens, micro-batches of each replica: {one['num_micro_batches']:,}",
     ]
@@ -200,13 +200,15 @@ def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:
     from shardwise.draw.bars import draw_bars
 
     layouts = payload["layouts"]
-    title = f"Memory of {payload['model']} on {payload['cluster']}"
+    title = f"Memory of {payload['model']['name']} on {payload['cluster']}"
     if len(layouts) == 1:
         only = layouts[0]
-        subtitle = f"Bytes of one device of each stage: {only['layout']}"
+        subtitle = f"Bytes of one device of each stage: {only['layout']['text']}"
         bars = [(f"stage {i}", stage) for i, stage in enumerate(only["stages"])]
         bars = [("every device", only["stages"][0])] if len(bars) == 1 else bars
     else:
         subtitle = "Bytes of one device, of the fullest stage where there are several."
-        bars = [(f"[{i + 1}] {one['layout']}", one["stages"][one["fullest_stage"]]) for i, one in enumerate(layouts)]
+        bars = [
+            (f"[{i + 1}] {one['layout']['text']}", one["stages"][one["fullest_stage"]]) for i, one in enumerate(layouts)
+        ]
     write_picture(draw_bars(memory_chart(title, subtitle, bars, cluster.chip)), target)

@@ -142,7 +142,7 @@ def _no_price(chips: Iterable[str]) -> MissingValueError:
 def _one(found: Plan, limits: Limits, as_json: bool) -> str:
     from shardwise.cli.report import plan_report
     from shardwise.cli.run_report import spare_lines
-    from shardwise.planning.codec import plan_payload
+    from shardwise.planning.payload import plan_payload
 
     if as_json:
         return json.dumps(plan_payload(found), indent=2)

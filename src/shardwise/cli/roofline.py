@@ -137,7 +137,7 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
             (f"{one.phase} {one.name}", one.intensity, one.flops / one.seconds) for one in found.operations if one.flops
         ]
         write_chart(roofline_chart(chip, bandwidths(chip, links), points), arguments.plot)
-    payload = block_payload(found, chip)
+    payload = block_payload(found, model, chip)
     return json.dumps(payload, indent=2) if arguments.json else block_text(payload)
 
 

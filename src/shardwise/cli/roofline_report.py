@@ -88,8 +88,8 @@ def block_text(payload: Mapping[str, Any]) -> str:
     """The block for people: a table for each phase, and what its kernels take one after the other."""
     sizes = payload["sizes"]
     lines = [
-        f"block of {payload['model']}, {sizes['B']:,} x {sizes['T']:,} tokens in {payload['dtype']} on {payload['chip']}: "
-        f"compute-bound from {payload['critical_intensity']:,.1f} FLOPs/byte"
+        f"block of {payload['model']['name']}, {sizes['B']:,} x {sizes['T']:,} tokens in {payload['dtype']} on "
+        f"{payload['chip']}: compute-bound from {payload['critical_intensity']:,.1f} FLOPs/byte"
     ]
     for phase, total in payload["phases"].items():
         rows = [

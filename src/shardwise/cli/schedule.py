@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> str:
 def _compare(arguments: argparse.Namespace) -> str:
     from shardwise.cli.schedule_report import comparison_text
     from shardwise.errors import InputError
-    from shardwise.schedule.compare import compared
+    from shardwise.schedule.compare import compared, comparison_payload
 
     given = [flag for flag in ("draw", "trace", "csv", "round_size") if getattr(arguments, flag)]
     if given:
@@ -90,7 +90,7 @@ def _compare(arguments: argparse.Namespace) -> str:
     rows = list(
         compared(stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times), _limit(arguments))
     )  # fmt: skip
-    return json.dumps([row._asdict() for row in rows], indent=2) if arguments.json else comparison_text(rows)
+    return json.dumps(comparison_payload(rows), indent=2) if arguments.json else comparison_text(rows)
 
 
 def _timeline(arguments: argparse.Namespace) -> Timeline:

@@ -82,7 +82,8 @@ def _folds(rows: Sequence[Row] | None, progress: Progress, *, as_json: bool) -> 
 
     Raises `InputError` when too few runs can be fitted.
     """
-    from shardwise.calibrate.published import fit_published, fold_payload, fold_report
+    from shardwise.calibrate.folds_payload import fold_payload
+    from shardwise.calibrate.published import fit_published, fold_report
 
     found = fit_published(rows, progress)
     return json.dumps(fold_payload(found), indent=2) if as_json else fold_report(found)

@@ -3,13 +3,90 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-from shardwise.cost.product import ProductReport, ProgramCost
+from typing_extensions import TypedDict
+
+from shardwise.cost.product import Objective, ProductReport, ProgramCost, StepCost, TensorFacts
 from shardwise.sharding.meaning import notes
 
 SCHEMA = "shardwise.matmul/1"
 RESHARD_SCHEMA = "shardwise.reshard/1"
+
+
+class Seconds(TypedDict):
+    """Seconds of the products and of the communication, and between which bounds the whole lies."""
+
+    math: float
+    comms: float
+    lower: float
+    upper: float
+
+
+class CostPayload(TypedDict):
+    """A program with what it costs; `time_s` is null where no chip was named."""
+
+    program: list[StepCost]
+    bytes_per_device: float
+    flops_per_device: float
+    time_s: Seconds | None
+    result: str
+
+
+class OtherPayload(CostPayload):
+    """Another program, and how it compares."""
+
+    reason: str
+
+
+class XlaCollectivePayload(TypedDict):
+    """A collective of XLA's program; `axes` is null for groups that are no set of mesh axes."""
+
+    op: str
+    axes: list[str] | None
+    bytes: float
+
+
+class XlaPayload(TypedDict):
+    """What XLA's partitioner made of the product."""
+
+    backend: str
+    version: str
+    collectives: list[XlaCollectivePayload]
+    bytes_per_device: float
+    flops_per_device: float
+    multiplications_per_device: float
+
+
+class ProductPayload(CostPayload):
+    """The cheapest program of a product, the others, and that of the four cases. The last keys are there where they were asked
+    for: by --run (two) and by --verify."""
+
+    expression: str
+    mesh: dict[str, int]
+    sizes: dict[str, int]
+    dtype: str
+    notes: list[str]
+    tensors: list[TensorFacts]
+    objective: Objective
+    alternatives: list[OtherPayload]
+    by_cases: CostPayload
+    backward: CostPayload | None
+    max_relative_error: NotRequired[float]
+    num_devices: NotRequired[int]
+    verify: NotRequired[XlaPayload]
+
+
+class MatmulPayload(ProductPayload):
+    """What `shardwise matmul --json` prints."""
+
+    schema: Literal["shardwise.matmul/1"]
+
+
+class ReshardPayload(ProductPayload):
+    """What `shardwise reshard --json` prints."""
+
+    schema: Literal["shardwise.reshard/1"]
 
 
 def product_payload(report: ProductReport, schema: str = SCHEMA) -> dict[str, Any]:

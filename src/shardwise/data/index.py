@@ -17,14 +17,16 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from shardwise.data.blocks import SUMS_DTYPE, num_blocks
 from shardwise.errors import InputError, require
 from shardwise.files import SEAL, seal_fault, sealed
 from shardwise.planning.codec import parse
+from shardwise.schema import Fields
 
 SCHEMA = "shardwise.tokens/2"
 IDENTITY = "shardwise.tokens/1"  # of what the fingerprint is a hash: the same in later schemas, so that runs go on
@@ -147,6 +149,25 @@ class Index:
 def index_payload(index: Index) -> dict[str, Any]:
     """What the index file holds."""
     return sealed({"schema": SCHEMA, **asdict(index)})
+
+
+class Sums(TypedDict):
+    """Over the shards of a split."""
+
+    num_tokens: int
+    num_documents: int
+
+
+class Corpus(TypedDict):
+    """The index of token shards, its own CRC-32, and of each split the sums over its shards."""
+
+    schema: Literal["shardwise.tokens/2"]
+    crc32: int
+    train: Annotated[dict[str, Any], Fields(Split, Sums)]
+    held_out: Annotated[dict[str, Any], Fields(Split, Sums)]
+
+
+CorpusPayload = Annotated[dict[str, Any], Fields(Index, Corpus)]
 
 
 def corpus_payload(index: Index) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import InputError, NothingFitsError
@@ -15,12 +17,24 @@ from shardwise.export.launch import Launch
 from shardwise.export.target import Target
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
+from shardwise.layout.payload import LayoutPayload
 from shardwise.planning.abilities import searched_values, stack_of
+from shardwise.planning.payload import layout_of_plan
+from shardwise.planning.plan import Plan
 from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.plan import plan
 
 MOST = 5  # changes that are told
 WORTH = 0.01  # of a step: what a change gains at least
+
+
+class ChangePayload(TypedDict):
+    """Options to set (null: to leave out), the layout that they make, and its step and memory."""
+
+    change: dict[str, Any]
+    layout: LayoutPayload
+    step_time_s: float
+    memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +45,10 @@ class Change:
     layout: Layout
     estimate: Estimate
 
-    def payload(self) -> dict[str, Any]:
-        """As `shardwise read --json` prints it."""
+    def payload(self, plan: Plan) -> dict[str, Any]:
+        """As `shardwise read --json` prints it; `plan` is that of the launch as it was read."""
         return {
-            "change": self.options, "layout": str(self.layout), "step_time_s": self.estimate.step_time_s,
+            "change": self.options, "layout": layout_of_plan(plan, self.layout), "step_time_s": self.estimate.step_time_s,
             "memory_bytes": self.estimate.memory_bytes,
         }  # fmt: skip
 

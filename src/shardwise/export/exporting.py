@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.cost.estimate import estimate
@@ -28,6 +30,20 @@ from shardwise.search.plan import plan as search
 from shardwise.units import format_bytes, format_seconds
 
 SCHEMA = "shardwise.export/1"
+
+
+class ExportPayload(TypedDict):
+    """A launch that was written: names of its files, and the command that starts it."""
+
+    schema: Literal["shardwise.export/1"]
+    target: str
+    version: str
+    files: list[str]
+    command: str
+    not_expressible: list[str]
+    warnings: list[str]
+
+
 # Parts that a run has with or without a target's word for them: said where they cannot be, and no reason to refuse.
 LISTED = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 PINNED = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())  # of a plan that cannot be run: what its nearest keeps, if it can

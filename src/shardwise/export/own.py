@@ -14,7 +14,8 @@ from shardwise.export.field import Field, Given, Options
 from shardwise.export.launch import Launch, launch_of
 from shardwise.export.launchers import skypilot, torchrun
 from shardwise.export.target import Files, Need, Target
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.version import __version__
 

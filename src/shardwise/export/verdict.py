@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, stack_named
-from shardwise.export.better import Change, better
+from shardwise.cost.estimate import Estimate
+from shardwise.export.better import Change, ChangePayload, better
 from shardwise.export.launch import Parts, machines_of
 from shardwise.export.reading import Heard, read
 from shardwise.export.target import Files
+from shardwise.job import Job
+from shardwise.layout.payload import LayoutPayload
 from shardwise.model.architecture import Architecture
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan, plan_layout
 
-SCHEMA = "shardwise.read/1"
+SCHEMA = "shardwise.read/2"
+
+
+class ReadPayload(TypedDict):
+    """A launch that was read. `unknown`: options that the release does not have; `unread`: those that no plan depends on."""
+
+    schema: Literal["shardwise.read/2"]
+    target: str
+    version: str
+    model: ModelPayload
+    cluster: str
+    job: Job
+    layout: LayoutPayload
+    unknown: list[str]
+    unread: list[str]
+    notes: list[str]
+    estimate: Estimate
+    better: list[ChangePayload]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +53,12 @@ class Verdict:
         """What `shardwise read --json` prints."""
         heard, plan = self.heard, self.plan
         return {
-            "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version, "model": asdict(plan.model),
-            "cluster": plan.cluster.name, "job": asdict(plan.job), "layout": {"text": str(plan.layout), **asdict(plan.layout)},
+            "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version,
+            "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
+            "layout": layout_of_plan(plan),
             "unknown": list(heard.unknown), "unread": list(heard.unread), "notes": list(heard.notes),
             "estimate": asdict(plan.estimate),
-            "better": [change.payload() for change in self.better],
+            "better": [change.payload(plan) for change in self.better],
         }  # fmt: skip
 
 

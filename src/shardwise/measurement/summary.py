@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
 from shardwise.measurement.log import Log
@@ -14,6 +16,24 @@ from shardwise.measurement.throughput import Throughput
 from shardwise.units import counted, format_percent, format_seconds
 
 SCHEMA = "shardwise.run_summary/1"
+
+
+class SummaryPayload(TypedDict):
+    """What came out of a run. Losses are nats per token; one that is no number is its name, such as "nan"."""
+
+    schema: Literal["shardwise.run_summary/1"]
+    steps: int
+    first_loss: float | str
+    last_loss: float | str
+    held_out_loss: float | str | None
+    unigram_entropy_nats: float
+    step_time_s: float
+    tokens_per_s: float
+    mfu: float | None
+    hfu: float | None
+    num_tokens: int
+    seconds: float
+    log: str
 
 
 def summarised(

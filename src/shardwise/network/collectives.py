@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
 from shardwise.network.nccl import OPERATIONS, Operation, algbw, busbw, received_bytes
@@ -17,6 +19,7 @@ from shardwise.network.pod_collectives import pods_costs
 from shardwise.network.switched_collectives import IN_SWITCH, switched_costs
 from shardwise.network.topology import Cut, Pods, Switched, Topology, Torus, WrapRule
 from shardwise.network.torus_collectives import Cost, torus_cost
+from shardwise.schema import Fields
 
 Bound = Literal["latency", "bandwidth"]
 SCHEMA = "shardwise.collective/1"
@@ -205,6 +208,17 @@ def _algorithm(
         algbw=algbw(operation, num_bytes, num_devices, time_s), busbw=busbw(operation, num_bytes, num_devices, time_s),
         condition=NEEDS_REDUCING_SWITCH if name == IN_SWITCH else "",
     )  # fmt: skip
+
+
+class Place(TypedDict):
+    """The payload's name, where the collective runs, and by which rule an axis of the torus wraps (null behind switches)."""
+
+    schema: Literal["shardwise.collective/1"]
+    on: str
+    wrap_rule: WrapRule | None
+
+
+CollectivePayload = Annotated[dict[str, Any], Fields(CollectiveReport, Place)]
 
 
 def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Plans to and from JSON. The schema has a version; a plan of another one is refused by name."""
+"""Plan files: written as JSON and read again. The schema has a version; a plan of another one is refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,94 +21,22 @@ from shardwise.cost.rates import policy_of
 from shardwise.cost.run import Run
 from shardwise.errors import InputError, require
 from shardwise.issuing import IssuePolicy
-from shardwise.job import Job, precision_named
-from shardwise.layout.family import atomic_degrees
+from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
-from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.layout.placement import Placement
 from shardwise.layout.stages import MOST_EMPTY, held_layers, layers_per_stage, stages_on_ranks
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_active_params, num_params
-from shardwise.network.topology import Pods, Switched, Tier, Topology, Torus
+from shardwise.network.topology import Pods, Tier, Topology, Torus
 from shardwise.network.twist import LEGAL, is_twistable
-from shardwise.optimizer import optimizer_named
+from shardwise.planning.payload import TOPOLOGIES, Payload, plan_payload
 from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 
-Payload = dict[str, Any]
 Value = TypeVar("Value")
 FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 SECOND_SCHEMA = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
-TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 # Keys of a layout's payload that follow from the others; they are checked, never believed.
 DERIVED = ("num_micro_batches", "max_seqs_per_replica")
-
-
-def plan_payload(plan: Plan) -> Payload:
-    """The versioned payload that `plan --json` prints."""
-    return {
-        "schema": SCHEMA,
-        "model": _model(plan.model),
-        "cluster": _cluster(plan.cluster),
-        "job": _job(plan.job),
-        "layout": layout_payload(plan.layout, plan),
-        "estimate": asdict(plan.estimate),
-        "alternatives": [
-            {"layout": layout_payload(a.layout, plan), "estimate": asdict(a.estimate), "reason": a.reason}
-            for a in plan.alternatives
-        ],
-        "rules": [asdict(rule) for rule in plan.rules],
-        "search": asdict(plan.search) if plan.search else None,
-        "versions": dict(plan.versions),
-        "run": asdict(plan.run) if plan.run else None,
-        "bound_s": plan.bound_s,
-        "issue_policy": asdict(plan.policy),
-    }
-
-
-def estimate_payload(plan: Plan, smallest_change: str | None) -> dict[str, Any]:
-    """What `shardwise estimate --json` prints: the plan, and where it does not fit what to change so that it does."""
-    return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
-
-
-def _model(model: Architecture) -> Payload:
-    count = num_params(model)
-    return {"name": model.name, "num_params": count, "num_active_params": num_active_params(model), **asdict(model)}
-
-
-def _job(job: Job) -> Payload:
-    """The job, with the values of its precision recipe and of its optimizer's fields where a run's recipe has no other."""
-    recipe, fields_of_optimizer = precision_named(job.precision), optimizer_named(job.optimizer).given({})
-    return {**asdict(job), "precision_recipe": asdict(recipe), "optimizer_fields": fields_of_optimizer}
-
-
-def _cluster(cluster: Cluster) -> Payload:
-    kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
-    return {
-        "name": cluster.name,
-        "chip": cluster.chip.name,
-        "num_devices": cluster.num_devices,
-        "chip_specification": asdict(cluster.chip),
-        "topology": {"kind": kind, **asdict(cluster.topology)},
-        "calibration": asdict(cluster.calibration) if cluster.calibration else None,
-    }
-
-
-def layout_payload(layout: Layout, plan: Plan) -> Payload:
-    """A layout with what follows from it for the plan's model, cluster and job."""
-    degrees = degrees_of(layout)
-    topology = plan.cluster.topology
-    placement = layout.placement or default_placement(topology)
-    cuts = cut_levels(topology, placement, atomic_degrees(plan.model, degrees))
-    return {
-        **asdict(replace(layout, placement=placement)),
-        "num_micro_batches": num_micro_batches(plan.job, degrees),
-        "max_seqs_per_replica": seqs_per_replica(plan.job, degrees),
-        "layers_per_stage": list(held_layers(plan.model, layout)),
-        "placement": {
-            **asdict(placement),
-            "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()},
-        },
-    }
 
 
 def require_writable(path: str | Path) -> None:
@@ -263,10 +191,20 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
     `layers_per_stage` may say what is natural; only other numbers are a choice, and are kept as one.
     """
     own = dict(parse(dict[str, Any], payload, "layout"))
-    given = {key: own.pop(key) for key in DERIVED if key in own}
+    given, text = {key: own.pop(key) for key in DERIVED if key in own}, own.pop("text", None)
     if isinstance(own.get("placement"), Mapping):
         own["placement"] = _only(Placement, own["placement"])
-    return settled_layout(parse(Layout, own, "layout"), given, model, job)
+    layout = settled_layout(parse(Layout, own, "layout"), given, model, job)
+    if text is not None and _placed_anywhere(Layout.parse(str(text)), model) != _placed_anywhere(layout, model):
+        raise InputError(
+            f"layout: text is {text!r}, but {str(layout)!r} follows from the rest; leave it out or change the others"
+        )
+    return layout
+
+
+def _placed_anywhere(layout: Layout, model: Architecture) -> Layout:
+    """The layout without its placement, which a text may leave out."""
+    return replace(_natural(layout, model), placement=None)
 
 
 def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture, job: Job) -> Layout:

@@ -4,15 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cost.run import Run
-from shardwise.planning.codec import plan_payload
+from shardwise.layout.payload import LayoutPayload
 from shardwise.planning.explain.reasons import MODEL_ERROR
+from shardwise.planning.payload import PlanPayload, layout_of_plan, plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.units import SECONDS_PER_DAY
 
-SCHEMA = "shardwise.comparison/1"
+SCHEMA = "shardwise.comparison/2"
+
+
+class ContenderPayload(TypedDict):
+    """One cluster. Where it has no plan, `problem` says why, and what a plan would say is null."""
+
+    cluster: str
+    chip: str
+    num_devices: int
+    problem: str | None
+    layout: LayoutPayload | None
+    stack: str | None
+    interval90: tuple[float, float] | None
+    step_time_s: float | None
+    tokens_per_s_per_device: float | None
+    mfu: float | None
+    memory_bytes: float | None
+    ideal_days: float | None
+    goodput: float | None
+    days: float | None
+    chip_hours: float | None
+    usd: float | None
+    energy_mwh: float | None
+    missing: list[str]
+    in_time: bool | None
+    within_budget: bool | None
+    notes: list[str]
+
+
+class ComparisonPayload(TypedDict):
+    """Plans of one job on several clusters; `plan` is that of the `chosen` one."""
+
+    schema: Literal["shardwise.comparison/2"]
+    deadline_days: float | None
+    budget_usd: float | None
+    chosen: str | None
+    reason: str
+    clusters: list[ContenderPayload]
+    plan: PlanPayload | None
+
+
 PRICE = "price_usd_per_hour"
 
 
@@ -160,7 +203,7 @@ def _contender(one: Contender) -> dict[str, Any]:
     estimate, run = one.plan.estimate if one.plan else None, one.run
     return {
         "cluster": one.cluster, "chip": one.chip, "num_devices": one.num_devices, "problem": one.problem,
-        "layout": str(one.plan.layout) if one.plan else None, "stack": one.stack,
+        "layout": layout_of_plan(one.plan) if one.plan else None, "stack": one.stack,
         "interval90": list(one.interval90) if one.interval90 else None,
         **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
         **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cost.counts import KEPT
 from shardwise.cost.instructions import InstructionPricer, Priced
 from shardwise.cost.pricing import Pricing
 from shardwise.errors import InputError, chosen
+from shardwise.layout.payload import LayoutPayload
 from shardwise.lowering.template import PASSES
 from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan
+from shardwise.schema import Fields
 
-SCHEMA = "shardwise.instructions/1"
+SCHEMA = "shardwise.instructions/2"
 CARRY = "carry"
 # The order in which a stage runs its units forward; backward is the other way round.
 ORDER = (*LAYERS, *(KEPT + layer for layer in LAYERS))
@@ -44,6 +50,22 @@ class Segment:
         return total
 
 
+class SecondsByStream(TypedDict):
+    """Seconds of a step by stream, one instruction after the other."""
+
+    seconds_by_stream: dict[str, float]
+
+
+class InstructionsPayload(TypedDict):
+    """The instruction list of a pipeline stage, by unit and pass."""
+
+    schema: Literal["shardwise.instructions/2"]
+    model: ModelPayload
+    layout: LayoutPayload
+    stage: int
+    segments: list[Annotated[dict[str, Any], Fields(Segment, SecondsByStream)]]
+
+
 def instructions(
     plan: Plan, *, stage: int = 0, passes: Sequence[str] = tuple(PASSES), unit: str | None = None
 ) -> tuple[Segment, ...]:
@@ -57,7 +79,7 @@ def instructions(
 def instructions_payload(plan: Plan, found: Sequence[Segment], stage: int) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     return {
-        "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "stage": stage,
+        "schema": SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
         "segments": [{**asdict(one), "seconds_by_stream": dict(one.seconds)} for one in found],
     }  # fmt: skip
 

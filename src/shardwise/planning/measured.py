@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.measurement.logs.read import TrainingLog, read_training_log
 from shardwise.measurement.logs.steady import RULE, Steady, steady
 from shardwise.model.architecture import Architecture
+from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.planning.account import Account, Utilisation, account_payload
+from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan
+from shardwise.schema import Fields
 
-SCHEMA = "shardwise.mfu/1"
+SCHEMA = "shardwise.mfu/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +76,80 @@ def of_log(paths: list[Path], ran: Ran) -> tuple[Ran, Measured]:
     return ran, Measured(1.0 / found.device_s_per_token, seconds, log, found, tuple(paths))
 
 
+class LogPayload(TypedDict):
+    """What a log says: whose it is, which of its lines count by which rule, and the first and the last step."""
+
+    format: str
+    rule: str
+    torn_lines: int
+    first_step: int
+    last_step: int
+    first_loss: float | None
+    last_loss: float | None
+    memory_bytes: float | None
+    memory_kind: str | None
+
+
+class Unexplained(TypedDict):
+    """The rest of the measured step that no part of the prediction is."""
+
+    unexplained_s: float
+
+
+class PlannedPayload(TypedDict):
+    """The plan to take, where no layout was given."""
+
+    layout: LayoutPayload
+    step_time_s: float
+    interval90: tuple[float, float] | None
+    mfu: float
+
+
+class RowPayload(TypedDict):
+    """What of the run the row that was made of it says otherwise."""
+
+    otherwise: list[str]
+
+
+class MfuPayload(TypedDict):
+    """A measured run: what ran, what share of the peak that is, and where the rest of the step goes."""
+
+    schema: Literal["shardwise.mfu/2"]
+    model: ModelPayload
+    cluster: str
+    num_devices: int
+    seq_len: int
+    batch_tokens: int | None
+    precision: str
+    layout: LayoutPayload | None
+    step_time_s: float | None
+    utilisation: Utilisation
+    log: Annotated[dict[str, Any], Fields(Steady, LogPayload)] | None
+    account: Annotated[dict[str, Any], Fields(Account, Unexplained)] | None
+    plan: PlannedPayload | None
+    notes: list[str]
+    row: RowPayload | None
+
+
 def mfu_payload(found: MeasuredRun, row: Sequence[str] | None = None) -> dict[str, Any]:
     """What `shardwise mfu --json` prints. `row`: what of the run the row that was made of it says otherwise."""
     ran, measured = found.ran, found.measured
     return {
-        "schema": SCHEMA, "model": ran.model.name, "cluster": ran.cluster.name, "num_devices": ran.cluster.num_devices,
+        "schema": SCHEMA, "model": model_payload(ran.model), "cluster": ran.cluster.name, "num_devices": ran.cluster.num_devices,
         "seq_len": ran.job.seq_len, "batch_tokens": ran.batch_tokens, "precision": ran.job.precision,
-        "layout": None if ran.layout is None else str(ran.layout), "step_time_s": measured.step_time_s,
+        "layout": _layout_payload(ran), "step_time_s": measured.step_time_s,
         "utilisation": asdict(found.used), "log": _log_payload(measured),
         "account": account_payload(found.account) if found.account else None,
         "plan": None if found.plan is None or found.account else {
-            "layout": str(found.plan.layout), "step_time_s": found.plan.estimate.step_time_s,
+            "layout": layout_of_plan(found.plan), "step_time_s": found.plan.estimate.step_time_s,
             "interval90": found.plan.estimate.interval90, "mfu": found.plan.estimate.mfu,
         },
         "notes": list(found.plan.estimate.notes) if found.plan else [], "row": None if row is None else {"otherwise": list(row)},
     }  # fmt: skip
+
+
+def _layout_payload(ran: Ran) -> dict[str, Any] | None:
+    return layout_payload(ran.layout, ran.model, ran.job, ran.cluster.topology) if ran.layout else None
 
 
 def _log_payload(measured: Measured) -> dict[str, Any] | None:

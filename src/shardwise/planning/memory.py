@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.books.figures import stage_memories
 from shardwise.cluster.cluster import Cluster
@@ -12,12 +14,47 @@ from shardwise.errors import InputError, require
 from shardwise.job import USUAL_SEQ_LEN, Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.architecture import Architecture
+from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.schedule.schedule import schedule_of
 from shardwise.symbolic import ceil_div
 from shardwise.units import format_bytes
 
-SCHEMA = "shardwise.memory/1"
+SCHEMA = "shardwise.memory/2"
+
+
+class MemoryJob(TypedDict):
+    """What memory depends on of a job; `global_batch_tokens` is null where nobody gave it: each layout has its own."""
+
+    global_batch_tokens: int | None
+    seq_len: int
+    precision: str
+
+
+class LayoutMemoryPayload(TypedDict):
+    """Bytes of a device of each pipeline stage, by term."""
+
+    layout: LayoutPayload
+    global_batch_tokens: int
+    num_micro_batches: int
+    memory_bytes: float
+    fits: bool
+    margin: float
+    fullest_stage: int
+    stages: list[dict[str, float]]
+
+
+class MemoryPayload(TypedDict):
+    """What fills the devices under some layouts; `defaults` names what nobody gave, `seq_len` or `batch_tokens`."""
+
+    schema: Literal["shardwise.memory/2"]
+    model: ModelPayload
+    cluster: str
+    defaults: list[str]
+    job: MemoryJob
+    memory_capacity_bytes: float
+    layouts: list[LayoutMemoryPayload]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +144,7 @@ def memory_payload(
             continue
         shown.append(
             {
-                "layout": str(layout), "global_batch_tokens": job.global_batch_tokens,
+                "layout": layout_payload(layout, model, job, cluster.topology), "global_batch_tokens": job.global_batch_tokens,
                 "num_micro_batches": found.num_micro_batches, "memory_bytes": found.memory_bytes, "fits": found.fits,
                 "margin": found.margin, "fullest_stage": found.fullest_stage,
                 "stages": [dict(stage) for stage in found.stages],
@@ -117,7 +154,7 @@ def memory_payload(
     job = layouts[0][0]
     batch = None if "batch_tokens" in defaults else job.global_batch_tokens
     return {
-        "schema": SCHEMA, "model": model.name, "cluster": cluster.name, "defaults": list(defaults),
+        "schema": SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
         "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
         "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from shardwise.measurement.inspection import Measured, parse_measured
 from shardwise.measurement.log import Log, read_log
 from shardwise.measurement.record import StepRecord
 from shardwise.optimizer import DEFAULT
-from shardwise.planning.codec import plan_payload
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.train.recipe import Recipe, parse_recipe
 
@@ -69,7 +69,7 @@ def _decides(payload: Mapping[str, Any]) -> dict[str, Any]:
     found = {f"model.{name}": value for name, value in model.items() if name != "name"}
     found |= {f"job.{name}": job.get(name) for name in RUN_OF_JOB}
     found["job.optimizer"] = job.get("optimizer", DEFAULT)  # files of earlier versions have none
-    return found | {f"layout.{name}": value for name, value in layout.items() if name != "placement"}
+    return found | {f"layout.{name}": value for name, value in layout.items() if name not in ("placement", "text")}
 
 
 def _seen(folder: RunFolder) -> Measured:

@@ -3,19 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pricing import Pricing
 from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.payload import LayoutPayload
 from shardwise.measurement.inspection import Measured, Rehearsed
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives, collectives
 from shardwise.reconcile.memory import PASSING, MemoryTerm, StepMemory, step_memory
-from shardwise.reconcile.payload import collectives_payload
+from shardwise.reconcile.payload import CollectivesPayload, collectives_payload
+from shardwise.schema import Fields
 from shardwise.train.recipe import Recipe
 
-SCHEMA = "shardwise.rehearse/1"
+SCHEMA = "shardwise.rehearse/2"
+
+
+class GroupPayload(TypedDict):
+    """The ranks that a rank has collectives with over some axes."""
+
+    axes: list[str]
+    ranks: list[int]
+
+
+class Judged(TypedDict):
+    """Whether a term is judged, and whether it is as close to the plan as is asked."""
+
+    is_judged: bool
+    holds: bool | None
+
+
+class RankMemory(TypedDict):
+    """Bytes by term, planned and executed, and each term with its verdict."""
+
+    planned: dict[str, float | None]
+    executed: dict[str, float]
+    terms: list[Annotated[dict[str, Any], Fields(MemoryTerm, Judged)]]
+
+
+class RehearsePayload(TypedDict):
+    """One rank of a plan's world, run without the others."""
+
+    schema: Literal["shardwise.rehearse/2"]
+    model: ModelPayload
+    cluster: str
+    layout: LayoutPayload
+    ranks: int
+    rank: int
+    coordinate: dict[str, int]
+    groups: list[GroupPayload]
+    num_micro_batches: int
+    seconds: float
+    collectives_equal: bool
+    collectives: CollectivesPayload
+    memory: RankMemory
+    ok: bool
+
+
 CLOSE = 0.03  # of a term, and of the peak: nothing of a machine is in what tensors hold
 
 
@@ -71,7 +120,7 @@ def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     seen = found.seen
     return {
-        "schema": SCHEMA, "model": plan.model.name, "cluster": plan.cluster.name, "layout": str(plan.layout),
+        "schema": SCHEMA, "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
         "ranks": found.ranks, "rank": seen.rank, "coordinate": dict(seen.coordinate),
         "groups": [{"axes": list(axes), "ranks": list(ranks)} for axes, ranks in seen.groups.items()],
         "num_micro_batches": seen.num_micro_batches, "seconds": seen.seconds,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
 from shardwise.schedule.build import TOLERANCE, build, fewest_virtual_stages, held_share, problems, unlimited
@@ -11,8 +13,10 @@ from shardwise.schedule.durations import Durations
 from shardwise.schedule.messages import num_messages
 from shardwise.schedule.play import Timeline, play
 from shardwise.schedule.schedule import ACTION_LISTS
+from shardwise.schema import Fields
 
 SCHEMA = "shardwise.schedule/1"
+COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
 
 
 class Times(NamedTuple):
@@ -98,6 +102,72 @@ def compared(
             f"stages: found {stages} with {', '.join(map(str, micro_batches))} micro-batches; no schedule runs on them "
             "within the limit; more stages or micro-batches are required"
         )
+
+
+class SchedulesPayload(TypedDict):
+    """Every schedule that runs on some stages, for each number of micro-batches."""
+
+    schema: Literal["shardwise.schedule-comparison/1"]
+    schedules: list[Annotated[dict[str, Any], Fields(Scheduled)]]
+
+
+def comparison_payload(rows: Sequence[Scheduled]) -> dict[str, Any]:
+    """What `shardwise schedule compare --json` prints."""
+    return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in rows]}
+
+
+class SlotPayload(TypedDict):
+    """What a rank runs at once, and when."""
+
+    actions: list[str]
+    start_s: float
+    end_s: float
+
+
+class RankPayload(TypedDict):
+    """A rank: what it waits, the most that it holds in micro-batches, that for weights' gradients alone, and its slots."""
+
+    rank: int
+    idle_s: float
+    wait_s: float
+    peak_activations: float
+    peak_waiting: float
+    slots: list[SlotPayload]
+
+
+class MessagesPayload(TypedDict):
+    """How many messages go from a rank to another."""
+
+    source: int
+    target: int
+    messages: int
+
+
+class PlayedDurations(TypedDict):
+    """Seconds of the passes of each virtual stage, and of a message."""
+
+    forward: list[float]
+    input: list[float]
+    weight: list[float]
+    backward: list[float]
+    together: list[float] | None
+    message: float
+
+
+class Played(TypedDict):
+    """A schedule that was played."""
+
+    schema: Literal["shardwise.schedule/1"]
+    placement: str
+    durations_s: PlayedDurations
+    makespan_s: float
+    local_bubble: float
+    idle_fraction: float
+    ranks: list[RankPayload]
+    messages_between: list[MessagesPayload]
+
+
+TimelinePayload = Annotated[dict[str, Any], Fields(Scheduled, Played)]
 
 
 def timeline_payload(line: Timeline) -> dict[str, Any]:

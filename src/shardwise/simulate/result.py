@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
@@ -13,7 +15,10 @@ from shardwise.cost.pricing import Pricing
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import require_legal
+from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.architecture import Architecture
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.schema import Fields
 from shardwise.simulate.memory import RankMemory, memory_over_time
 from shardwise.simulate.passes import LIST
 from shardwise.simulate.path import Leg, Part, critical_path, legs
@@ -23,7 +28,7 @@ from shardwise.simulate.work import HOST
 from shardwise.terms import COMMUNICATION
 from shardwise.units import format_bytes, format_percent, format_seconds
 
-SCHEMA = "shardwise.simulation/1"
+SCHEMA = "shardwise.simulation/2"
 # Terms of time by the phase of their kernels.
 PHASES: Mapping[str, str] = {
     "forward": "forward", "backward": "backward", "recompute": "recompute", "optimizer": "update",
@@ -104,11 +109,67 @@ def simulate(
     return Simulation(simulated(Pricing(architecture, cluster, job, layout), overlap, contention))
 
 
+class Share(TypedDict):
+    """Of the step's time."""
+
+    share: float
+
+
+class PassesPayload(TypedDict):
+    """A piece of the critical path on one rank: its first and its last pass, how many there are, and their seconds."""
+
+    rank: int
+    first: str
+    last: str
+    passes: int
+    seconds: float
+
+
+class RankPayload(TypedDict):
+    """A rank of the pipeline: what it computed and what was exposed, what it waited for other stages, and its memory."""
+
+    rank: int
+    computed_s: dict[str, float]
+    exposed_s: dict[str, float]
+    bubble_s: float
+    constant_bytes: float
+    peak_bytes: float
+
+
+class EstimatePayload(TypedDict):
+    """The estimate of the same layout."""
+
+    step_time_s: float
+    time: dict[str, float]
+    memory_bytes: float
+    memory: dict[str, float]
+
+
+class SimulationPayload(TypedDict):
+    """A step on simulated streams, beside its estimate. `bubble` is the idle time over the rest of the step."""
+
+    schema: Literal["shardwise.simulation/2"]
+    model: ModelPayload
+    layout: LayoutPayload
+    overlap: str
+    contention: float
+    step_time_s: float
+    time: dict[str, float]
+    exposed: dict[str, float]
+    bubble_s: float
+    bubble: float
+    peak_bytes: float
+    critical_path: list[Annotated[dict[str, Any], Fields(Part, Share)]]
+    critical_passes: list[PassesPayload]
+    ranks: list[RankPayload]
+    estimate: EstimatePayload
+
+
 def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
     """The versioned payload that `--json` prints: seconds and bytes, beside the estimate of the same layout."""
     found, step_s = simulation.found, simulation.step_time_s
     return {
-        "schema": SCHEMA, "model": found.pricing.architecture.name, "layout": str(found.pricing.layout),
+        "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout(found.pricing),
         "overlap": found.overlap, "contention": found.contention, "step_time_s": step_s, "time": simulation.time,
         "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
         "peak_bytes": simulation.peak_bytes,
@@ -124,6 +185,10 @@ def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, 
             "memory": dict(estimate.memory),
         },
     }  # fmt: skip
+
+
+def _layout(of: Pricing) -> dict[str, Any]:
+    return layout_payload(of.layout, of.architecture, of.job, of.cluster.topology)
 
 
 def runs(path: list[Leg]) -> list[list[Leg]]:

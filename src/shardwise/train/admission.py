@@ -15,7 +15,7 @@ from shardwise.errors import InputError, collect, require
 from shardwise.layout.layout import Layout
 from shardwise.measurement.folder import RunFolder, RunOf
 from shardwise.optimizer import DEFAULT
-from shardwise.planning.codec import plan_payload
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named

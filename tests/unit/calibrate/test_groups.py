@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_schemas import require_valid
 
 from shardwise.calibrate.groups import (
     FEWEST,
@@ -79,6 +80,7 @@ def test_the_choice_between_layouts() -> None:
     assert runs is not None
     assert (runs.picked >= 16, runs.mean_regret <= 0.02) == (True, True)
     payload = json.loads(json.dumps(groups_payload(found)))
+    require_valid(payload)
     assert payload["summary"][KEPT]["num_groups"] == len(found[KEPT])
     assert {"fold", "key", "fewest_layouts"} <= payload.keys()
     text = groups_report(found)

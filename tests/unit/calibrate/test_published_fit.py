@@ -6,6 +6,7 @@ out over processes.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from functools import partial
@@ -13,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from json_schemas import require_valid
 
 from shardwise.calibrate.accuracy import judge, memory_summary
 from shardwise.calibrate.folds import FOLDS, fold_groups
+from shardwise.calibrate.folds_payload import fold_payload
 from shardwise.calibrate.published import (
     STRATA,
     Published,
     fit_published,
-    fold_payload,
     fold_ranking,
     fold_report,
     fold_statistics,
@@ -111,6 +113,7 @@ def the_package_comes_with_what_is_fitted(published: Published) -> None:
 
 def report_and_payload_say_the_same(published: Published) -> None:
     text, payload = fold_report(published), fold_payload(published)
+    require_valid(json.loads(json.dumps(payload)))
     mean = payload["summary"]["model"]["all"]["mean"]
     assert f"{mean:>8.1%}" in text
     assert set(payload["summary"]) == {"fitted", *FOLDS}

@@ -15,7 +15,8 @@ from shardwise.layout.layout import Layout, Offload
 from shardwise.layout.stages import recomputed_layers
 from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
+from shardwise.planning.payload import plan_payload
 from shardwise.search.plan import nearest_fitting, plan
 from shardwise.search.space import Choices
 from shardwise.terms import TIME_TERMS

@@ -13,7 +13,8 @@ import shardwise as sw
 from shardwise.cost.reliability import SOURCES
 from shardwise.cost.run import FORMULAS, Run, checkpoint_bytes, goodput, time_between_failures, young_interval
 from shardwise.errors import InputError
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
+from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan
 
 LLAMA = sw.load_model("llama-3-8b")

@@ -20,8 +20,9 @@ from shardwise.model.load import load_model
 from shardwise.network.collectives import collective_report
 from shardwise.network.placed import Links
 from shardwise.network.topology import Cut, Pods
-from shardwise.planning.codec import dump_plan, load_plan, parse_plan, plan_payload
+from shardwise.planning.codec import dump_plan, load_plan, parse_plan
 from shardwise.planning.explain.constants import constants
+from shardwise.planning.payload import plan_payload
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 

@@ -18,7 +18,8 @@ from shardwise.network.collectives import collective_report
 from shardwise.network.topology import Cut, Torus
 from shardwise.network.torus_collectives import all_to_all_link
 from shardwise.network.twist import closed_groups, distances, is_twistable
-from shardwise.planning.codec import parse_plan, plan_payload
+from shardwise.planning.codec import parse_plan
+from shardwise.planning.payload import plan_payload
 
 SHAPES = [(4, 4, 8), (4, 8, 8), (8, 4, 4), (8, 8, 4), (8, 8, 16)]
 

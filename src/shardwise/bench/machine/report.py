@@ -6,23 +6,38 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
 
 from shardwise.bench.kernels import describe
 from shardwise.bench.machine.fit import Fit, Machine, spread_of, typical
 from shardwise.bench.machine.measure import Asked, measured
 from shardwise.bench.machine.samples import SAMPLES, TINY, Sample
-from shardwise.bench.record import SCHEMA
 from shardwise.cluster.calibration import APART, CONSTANTS, Calibration
+from shardwise.cluster.chip import Chip
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.written import cluster_toml
 from shardwise.errors import InputError
+from shardwise.network.topology import Switched
 from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import device_bytes
 from shardwise.units import format_bytes
 
+SCHEMA = "shardwise.bench-machine/1"
 # Formats that are measured: that of the constants, and others of which the best rate is known.
 FORMATS = ("fp32", "bf16")
+
+
+class MachinePayload(TypedDict):
+    """This machine as a cluster: its chip and links at nominal rates, what is reached of them, and whole steps as a check."""
+
+    schema: Literal["shardwise.bench-machine/1"]
+    machine: str
+    chip: Chip
+    topology: Switched
+    calibration: Calibration
+    measured_over_predicted: dict[str, float]
 
 
 class Found(NamedTuple):

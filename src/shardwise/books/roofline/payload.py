@@ -4,14 +4,104 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.books.roofline.block import BlockRoofline
 from shardwise.books.roofline.kernel import KernelRoofline
 from shardwise.cluster.chip import Chip
+from shardwise.model.architecture import Architecture
+from shardwise.model.payload import ModelPayload, model_payload
 
 SCHEMA = "shardwise.roofline/2"
-BLOCK_SCHEMA = "shardwise.roofline-block/1"
+BLOCK_SCHEMA = "shardwise.roofline-block/2"
+
+
+class StagePayload(TypedDict):
+    """One of the transfers, or the arithmetic: an amount of bytes or FLOPs at a rate."""
+
+    name: str
+    amount: float
+    rate: float
+    seconds: float
+
+
+class PaddingPayload(TypedDict):
+    """The kernel padded to the side of the matrix unit; `efficiency` is the useful share of its FLOPs."""
+
+    matrix_unit: int
+    efficiency: float
+    flops: float
+    math_s: float
+    time_s: float
+    no_overlap_s: float
+
+
+class LinkPayload(TypedDict):
+    """Links of the chip, and how many FLOPs each byte over them must go with."""
+
+    bytes_per_s: float
+    critical_intensity: float
+
+
+# `from` is a word of Python, so the keys are a table.
+KernelKeys = TypedDict(
+    "KernelKeys",
+    {
+        "schema": Literal["shardwise.roofline/2"], "kernel": str, "label": str, "sizes": dict[str, float], "shapes": str,
+        "chip": str, "dtype": str, "weights": str, "from": str, "options": list[str], "peak_flops_per_s": float,
+        "memory_bytes_per_s": float, "flops": float, "read_bytes": float, "written_bytes": float, "moved_bytes": float,
+        "intensity": float, "critical_intensity": float, "math_s": float, "memory_s": float, "time_s": float,
+        "no_overlap_s": float, "bound": str, "attainable_flops_per_s": float, "stages": list[StagePayload],
+        "critical_letters": list[str], "critical_size": float | None, "padding": PaddingPayload | None,
+        "links": dict[str, LinkPayload],
+    },
+)  # fmt: skip
+With = TypedDict("With", {"with": list[KernelKeys]})
+
+
+class KernelsPayload(KernelKeys, With):
+    """A kernel on one chip, with others beside it under `with`."""
+
+
+class OperationPayload(TypedDict):
+    """An operation of a block."""
+
+    phase: str
+    name: str
+    num_operations: int
+    flops: float
+    moved_bytes: float
+    intensity: float
+    math_s: float
+    memory_s: float
+    time_s: float
+    bound: str
+
+
+class PhasePayload(TypedDict):
+    """A pass of a block, kernel after kernel."""
+
+    flops: float
+    time_s: float
+    compute_bound_s: float
+    memory_bound_s: float
+
+
+class BlockPayload(TypedDict):
+    """Every operation of a model's block on one chip, in order; `sizes` are B sequences of T tokens."""
+
+    schema: Literal["shardwise.roofline-block/2"]
+    model: ModelPayload
+    sizes: dict[str, int]
+    chip: str
+    dtype: str
+    peak_flops_per_s: float
+    memory_bytes_per_s: float
+    critical_intensity: float
+    operations: list[OperationPayload]
+    phases: dict[str, PhasePayload]
 
 
 def kernels_payload(
@@ -74,10 +164,10 @@ def _padding(found: KernelRoofline) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def block_payload(found: BlockRoofline, chip: Chip) -> dict[str, Any]:
+def block_payload(found: BlockRoofline, model: Architecture, chip: Chip) -> dict[str, Any]:
     """Every operation of the block in order, and seconds and FLOPs of the phases."""
     return {
-        "schema": BLOCK_SCHEMA, "model": found.model, "sizes": {"B": found.num_seqs, "T": found.seq_len},
+        "schema": BLOCK_SCHEMA, "model": model_payload(model), "sizes": {"B": found.num_seqs, "T": found.seq_len},
         "chip": chip.name, "dtype": found.dtype, "peak_flops_per_s": found.flops_per_s,
         "memory_bytes_per_s": found.bytes_per_s, "critical_intensity": found.critical_intensity,
         "operations": [

@@ -7,7 +7,7 @@ constants which measured constant moves the step the most
 against   any other layout, term by term
 losses    which kind of loss would make a layout fit
 terms     one term: its formula, its inputs, the expression that it was read off
-report    all of it, as one value
+report    all of it, as one value; payload: as plain data
 """
 
 from shardwise.planning.explain.losses import leaner_losses, loss_would
@@ -22,7 +22,7 @@ from shardwise.planning.explain.reasons import (
     verdict,
     why_slower,
 )
-from shardwise.planning.explain.report import Explanation, explain, explanation_payload
+from shardwise.planning.explain.report import Explanation, explain
 
 __all__ = [
     "MEMORY_RESERVE",
@@ -31,7 +31,6 @@ __all__ = [
     "Explanation",
     "changed_fields",
     "explain",
-    "explanation_payload",
     "leaner_losses",
     "loss_would",
     "num_changes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.cost.estimate import estimate
@@ -20,8 +20,6 @@ from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, b
 from shardwise.planning.explain.terms import Term, term
 from shardwise.planning.plan import Plan
 from shardwise.units import format_seconds
-
-SCHEMA = "shardwise.explain/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +70,6 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
     )  # fmt: skip
-
-
-def explanation_payload(explanation: Explanation) -> dict[str, Any]:
-    """The versioned payload that `explain --json` prints."""
-    return {"schema": SCHEMA, **asdict(explanation)}
 
 
 def reprice(plan: Plan) -> Plan:

@@ -4,18 +4,79 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.layout.payload import LayoutPayload
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan
 from shardwise.search.sweep.points import Point, Swept, knee, parts
 from shardwise.terms import MEMORY_TERMS, TIME_TERMS
 
-SCHEMA = "shardwise.sweep/1"
+SCHEMA = "shardwise.sweep/2"
 OF_ESTIMATE = (
     "step_time_s", "tokens_per_s_per_device", "mfu", "hfu", "bound", "memory_bytes", "memory_capacity_bytes",
 )  # fmt: skip
 OF_RUN = ("days", "chip_hours", "usd")
+
+
+class SweptName(TypedDict):
+    """A name that is swept, and its values."""
+
+    name: str
+    values: list[Any]
+
+
+class PointPayload(TypedDict):
+    """A point: where it is, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
+
+    at: dict[str, Any]
+    model: ModelPayload
+    cluster: str
+    num_devices: int
+    global_batch_tokens: int
+    seq_len: int
+    problem: str | None
+    layout: LayoutPayload | None
+    num_micro_batches: int | None
+    step_time_s: float | None
+    tokens_per_s_per_device: float | None
+    mfu: float | None
+    hfu: float | None
+    bound: str | None
+    memory_bytes: float | None
+    memory_capacity_bytes: float | None
+    interval90: tuple[float, float] | None
+    tokens_per_s: float | None
+    usd_per_step: float | None
+    usd_per_token: float | None
+    days: float | None
+    chip_hours: float | None
+    usd: float | None
+    parts: dict[str, float] | None
+    time: dict[str, float] | None
+    memory: dict[str, float] | None
+
+
+class KneePayload(TypedDict):
+    """Of one series: the first point that is not bound as those before it; null where there is none."""
+
+    series: dict[str, Any]
+    at: dict[str, Any] | None
+    reason: str | None
+
+
+class SweepPayload(TypedDict):
+    """Plans of a job over values of it; `complete` is false where the sweep was stopped before its last point."""
+
+    schema: Literal["shardwise.sweep/2"]
+    sweeps: list[SweptName]
+    complete: bool
+    points: list[PointPayload]
+    knees: list[KneePayload]
 
 
 def sweep_payload(swept: Swept) -> dict[str, Any]:
@@ -42,9 +103,10 @@ def point_payload(point: Point) -> dict[str, Any]:
     """A point: where it is, and its plan's figures, each of them None where there is no plan."""
     case, found = point.case, point.plan
     return {
-        "at": dict(point.at), "model": case.model.name, "cluster": case.cluster.name, "num_devices": case.cluster.num_devices,
+        "at": dict(point.at), "model": model_payload(case.model), "cluster": case.cluster.name,
+        "num_devices": case.cluster.num_devices,
         "global_batch_tokens": case.job.global_batch_tokens, "seq_len": case.job.seq_len,
-        "problem": str(point.error) if point.error else None, "layout": str(found.layout) if found else None,
+        "problem": str(point.error) if point.error else None, "layout": layout_of_plan(found) if found else None,
         "num_micro_batches": micro_batches(found) if found else None,
         **{name: getattr(found.estimate, name) if found else None for name in OF_ESTIMATE},
         "interval90": list(found.estimate.interval90) if found and found.estimate.interval90 else None,
@@ -77,6 +139,7 @@ def _flat(point: Point) -> dict[str, Any]:
     low, high = found.pop("interval90") or (None, None)
     time, memory, at = found.pop("time") or {}, found.pop("memory") or {}, found.pop("at")
     del found["parts"]
+    found["model"], found["layout"] = found["model"]["name"], found["layout"] and found["layout"]["text"]
     row = {
         **{f"sweep.{name}": value for name, value in at.items()},
         **found,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from typing_extensions import TypedDict
 
+from shardwise.job import Job
+from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.planning.plan import Plan
 from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
@@ -19,16 +23,39 @@ from shardwise.verify.training.judge import LIMITS, Errors, differing, errors
 from shardwise.verify.training.shrink import SEQ_LEN, Small, num_micro_batches, shrunk
 from shardwise.verify.training.steps import Found, run_case
 
-SIZES = (
-    "num_layers",
-    "d_model",
-    "d_ff",
-    "num_heads",
-    "num_kv_heads",
-    "vocab_size",
-    "num_experts",
-    "num_predict_layers",
-)
+SCHEMA = "shardwise.verify/1"
+
+
+class Farthest(TypedDict):
+    """The gradient and the weight that are farthest off."""
+
+    gradient: str
+    weight: str
+
+
+class MeshPayload(TypedDict):
+    """A small mesh: what was run on it, how far it is off one process, and how its collectives differ from the list."""
+
+    degrees: dict[str, int]
+    layout: LayoutPayload
+    num_processes: int
+    model: ModelPayload
+    max_relative_error: dict[str, float]
+    without_gradient: list[str]
+    farthest: Farthest
+    collectives: int
+    differing: list[str]
+    ok: bool
+
+
+class VerifyPayload(TypedDict):
+    """Whether a plan's layout trains as one process does."""
+
+    schema: Literal["shardwise.verify/1"]
+    meshes: list[MeshPayload]
+    max_relative_error: dict[str, float]
+    captured_equals_list: bool
+    ok: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +149,20 @@ def _in_order(found: Iterator[tuple[int, Found]], cases: Sequence[Case], progres
 def verify_payload(found: Verification) -> dict[str, Any]:
     """What `shardwise verify --json` prints."""
     return {
-        "meshes": [_mesh(one) for one in found.meshes], "max_relative_error": found.largest,
+        "schema": SCHEMA, "meshes": [_mesh(one) for one in found.meshes], "max_relative_error": found.largest,
         "captured_equals_list": found.captured_equals_list, "ok": found.ok,
     }  # fmt: skip
 
 
+def _job(case: Case) -> Job:
+    return Job(global_batch_tokens=case.num_targets, seq_len=case.seq_len, optimizer=case.optimizer)
+
+
 def _mesh(one: Verified) -> dict[str, Any]:
     return {
-        "degrees": dict(one.degrees), "layout": str(one.case.layout), "num_processes": one.case.layout.num_devices,
-        "model": {name: getattr(one.case.architecture, name) for name in SIZES},
+        "degrees": dict(one.degrees), "num_processes": one.case.layout.num_devices,
+        "layout": layout_payload(one.case.layout, one.case.architecture, _job(one.case), None),
+        "model": model_payload(one.case.architecture),
         "max_relative_error": dict(one.errors.largest),
         "without_gradient": list(one.errors.idle), "farthest": {"gradient": one.errors.gradient, "weight": one.errors.weight},
         "collectives": one.case.instance.issued(one.case.num_micro_batches).total(), "differing": list(one.differing),

@@ -1,0 +1,67 @@
+"""A layout as every payload of `--json` has it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from typing_extensions import TypedDict
+
+from shardwise.job import Job
+from shardwise.layout.family import atomic_degrees
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
+from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.layout.stages import held_layers
+from shardwise.model.architecture import Architecture
+from shardwise.network.topology import Topology
+from shardwise.schema import Fields
+
+
+class Cuts(TypedDict):
+    """What each axis takes of each level of the network."""
+
+    cuts: dict[str, list[int]]
+
+
+class Followed(TypedDict):
+    """The layout as text (`--layout` takes it), and what follows from it for a model, a network and a job.
+
+    `placement` is null where the payload has no network.
+    """
+
+    text: str
+    num_micro_batches: int
+    max_seqs_per_replica: int
+    layers_per_stage: list[int]
+    placement: Annotated[dict[str, Any], Fields(Placement, Cuts)] | None
+
+
+LayoutPayload = Annotated[dict[str, Any], Fields(Layout, Followed)]
+
+
+def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
+    """The fields of a layout, with what follows from it for a model, a job and a network.
+
+    >>> from shardwise.cluster.load import load_cluster
+    >>> from shardwise.model.load import load_model
+    >>> job, network = Job(global_batch_tokens=2**20, seq_len=4096), load_cluster("h100:16").topology
+    >>> found = layout_payload(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)
+    >>> found["tp"], found["num_micro_batches"], found["placement"]["cuts"]["fsdp"]
+    (8, 128, [1, 2])
+    """
+    degrees = degrees_of(layout)
+    return {
+        "text": str(layout),
+        **asdict(layout),
+        "num_micro_batches": num_micro_batches(job, degrees),
+        "max_seqs_per_replica": seqs_per_replica(job, degrees),
+        "layers_per_stage": list(held_layers(model, layout)),
+        "placement": _placement(layout, model, topology) if topology else None,
+    }
+
+
+def _placement(layout: Layout, model: Architecture, topology: Topology) -> dict[str, Any]:
+    placement = layout.placement or default_placement(topology)
+    cuts = cut_levels(topology, placement, atomic_degrees(model, degrees_of(layout)))
+    return {**asdict(placement), "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()}}

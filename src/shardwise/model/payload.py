@@ -1,0 +1,34 @@
+"""A model as every payload of `--json` has it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from typing_extensions import TypedDict
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.counts import num_active_params, num_params
+from shardwise.schema import Fields
+
+
+class Counts(TypedDict):
+    """Parameters: all, and those that a token meets."""
+
+    num_params: int
+    num_active_params: int
+
+
+ModelPayload = Annotated[dict[str, Any], Fields(Architecture, Counts)]
+
+
+def model_payload(model: Architecture) -> dict[str, Any]:
+    """The fields of a model, with its numbers of parameters.
+
+    >>> from shardwise.model.load import load_model
+    >>> found = model_payload(load_model("llama-3-8b"))
+    >>> found["name"], found["num_params"], found["num_layers"]
+    ('llama-3-8b', 8030261248, 32)
+    """
+    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    return {"name": model.name, **counts, **asdict(model)}
