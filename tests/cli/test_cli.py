@@ -13,6 +13,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import build_parser, main
+from shardwise.cli.arguments import policies
 from shardwise.planning.codec import load_plan, parse_plan
 from shardwise.planning.explain import RESOLUTION
 from shardwise.planning.payload import plan_payload
@@ -208,6 +209,25 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     code = main(arguments)
     shown = capsys.readouterr()
     return code, shown.out, shown.err
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+    """The plan is the fastest with it: no other micro-batch or stage of ZeRO is."""
+    _, out, err = run(capsys, *PLAN, "--pin", f"recompute={policy}", "--json")
+    assert err == ""
+    layout, found = json.loads(out)["layout"], json.loads(out)["estimate"]
+    assert layout["recompute"] == policy
+    degrees = " ".join(f"{axis}={layout[axis]}" for axis in ("dp", "fsdp", "tp", "cp", "pp"))
+    for zero in (1, 2, 3) if layout["fsdp"] > 1 else (0,):
+        for micro in (1, 2, 4):
+            text = (
+                f"{degrees} zero_stage={zero} micro_batch_seqs={micro} recompute={policy} async_tp={layout['async_tp']}"
+            )
+            other = json.loads(run(capsys, *ESTIMATE, "--layout", text, "--json")[1])["estimate"]
+            assert other["memory_bytes"] > other["memory_capacity_bytes"] or (
+                found["step_time_s"] <= other["step_time_s"] * (1 + RESOLUTION)
+            )
 
 
 def test_verbs_and_flags() -> None:

@@ -56,7 +56,8 @@ POLICIES: dict[str, Policy] = {
     "full": Policy("keep a block's input alone, run the block again", lambda operation: False),
 }
 
-# Policies that a layout may name and no search looks at: engines have them by default, and others do as well for as much memory.
+# Policies that a layout may name and that are searched where they are asked for: engines have them by default, and others do as
+# well for as much memory.
 FURTHER: dict[str, Policy] = {
     # torchtitan, parallelize_llama.py: per-op selective checkpointing saves products and attention, "except every second mm"
     "alternate": Policy(

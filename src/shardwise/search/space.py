@@ -23,7 +23,7 @@ from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
 from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, OF_MODES, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
-from shardwise.model.recompute import POLICIES
+from shardwise.model.recompute import POLICIES, policy_names
 from shardwise.names import did_you_mean, unknown
 from shardwise.planning.abilities import binding_rules, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
@@ -37,7 +37,7 @@ NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # wha
 BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
 FLAGS = ("sequence_parallel", "async_tp")
 NAMED: Mapping[str, Collection[str]] = {  # choices by name
-    "recompute": POLICIES,
+    "recompute": policy_names(),
     "cp_variant": VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
