@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from measurement.logs_of import megatron
 
 from shardwise.calibrate.published_runs.rows import published_rows
 from shardwise.cli import main
@@ -125,6 +126,48 @@ def test_the_help_says_what_the_files_look_like(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     lines = [json.loads(line) for line in text.splitlines() if line.strip().startswith("{")]
     assert [line["bench"] for line in lines] == ["matmul", "memory", "collective", "attention"]
+
+
+CHIP = """
+[chip]
+name = "x1"
+peak_flops_per_s = { bf16 = "800 TFLOP/s" }
+memory_bytes = "96 GB"
+memory_bytes_per_s = "3 TB/s"
+
+[[tiers]]
+name = "switch"
+size = 8
+bytes_per_s = "300 GB/s"
+
+[[tiers]]
+name = "network"
+size = 8
+bytes_per_s = "50 GB/s"
+"""
+
+
+def test_a_chip_of_ones_own_by_a_launch_and_its_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """From a plan on it to a calibrated cluster, by the run itself and by a row of it; and once more from there."""
+    own, mine, plan, rows = (str(tmp_path / name) for name in ("x1.toml", "mine.toml", "plan.json", "rows.csv"))
+    Path(own).write_text(CHIP, encoding="utf-8")
+    code, text, _ = run(capsys, "plan", "llama-3-8b", own, *JOB, "--stack", "megatron", "--out", plan, "--json")
+    predicted = json.loads(text)["estimate"]["step_time_s"]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(megatron(n, predicted * 1.25e3, batch=64) for n in range(30)) + "\n")
+    code, text, err = run(capsys, "calibrate", own, "--run", plan, str(log), "--out", mine, "--json")
+    assert (code, err) == (0, "")
+    (residual,) = json.loads(text)["residuals"]
+    assert residual["before_s"] == pytest.approx(predicted)
+    assert residual["before_s"] < residual["after_s"] < residual["measured_s"] * 1.01
+    assert run(capsys, "mfu", str(log), "--plan", plan, "--row", rows)[0] == 0
+    _, text, _ = run(capsys, "calibrate", own, "--runs", rows, "--json")
+    assert json.loads(text)["residuals"][0]["after_s"] == pytest.approx(residual["after_s"], rel=1e-3)
+    _, text, _ = run(capsys, "calibrate", mine, "--run", plan, str(log), "--json")
+    assert json.loads(text)["residuals"][0]["after_s"] == pytest.approx(residual["after_s"])
+    assert load_cluster(mine).chip.name == "x1"
+    code, _, err = run(capsys, "calibrate", "h100:64", "--run", plan, str(log))
+    assert (code, "1 of another chip, x1" in err) == (2, True)
 
 
 def test_calibrating_again_starts_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from shardwise.calibrate.accuracy import SCORED
-from shardwise.calibrate.published_runs.case import Case, Prediction, predict_cells
+from shardwise.calibrate.published_runs.case import Case, Prediction, predict_cells, predict_on
 from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
 from shardwise.calibrate.published_runs.machine import chip_named
 from shardwise.calibrate.published_runs.rows import Row, row_from, weights
@@ -16,8 +17,8 @@ from shardwise.calibrate.published_runs.software import Software
 from shardwise.calibrate.response import Observation, run_observation
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import catalogue_entry, load_chip, usual_clock
-from shardwise.cluster.cluster import Cluster, spread
-from shardwise.cluster.networks import links_of
+from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.networks import links_of, tiers_over
 from shardwise.cluster.own import Own
 from shardwise.cluster.stacks import Stack, rated
 from shardwise.job import Job
@@ -90,17 +91,18 @@ def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None, logged: Sequenc
 
 def _usable(row: Row, own: Own) -> Usable | str:
     """The row and its case, or why it is left aside."""
+    mine = own.nominal if own.nominal.chip.base is None else None
     try:
-        chip = chip_named(row.cell("chip"))
+        chip = row.cell("chip") if mine and row.cell("chip") else chip_named(row.cell("chip"))
     except SkippedRow as skipped:
         return skipped.kind
-    if chip != own.nominal.chip.base:
+    if chip.lower() != own.nominal.chip.catalogued.lower():
         return f"of another chip, {chip}"
     if row.step_time_s is None:
         return "without a measured step time"
     if row.quality not in SCORED:
         return f"of quality {row.quality}: it does not say all that its time depends on"
-    found = predict_cells(row.inputs)
+    found = predict_cells(row.inputs) if mine is None else predict_on(Facts(dict(row.inputs)), mine)
     return Usable(row, row.step_time_s, found.case) if isinstance(found, Prediction) else found.kind
 
 
@@ -118,7 +120,9 @@ def _run(one: Usable, own: Own, stack: Stack, weight: float) -> Run:
 
 
 def _own_chip(stated: Chip, own: Own) -> Chip:
-    """The chip of the cluster, but for what a row states otherwise than the catalogue."""
+    """The chip of the cluster, but for what a row states otherwise than the catalogue, where that has the chip."""
+    if own.nominal.chip.base is None:
+        return own.nominal.chip
     usual = load_chip(own.nominal.chip.catalogued)
     differs = {one.name: getattr(stated, one.name) for one in fields(Chip)}
     differs = {name: value for name, value in differs.items() if value != getattr(usual, name)}
@@ -126,7 +130,10 @@ def _own_chip(stated: Chip, own: Own) -> Chip:
 
 
 def _own_network(stated: Topology, own: Own) -> Topology:
-    """The network of a row at the cluster's rates, but for a rate that the row states otherwise than the catalogue."""
+    """The network of a row at the cluster's rates, but for a rate that the row states otherwise than the catalogue, where that
+    has the chip: of another chip it is a network that the cluster, a plan or the row says."""
+    if own.nominal.chip.base is None:
+        return stated
     topology, entry = own.nominal.topology, catalogue_entry(own.nominal.chip.catalogued)
     if isinstance(stated, Switched) and isinstance(topology, Switched):
         return _own_tiers(stated, topology, own.nominal.chip, parse_quantity(entry["tiers"][-1]["bytes_per_s"]))
@@ -148,14 +155,10 @@ def _own_links(stated: Torus, own: Torus, usual: Torus) -> Torus:
 
 def _own_tiers(stated: Switched, own: Switched, chip: Chip, usual_bytes_per_s: float) -> Switched:
     """The cluster's tiers over the row's devices, or the row's own where these do not come out even."""
-    count = 1
-    for tier in stated.tiers:
-        count *= tier.size
-    groups = [tier.size for tier in own.tiers[:-1]]
-    sizes = spread(count, groups, chip.devices_per_host or own.tiers[0].size)
-    if sizes is None or (not groups and len(stated.tiers) > 1):
+    network = tiers_over(own, chip, math.prod(tier.size for tier in stated.tiers))
+    if network is None or len(own.tiers) == 1 < len(stated.tiers):
         return stated
-    tiers = [replace(tier, size=size) for tier, size in zip(own.tiers, sizes, strict=True)]
     if stated.tiers[-1].bytes_per_s != usual_bytes_per_s:
-        tiers[-1] = replace(tiers[-1], bytes_per_s=stated.tiers[-1].bytes_per_s)
-    return Switched(tiers=tuple(tiers))
+        outermost = replace(network.tiers[-1], bytes_per_s=stated.tiers[-1].bytes_per_s)
+        return Switched(tiers=(*network.tiers[:-1], outermost))
+    return network

@@ -13,7 +13,6 @@ from shardwise.calibrate.published_runs.case import Case, case_of
 from shardwise.calibrate.published_runs.facts import INPUTS, Facts, SkippedRow
 from shardwise.calibrate.published_runs.rows import MEASURED, Row, row_from
 from shardwise.calibrate.published_runs.training import loss_of, recipe_of
-from shardwise.cluster.chips import chip_names
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
@@ -47,18 +46,13 @@ def row_of(
     name: str = "", memory_bytes: float | None = None, memory_kind: str = "",
 ) -> OwnRow:  # fmt: skip
     """A run as a row. `software` is the name of a stack. Raises `InputError` for a run that rows cannot say at all."""
-    if cluster.chip.catalogued not in chip_names():
-        raise InputError(
-            f"row: {cluster.chip.name} is no chip of the catalogue, and a row names one; such a machine is measured by bench "
-            "machine, or described as a chip of the catalogue (base) with its own values"
-        )
     cells = _model_cells(model) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, model)
     cells |= _formats({**cells, "software": software}, job)
     measured = {"id": name or f"{model.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
     if memory_bytes is not None:
         measured |= {"peak_memory_gb": f"{memory_bytes / 1e9:.6g}", "memory_unit": "GB", "memory_kind": memory_kind}
     texts = {column: text for column, text in (cells | {"software": software} | measured).items() if text}
-    return OwnRow(texts, tuple(_otherwise(_read_back(texts), model, job, layout)))
+    return OwnRow(texts, tuple(_otherwise(_read_back(texts, cluster), model, job, layout)))
 
 
 def _text(value: object) -> str:
@@ -151,9 +145,10 @@ def _formats(cells: Mapping[str, str], job: Job) -> dict[str, str]:
     return found
 
 
-def _read_back(cells: Mapping[str, str]) -> Case:
+def _read_back(cells: Mapping[str, str], cluster: Cluster) -> Case:
+    """The case of a row, which names a chip of the catalogue, or that of the cluster."""
     try:
-        return case_of(Facts(dict(cells)))
+        return case_of(Facts(dict(cells)), cluster if cluster.chip.base is None else None)
     except SkippedRow as skipped:
         raise InputError(f"row: a row cannot say this run: {skipped}") from None
 

@@ -63,6 +63,15 @@ def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
     return replace(cluster, chip=chip, topology=topology)
 
 
+def tiers_over(network: Switched, chip: Chip, count: int) -> Switched | None:
+    """The same tiers over another number of devices; None where they do not come out even."""
+    groups = [tier.size for tier in network.tiers[:-1]]
+    sizes = spread(count, groups, chip.devices_per_host or network.tiers[0].size)
+    if sizes is None:
+        return None
+    return Switched(tiers=tuple(replace(tier, size=size) for tier, size in zip(network.tiers, sizes, strict=True)))
+
+
 def torus_of(name: str, entry: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     torus = entry["torus"]
     pod = sorted(torus.get("pod", ()))

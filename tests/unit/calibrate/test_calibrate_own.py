@@ -224,6 +224,55 @@ def test_runs_are_priced_on_the_clusters_own_rates(tmp_path: Path) -> None:
         assert ratio > (1.1 if fast.kind == "dense" else 1.01), fast.id  # the host sets the pace of experts
 
 
+def of_own_chip(folder: Path) -> Own:
+    """A cluster of an H100's values under another name, which starts from no chip of the catalogue."""
+    chip, tiers = load_own("h100:32").nominal.chip, load_own("h100:32").nominal.topology.tiers  # type: ignore[union-attr]
+    peaks = ", ".join(f"{form} = {peak}" for form, peak in chip.peak_flops_per_s.items())
+    text = f'[chip]\nname = "Mine"\nvendor = "NVIDIA"\npeak_flops_per_s = {{ {peaks} }}\nhost_shape = [8]\n'
+    for name in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", "matmul_fraction", "memory_fraction"):
+        text += f"{name} = {getattr(chip, name)!r}\n"
+    for tier in tiers:
+        text += f'[[tiers]]\nname = "{tier.name}"\nsize = {tier.size}\n'
+        for name in ("bytes_per_s", "fraction", "hop_latency_s", "base_latency_s"):
+            text += f"{name} = {getattr(tier, name)!r}\n"
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    return load_own(str(folder / "mine.toml"))
+
+
+def named(row: Row, **cells: str) -> Row:
+    """The row with other cells."""
+    return replace(row, inputs=tuple({**dict(row.inputs), **cells}.items()))
+
+
+def test_runs_on_a_chip_that_the_catalogue_does_not_have(tmp_path: Path) -> None:
+    """Of the same values they are priced the same; the constants start where those of any chip are expected."""
+    rows, own = read_rows(str(GIVEN)), of_own_chip(tmp_path)
+    mine = own_runs([named(row, chip="mine") for row in rows], own, None)
+    usual = own_runs(rows, load_own("h100:32"), None)
+    at = constants_of("h100", stack_named("megatron-bridge-26"))
+    assert (len(mine.runs), mine.aside) == (3, {})
+    for one, other in zip(mine.runs, usual.runs, strict=True):
+        assert one.observation.chip == "Mine"
+        assert float(np.max(one.observation.seconds(at))) == pytest.approx(float(np.max(other.observation.seconds(at))))
+    found = fit_own(own, [named(row, chip="MINE") for row in rows], None)
+    before, after = found.errors(after=False), found.errors(after=True)
+    assert before is not None
+    assert after is not None
+    assert after.mean < before.mean
+    assert own_runs(rows, own, None).aside == {"of another chip, H100-80GB-SXM": 3}
+    odd = [named(rows[0], chip="Mine", n_devices="36", dp="1", pp="9"), named(rows[0], chip="", n_devices="32")]
+    assert not own_runs(odd, own, None).runs
+
+
+def test_a_torus_of_ones_own_has_its_shape_alone(tmp_path: Path) -> None:
+    text = '[chip]\nname = "t1"\npeak_flops_per_s = { bf16 = 4e14 }\nmemory_bytes = 96e9\nmemory_bytes_per_s = 3e12\n'
+    text += '[torus]\nshape = [4, 4, 2]\nbytes_per_s = "90 GB/s"\nhop_latency_s = 1e-6\nwrap_rule = "never"\n'
+    (tmp_path / "t1.toml").write_text(text, encoding="utf-8")
+    own, (row, *_) = load_own(str(tmp_path / "t1.toml")), read_rows(str(GIVEN))
+    found = own_runs([named(row, chip="t1", dtype="bf16"), named(row, chip="t1", n_devices="64", dp="4")], own, None)
+    assert (len(found.runs), found.aside) == (1, {"of another torus than the cluster's": 1})
+
+
 def spread_of(count: int) -> Mapping[str, tuple[float, float]]:
     return fit_own(load_own("h100:256"), titan_rows(count), None).spread
 

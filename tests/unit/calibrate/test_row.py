@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.calibrate.published_runs.case import Prediction, predict_cells
+from shardwise.calibrate.published_runs.case import Prediction, case_of, predict_cells
+from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
 from shardwise.calibrate.published_runs.rows import published_rows, read_rows
 from shardwise.calibrate.row import COLUMNS, OwnRow, append, row_of
 from shardwise.cluster.chips import load_chip
@@ -88,8 +89,14 @@ def test_a_file_with_other_columns(tmp_path: Path) -> None:
         append(tmp_path, own_row())
 
 
-def test_a_machine_that_no_row_names() -> None:
+def test_a_chip_that_the_catalogue_does_not_have() -> None:
+    """A row names it, and is read back on its cluster; anywhere else it is of a chip that nobody knows."""
     mine = load_cluster("h100:64")
     mine = Cluster(name="mine", chip=replace(mine.chip, name="mine", base=None), topology=mine.topology)
-    with pytest.raises(InputError, match="row: mine is no chip of the catalogue, and a row names one"):
-        row_of(load_model("llama-3-8b"), mine, JOB, Layout.parse("fsdp=64"), "megatron", 1.0)
+    layout = Layout.parse("fsdp=64")
+    found = row_of(load_model("llama-3-8b"), mine, JOB, layout, "megatron", 1.0)
+    assert (found.cells["chip"], found.otherwise) == ("mine", ())
+    case = case_of(Facts(dict(found.cells)), mine)
+    assert (case.cluster.chip, case.cluster.topology, case.layout.fsdp) == (mine.chip, mine.topology, 64)
+    with pytest.raises(SkippedRow, match="chip not in the catalogue"):
+        case_of(Facts(dict(found.cells)))

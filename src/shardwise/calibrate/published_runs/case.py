@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from shardwise.calibrate.published_runs.architecture import architecture_of
 from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
-from shardwise.calibrate.published_runs.machine import clock_of, cluster_of
+from shardwise.calibrate.published_runs.machine import cluster_of
 from shardwise.calibrate.published_runs.software import Software, software_of
 from shardwise.calibrate.published_runs.training import (
     REFUTED,
@@ -18,6 +18,7 @@ from shardwise.calibrate.published_runs.training import (
     partly_recomputed,
     recomputes_of,
 )
+from shardwise.cluster.chips import usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated
 from shardwise.cost.estimate import Estimate, estimate
@@ -52,15 +53,18 @@ class Prediction:
     estimate: Estimate
 
 
-def case_of(facts: Facts) -> Case:
-    """The case of a row. Raises `SkippedRow` with the reason for a row that says too little or that cannot be expressed."""
+def case_of(facts: Facts, own: Cluster | None = None) -> Case:
+    """The case of a row; `own`: the cluster whose chip a row names that the catalogue does not have.
+
+    Raises `SkippedRow` with the reason for a row that says too little or that cannot be expressed.
+    """
     try:
-        architecture, cluster = architecture_of(facts), cluster_of(facts)
+        architecture, cluster = architecture_of(facts), cluster_of(facts, own)
         degrees = degrees_of_row(facts, cluster.num_devices)
         job = job_of(facts, degrees)
         node = facts.size("chips_per_node") or cluster.chip.devices_per_host or 1
         slices = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
-        software = software_of(facts, clock_of(cluster.chip))
+        software = software_of(facts, usual_clock(cluster.chip))
         layout = as_run(software.stack, layout_of(facts, degrees, job, architecture, node, slices))
     except ShardwiseError as error:
         raise _refused(error) from None
@@ -70,12 +74,12 @@ def case_of(facts: Facts) -> Case:
     )  # fmt: skip
 
 
-def predict(facts: Facts, *, bound: bool = False) -> Prediction:
+def predict(facts: Facts, own: Cluster | None = None, *, bound: bool = False) -> Prediction:
     """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`.
 
-    `bound`: at what micro-benchmarks reach, not at the constants of the published runs.
+    `own`: as for `case_of`. `bound`: at what micro-benchmarks reach, not at the constants of the published runs.
     """
-    case = case_of(facts)
+    case = case_of(facts, own)
     cluster = case.cluster if bound else calibrated(case.cluster, case.software.calibration(case.cluster.chip))
     stated = facts.text("recompute").lower()
     most = REFUTED if stated else 1.0
@@ -119,8 +123,13 @@ def _fewest_layers(case: Case, cluster: Cluster, layout: Layout, found: Estimate
 @lru_cache(maxsize=4096)
 def predict_cells(cells: tuple[tuple[str, str], ...], *, bound: bool = False) -> Prediction | SkippedRow:
     """The prediction of a row's cells, or why there is none; rows that say the same are priced once."""
+    return predict_on(Facts(dict(cells)), None, bound=bound)
+
+
+def predict_on(facts: Facts, own: Cluster | None, *, bound: bool = False) -> Prediction | SkippedRow:
+    """The prediction of a row, of a chip of the catalogue or of `own`, or why there is none."""
     try:
-        return predict(Facts(dict(cells)), bound=bound)
+        return predict(facts, own, bound=bound)
     except SkippedRow as skipped:
         return skipped
 

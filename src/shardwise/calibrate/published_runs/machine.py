@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
 from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import catalogue_entry, chip_names, clock_under, load_chip
+from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip, usual_clock
 from shardwise.cluster.cluster import Cluster, Shorthand
-from shardwise.cluster.networks import topology_of
+from shardwise.cluster.networks import tiers_over, topology_of
 from shardwise.network.topology import Switched, Topology
 
 # Memory kinds of which a chip's name tells another bandwidth than the catalogue's.
@@ -20,9 +20,14 @@ BYTES_PER_S = {("h100", "hbm2e"): 2.4e12}
 TWO_CORES = ("tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5p")  # N in their names (v5p-256) counts TensorCores, two to a chip
 
 
-def cluster_of(facts: Facts) -> Cluster:
-    """The machine of a row. Raises `SkippedRow` when the chip is unknown, `InputError` when the vendor has no such cluster."""
+def cluster_of(facts: Facts, own: Cluster | None = None) -> Cluster:
+    """The machine of a row: of a chip of the catalogue, or of the cluster whose chip it names.
+
+    Raises `SkippedRow` when the chip is unknown, `InputError` when the vendor has no such cluster.
+    """
     text = facts.text("chip").lower()
+    if own is not None and text == own.chip.name.lower():
+        return _of_own(facts, own)
     name = chip_named(text)
     chip = _own_chip(load_chip(name), facts, text)
     count = facts.size("n_devices") or _count_of(text, name)
@@ -36,6 +41,21 @@ def cluster_of(facts: Facts) -> Cluster:
     topology = topology_of(Shorthand(name, (count,), False, None), chip)
     assert isinstance(topology, Switched)
     return Cluster(name=f"{name}:{count}", chip=chip, topology=_stated_network(facts, topology))
+
+
+def _of_own(facts: Facts, own: Cluster) -> Cluster:
+    """The cluster over the devices of a row, with the network that the row states."""
+    count = facts.size("n_devices")
+    if count is None:
+        raise SkippedRow("number of devices not stated", "n_devices")
+    if not isinstance(own.topology, Switched):
+        if count != own.num_devices:
+            raise SkippedRow("of another torus than the cluster's", f"{count} chips")
+        return own
+    network = tiers_over(own.topology, own.chip, count)
+    if network is None:
+        raise SkippedRow("devices do not come out even over the cluster's tiers", f"{count} devices")
+    return replace(own, topology=_stated_network(facts, network))
 
 
 def chip_named(text: str) -> str:
@@ -70,18 +90,13 @@ def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
     if limit and chip.power_w and float(limit[1]) < chip.power_w:
         power = float(limit[1])
         chip = replace(chip, power_w=power)
-        chip = replace(chip, matmul_fraction=chip.matmul_fraction * clock_of(chip))
+        chip = replace(chip, matmul_fraction=chip.matmul_fraction * usual_clock(chip))
     return chip
 
 
 def _is_size(stated_gb: float, memory_bytes: float) -> bool:
     """Whether a row's "16 GB" is a memory of so many bytes: sources print GB for GB and for GiB alike."""
     return any(abs(stated_gb * unit / memory_bytes - 1) <= 0.01 for unit in (1e9, 2.0**30))
-
-
-def clock_of(chip: Chip) -> float:
-    """Sustained clock of a chip under a power limit over that of the catalogue's."""
-    return clock_under(chip, load_chip(chip.name))
 
 
 def _stated_network(facts: Facts, network: Switched) -> Switched:
