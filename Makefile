@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test check matrix mutants export-check clean
+.PHONY: setup demo test check docs matrix mutants export-check clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,14 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) docs
+
+# The site, into build/site: fails on every warning, and where a page would load something from another host. The variable leaves out
+# a banner of Material for MkDocs about its end of maintenance.
+docs: setup
+	$(BIN)/python docs/generate/stage.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/generate/offline.py build/site
 
 # Every axis alone and with every other, each layout held against one process: half an hour.
 matrix: setup
