@@ -45,13 +45,13 @@ def _rows(action: argparse.Action) -> Iterator[str]:
     """The row of an argument; none of what help leaves out."""
     if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
         return
-    value = _value(action)
+    value = value_of(action)
     names = [f"{name} {value}".strip() for name in action.option_strings] or [value]
     text = action.help % {**vars(action), "prog": ""} if action.help else ""
     yield f"| {', '.join(f'`{_cell(name)}`' for name in names)} | {_cell(text)} |"
 
 
-def _value(action: argparse.Action) -> str:
+def value_of(action: argparse.Action) -> str:
     """What stands for an argument's value in the usage; nothing for a flag."""
     if action.nargs == 0:
         return ""

@@ -20,16 +20,5 @@ class DoctestBlocks(griffe.Extension):
 
 
 def fenced(docstring: str) -> str:
-    """A docstring whose examples are blocks of code.
-
-    >>> print(fenced("One.\\n\\n>>> 1 + 1\\n2\\n\\nMore."))
-    One.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
-    """
+    """A docstring whose examples are blocks of code."""
     return EXAMPLE.sub(lambda example: f"```pycon\n{example.group()}\n```", docstring)

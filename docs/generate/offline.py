@@ -1,6 +1,6 @@
 """Whether a built site needs nothing but its own folder: no page loads a script, a style, a font or a picture from another host.
 
-    python docs/generate/offline.py build/site
+python docs/generate/offline.py build/site
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def loaded_from_elsewhere(site: Path) -> Iterator[str]:
         parser.feed(page.read_text(encoding="utf-8"))
         yield from (f"{page.relative_to(site)}: {target}" for target in parser.found)
     for style in sorted(site.rglob("*.css")):
-        yield from (f"{style.relative_to(site)}: {target}" for target in STYLE.findall(style.read_text(encoding="utf-8")))
+        yield from (
+            f"{style.relative_to(site)}: {target}" for target in STYLE.findall(style.read_text(encoding="utf-8"))
+        )
 
 
 if __name__ == "__main__":

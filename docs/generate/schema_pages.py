@@ -10,9 +10,10 @@ from shardwise.api.schemas import PAYLOADS, json_schemas
 
 HEAD = """# JSON schemas
 
-With `--json` a verb prints one payload, whose key `schema` has its name and version. A version changes where a key goes or changes
-its meaning; new keys do not change it. These are [JSON Schemas](https://json-schema.org) of the 2020-12 dialect, made of the types
-of the code; `sw.json_schemas("plan")` gives the same. An error is a payload too, on the error stream: `shardwise.error/1`.
+With `--json` a verb prints one payload, whose key `schema` has its name and version. The version changes when a key is removed or
+changes its meaning, and not when a key is added. These are [JSON Schemas](https://json-schema.org) of the 2020-12 dialect, made
+from the types of the code; `sw.json_schemas("plan")` gives the same. Errors are payloads too, on the error stream:
+`shardwise.error/1`.
 
 `model` and `layout` have the same keys in every payload.
 
@@ -26,7 +27,9 @@ def schema_files() -> dict[str, str]:
     """The files of `reference/` by name: the page, and a JSON file for each payload."""
     by_verb = {verb: json_schemas(verb) for verb in PAYLOADS}
     schemas = {name: schema for found in by_verb.values() for name, schema in found.items()}
-    rows = [f"| [`{verb}`](cli.md#{verb}) | {', '.join(map(_link, list(found)[:-1]))} |" for verb, found in by_verb.items()]
+    rows = [
+        f"| [`{verb}`](cli.md#{verb}) | {', '.join(map(_link, list(found)[:-1]))} |" for verb, found in by_verb.items()
+    ]
     parts = [HEAD + "\n".join(rows), *("\n\n".join(_section(name, schemas[name])) for name in schemas)]
     files = {f"schemas/{_file(name)}.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
     return {"schemas.md": "\n\n".join(parts) + "\n", **files}

@@ -1,0 +1,150 @@
+"""Links of the documents resolve, in the repository and on the site; generated pages have all that they are made from."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import shardwise as sw
+from shardwise.api.schemas import PAYLOADS
+from shardwise.cli import build_parser
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs" / "generate"))
+links, stage, offline, cli_pages, api_pages = map(
+    import_module, ("links", "stage", "offline", "cli_pages", "api_pages")
+)
+
+DOCUMENTS = (ROOT / "README.md", *stage.documents())
+GENERATED = {"python.md", "cli.md", "schemas.md", "index.md"}  # of docs/reference, made when the site is
+NAMES = [document.relative_to(ROOT).as_posix() for document in DOCUMENTS]
+COMMAND = re.compile(r"^(?:\$ )?(shardwise (?:[^\n]*\\\n)*[^\n]+)$", re.MULTILINE)
+INLINE = re.compile(r"`(shardwise [a-z][^`]*)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_relative_links_and_anchors_resolve(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for link in links.relative_links(text):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if target.parent.name in ("reference", "rooms") and target.name in GENERATED:
+            continue
+        assert target.exists(), f"{link}: no such file"
+        if anchor:
+            assert anchor in links.anchors(target.read_text(encoding="utf-8")), f"{link}: no such anchor"
+
+
+def test_pages_of_the_site_have_the_links_of_the_documents(tmp_path: Path) -> None:
+    stage.stage(tmp_path)
+    pages = [page for page in tmp_path.rglob("*.md") if stage.SOURCES not in page.parts]
+    for page in pages:
+        for link in links.relative_links(page.read_text(encoding="utf-8")):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            assert target.is_relative_to(tmp_path), f"{page}: {link} leaves the site"
+            assert not link.partition("#")[0] or target.is_file(), f"{page}: {link}"
+    written = {page.relative_to(tmp_path).as_posix() for page in pages}
+    in_nav = set(targets(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Nav)["nav"]))
+    assert in_nav == {page for page in written if not page.startswith("reference/rooms/") or page.endswith("index.md")}
+
+
+class _Nav(yaml.SafeLoader):
+    """Reads mkdocs.yml without the objects that it names."""
+
+
+_Nav.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def targets(nav: Any) -> list[str]:
+    """The pages of a navigation, however deep."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in targets(part)]
+
+
+def test_the_reference_has_every_verb_and_every_flag() -> None:
+    parser = build_parser()
+    page = cli_pages.cli_reference(parser, "0")
+    for verb, own in verbs().items():
+        section = page.split(f"\n## {verb}\n")[1].split("\n## ")[0]
+        for action in own._actions:
+            if action.dest != "help":
+                assert all(f"`{name}" in section for name in action.option_strings or [cli_pages.value_of(action)])
+
+
+def verbs() -> dict[str, Any]:
+    parser = build_parser()
+    return next(dict(action.choices) for action in parser._actions if action.dest == "verb")
+
+
+def test_the_reference_has_every_public_name_and_every_room() -> None:
+    page = api_pages.names_page(sw.__all__)
+    assert {name for name in sw.__all__ if not name.startswith("_")} == set(
+        re.findall(r"^::: shardwise\.(\w+)$", page, re.M)
+    ) - {"api"}
+    rooms = set(api_pages.rooms())
+    there = {
+        path.stem
+        for path in (ROOT / "src" / "shardwise").iterdir()
+        if path.name[0] not in "_." and path.name != "py.typed"
+    }
+    assert rooms == there
+
+
+def test_the_reference_has_every_payload() -> None:
+    from schema_pages import schema_files
+
+    files = schema_files()
+    for verb in PAYLOADS:
+        for name in sw.json_schemas(verb):
+            assert f"## {name}\n" in files["schemas.md"]
+            assert f"schemas/{name.replace('/', '-')}.json" in files
+
+
+def test_examples_of_the_generators() -> None:
+    found = doctest.testmod(links)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_examples_of_docstrings_are_blocks_of_code() -> None:
+    fenced = import_module("doctest_blocks").fenced
+    assert fenced("One.\n\n>>> 1 + 1\n2\n\nMore.") == "One.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert fenced(">>> f(\n...     [8, 16])\n(1,)") == "```pycon\n>>> f(\n...     [8, 16])\n(1,)\n```"
+
+
+def test_what_a_site_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="https://x.org">x</a><link rel="canonical" href="https://x.org"><img src="b.svg">'
+    )
+    assert not list(offline.loaded_from_elsewhere(tmp_path))
+    (tmp_path / "a.html").write_text(
+        '<script src="https://x.org/a.js"></script><link rel="stylesheet" href="//x.org/a.css">'
+    )
+    (tmp_path / "a.css").write_text("@font-face { src: url('https://x.org/a.woff2') } a { background: url(b.svg) }")
+    assert list(offline.loaded_from_elsewhere(tmp_path)) == [
+        "a.html: https://x.org/a.js", "a.html: //x.org/a.css", "a.css: https://x.org/a.woff2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_commands_that_are_not_run_are_commands(document: Path) -> None:
+    """What test_sessions.py runs is run there; of all others the verb and the flags exist."""
+    text, known = document.read_text(encoding="utf-8"), verbs()
+    written = [command for fence in links.FENCE.finditer(text) for command in COMMAND.findall(fence.group())]
+    written += INLINE.findall(links.FENCE.sub("", text))
+    for command in written:
+        words = shlex.split(command.replace("\\\n", " ").split(" #")[0])[1:]
+        if words and words[0][0] != "-":
+            assert words[0] in known, command
+            flags = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+            assert flags <= known[words[0]]._option_string_actions.keys(), command
