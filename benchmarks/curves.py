@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.draw.lines import Axis, Cloud, Line, LineChart, draw_lines
+from shardwise.draw.axis import Axis
+from shardwise.draw.line_chart import Cloud, Line, LineChart
+from shardwise.draw.lines import draw_lines
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25
@@ -104,9 +106,9 @@ def picture(lines: Sequence[Line], marks: Sequence[Cloud]) -> str:
     """Losses over steps: lines of eight processes, marks of one."""
     chart = LineChart(
         title="Eight processes train as one does", subtitle="loss in fp32; lines: eight processes, marks: one",
-        x=Axis(title="step"), y=Axis(title="nats per token"), lines=tuple(lines), clouds=tuple(marks),
+        x=Axis(title="step", linear=True), y=Axis(title="nats per token"), lines=tuple(lines), clouds=tuple(marks),
     )  # fmt: skip
-    return draw_lines(chart)
+    return draw_lines(chart).svg()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from shardwise.books.figures import (
 )
 from shardwise.books.roofline import bandwidths, chip_and_links, kernel_roofline
 from shardwise.draw.bars import draw_bars
+from shardwise.draw.drawing import Drawing
 from shardwise.draw.heat_map import draw_heat_map
+from shardwise.draw.line_chart import Point
 from shardwise.draw.lines import draw_lines
 
 MODELS = ("llama-3.2-1b", "llama-3-8b", "llama-2-13b", "qwen3-32b", "llama-3-70b")
@@ -49,14 +51,14 @@ LAYOUTS = (
 )
 
 
-def rooflines() -> Iterator[tuple[str, str]]:
+def rooflines() -> Iterator[tuple[str, Drawing]]:
     """Two chips with kernels, and a product against its batch with weights in bf16 and in int8."""
     for name in ("tpu-v5e", "h100"):
         chip, links = chip_and_links(name)
         kernels = []
         for label, kernel, sizes, weights in KERNELS:
             found = kernel_roofline(chip, kernel, sizes, weights=weights)
-            kernels.append((label, found.cost.intensity, found.attainable_flops_per_s))
+            kernels.append(Point(label=label, x=found.cost.intensity, y=found.attainable_flops_per_s))
         yield f"roofline-{name}", draw_lines(roofline_chart(chip, bandwidths(chip, links), kernels))
     chip = sw.load_chip("tpu-v5e")
     for weights in ("bf16", "int8"):
@@ -64,13 +66,13 @@ def rooflines() -> Iterator[tuple[str, str]]:
     yield "attention-share", draw_lines(attention_share_curves(sw.load_model("llama-3-70b"), chip))
 
 
-def strategies() -> Iterator[tuple[str, str]]:
+def strategies() -> Iterator[tuple[str, Drawing]]:
     """The book's two figures."""
     yield "strategies-4x4x4", draw_lines(strategy_ratios(sw.load_cluster("tpu-v5p:4x4x4")))
     yield "strategies-16x16x16", draw_lines(strategy_times(sw.load_cluster("tpu-v5p:16x16x16")))
 
 
-def memory() -> Iterator[tuple[str, str]]:
+def memory() -> Iterator[tuple[str, Drawing]]:
     """One model under several layouts; a small one on a single device by the length of its sequences."""
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     bars = [(str(layout), sw.estimate(model, cluster, JOB, layout).memory) for layout in LAYOUTS]
@@ -87,7 +89,7 @@ def memory() -> Iterator[tuple[str, str]]:
     yield "memory-by-length", draw_bars(memory_chart(title, "Bytes of one device.", bars, cluster.chip))
 
 
-def utilisation() -> Iterator[tuple[str, str]]:
+def utilisation() -> Iterator[tuple[str, Drawing]]:
     """The best plan of every model on every number of nodes."""
 
     def best_mfu(model: str, nodes: int) -> float | None:
@@ -105,9 +107,9 @@ def main(folder: str) -> int:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for figures in (rooflines, strategies, memory, utilisation):
-        for name, svg in figures():
+        for name, drawing in figures():
             path = target / f"{name}.svg"
-            path.write_text(svg, encoding="utf-8")
+            path.write_text(drawing.svg(), encoding="utf-8")
             print(path)
     return 0
 

@@ -136,7 +136,7 @@ FLAGS = {
         "--validate-every",
         "--warmup",
     ],
-    "reconcile": ["--help", "--json", "--svg"],
+    "reconcile": ["--help", "--json", "--plot"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": ["--bound", "--chip", "--folds", "--groups", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
@@ -532,18 +532,18 @@ def test_an_empty_text_is_not_taken_for_nothing(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", "bars.png"],
+        ["memory", "llama-3-8b", "h100:8", "--layout", "fsdp=8", "--plot", "bars.gif"],
         ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", "lines"],
         ["roofline", "matmul", "B=8,D=8,F=8", "h100", "--plot", ""],
-        ["collective", "all-gather", "1MB", "--axes", "4", "--on", "tpu-v5e", "--draw", "steps.pdf"],
-        ["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--draw", "shards.png"],
+        ["collective", "all-gather", "1MB", "--axes", "4", "--on", "tpu-v5e", "--draw", "steps.ps"],
+        ["matmul", "A[I, J] * B[J]", "--mesh", "X=2", "--size", "I=4,J=4", "--draw", "shards.jpeg"],
     ],
 )
 def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "write a name that ends in .svg" in capsys.readouterr().err
+    assert "a name that ends in .svg, .png, .pdf is required" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_search(

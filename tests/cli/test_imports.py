@@ -25,7 +25,7 @@ def run_verb(*arguments: str) -> str:
     return f"from shardwise.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
 
 
-HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers"}
+HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers", "matplotlib"}
 
 
 def test_importing_the_package_loads_no_numpy() -> None:

@@ -72,7 +72,7 @@ def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: 
     drawn = {
         "".join(one.itertext()) for one in ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
     }
-    assert {"rank 0", "rank 1", "tp", "fsdp", "memory of a device, GB", "traffic, by axis"} <= drawn
+    assert {"rank 0", "rank 1", "tp", "fsdp", "memory of a device, GB", "fsdp traffic"} <= drawn
     events = json.loads(trace.read_text())["traceEvents"]
     assert {one["args"]["name"] for one in events if one["name"] == "process_name"} == {"stage 0", "stage 1"}
     assert {one["args"]["name"] for one in events if one["name"] == "thread_name"} >= {

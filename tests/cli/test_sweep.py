@@ -242,7 +242,7 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
         ([*PLAN, "--csv", "a.csv"], "--csv: of sweeps; --sweep is required beside it"),
         ([*PLAN, "--sweep", "tp=1,2", "--draw", "/nowhere/a.svg"], "cannot write /nowhere/a.svg: no such folder"),
         ([*PLAN, "--sweep", "tp=1,2", "--csv", "/nowhere/a.csv"], "cannot write /nowhere/a.csv: no such folder"),
-        ([*PLAN, "--sweep", "tp=1,2", "--draw", "a.png"], "pictures are SVG: write a name that ends in .svg"),
+        ([*PLAN, "--sweep", "tp=1,2", "--draw", "a.gif"], "a name that ends in .svg, .png, .pdf is required"),
         (["plan", "llama-3-8b", "h100:8", "b200:8", *JOB, "--sweep", "tp=1,2"], "found 2 clusters (h100:8, b200:8)"),
         (["plan", "llama-3-8b", "mine.toml", *JOB, "--sweep", "gpus=8,16"], "a file that has one size; CHIP:COUNT is required"),
     ],
@@ -363,7 +363,7 @@ def test_a_grid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = texts(target)
     for point in found["points"]:
         assert (f"{point['mfu']:.1%}" if point["layout"] else "nothing fits") in written
-    assert any(text.startswith("MFU: 0% to") for text in written)
+    assert any(text.startswith("MFU, predicted for ") and ": 0% to" in text for text in written)
     assert "ZeRO 1" in written
     code, out, _ = run(capsys, *arguments)
     assert code == 0

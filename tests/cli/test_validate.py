@@ -80,7 +80,7 @@ def test_plot_has_a_mark_for_each_row(capsys: pytest.CaptureFixture[str], tmp_pa
     code, _, _ = run(capsys, "--source", "simumax", "--plot", str(target))
     marks = [one for one in ElementTree.parse(target).iter() if one.tag.endswith("circle")]
     assert code == 0
-    assert len(marks) == 30 + 1  # and one in the legend
+    assert len(marks) == 2 * (30 + 1)  # and one in the legend; of the step times and of what is left
 
 
 def test_rows_of_ones_own_without_a_measurement_are_predicted(

@@ -92,13 +92,6 @@ def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) 
     )  # fmt: skip
 
 
-def svg_name(text: str) -> str:
-    """The name of a picture. Raises `ArgumentTypeError` for one of another kind than SVG."""
-    if not text.strip().lower().endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"found {text!r}; pictures are SVG: write a name that ends in .svg")
-    return text
-
-
 def at_least(least: float, text: str, what: str) -> float:
     """A finite number of at least `least`. Raises `InputError`."""
     try:
@@ -108,11 +101,6 @@ def at_least(least: float, text: str, what: str) -> float:
     if not least <= found < math.inf:
         raise InputError(f"{what}: found {text!r}; a number of at least {least:g} is required, such as {least + 0.5:g}")
     return found
-
-
-def svg_name_or_dash(text: str) -> str:
-    """The name of a picture, or "-"."""
-    return text if text == "-" else svg_name(text)
 
 
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name
+from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
     from shardwise.network.collectives import CollectiveReport
@@ -53,9 +53,9 @@ def configure(verbs: Any) -> None:
     parser.add_argument("--one-way", action="store_true", help="use rings of a torus in one direction only")
     parser.add_argument(
         "--draw",
-        type=svg_name,
+        type=picture_name,
         metavar="FILE",
-        help="write the steps as an SVG: which device holds what (up to 16 devices)",
+        help="draw the steps: which device holds what (up to 16 devices)",
     )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -203,8 +203,6 @@ def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[in
 
 def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
-    from pathlib import Path
-
     from shardwise.errors import InputError
     from shardwise.network.frames import MOST_DEVICES, draw_simulation
     from shardwise.network.messages import KINDS, simulate
@@ -226,7 +224,4 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     shape = (report.num_devices,) if ring else tuple(size for size in report.axes if size > 1)
     wraps = (True,) if ring else tuple(w for w, size in zip(report.wraps, report.axes, strict=True) if size > 1)
     done = simulate(Kind(report.kind), report.bytes, shape, wraps, one_way=one_way or ring, split=False)
-    try:
-        Path(target).write_text(draw_simulation(done), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--draw: cannot write {target}: {error.strerror}") from None
+    write_picture("--draw", target, draw_simulation(done))

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, svg_name
+from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
+from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.job import USUAL_SEQ_LEN
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def configure(verbs: Any) -> None:
         help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
     parser.add_argument(
-        "--plot", type=svg_name, metavar="FILE", help="write the bars as an SVG: of layouts, or of one layout's stages"
+        "--plot", type=picture_name, metavar="FILE", help="draw the bars: of layouts, or of one layout's stages"
     )
     parser.set_defaults(run=run)
 
@@ -196,7 +197,6 @@ def _stages(stages: Sequence[Mapping[str, float]], capacity: float, fullest: int
 
 def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:
     from shardwise.books.figures import memory_chart
-    from shardwise.cli.roofline import write_picture
     from shardwise.draw.bars import draw_bars
 
     layouts = payload["layouts"]
@@ -211,4 +211,4 @@ def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:
         bars = [
             (f"[{i + 1}] {one['layout']['text']}", one["stages"][one["fullest_stage"]]) for i, one in enumerate(layouts)
         ]
-    write_picture(draw_bars(memory_chart(title, subtitle, bars, cluster.chip)), target)
+    write_picture("--plot", target, draw_bars(memory_chart(title, subtitle, bars, cluster.chip)))

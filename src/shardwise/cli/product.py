@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name_or_dash
+from shardwise.cli.pictures import picture_name_or_dash, write_picture
 from shardwise.errors import InputError
 from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
 
@@ -49,7 +48,10 @@ def add_product_arguments(parser: argparse.ArgumentParser) -> None:
         "--emit", choices=("jax", "torch"), help="print runnable source of the program instead of the report"
     )
     parser.add_argument(
-        "--draw", type=svg_name_or_dash, metavar="FILE", help="draw which device holds what: FILE.svg, or - for text"
+        "--draw",
+        type=picture_name_or_dash,
+        metavar="FILE",
+        help="draw which device holds what: FILE.svg, or - for text",
     )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
@@ -215,15 +217,13 @@ def _check_drawn(arguments: argparse.Namespace, made: ShardedExpression) -> None
 def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
     if not arguments.draw:
         return {}, ""
-    from shardwise.sharding.draw import draw_svg, draw_text
+    from shardwise.derive.picture import moments
+    from shardwise.sharding.draw import draw_tensors, draw_text
 
     made = report.made
-    tensors = [*zip(made.names, made.operands, strict=True), (made.result_name, report.steps.specs[made.result_name])]
+    lying = list(moments(made, report.steps))
     if arguments.draw == "-":
-        return {}, "\n\n".join(draw_text(name, spec, made.mesh) for name, spec in tensors)
-    target = Path(arguments.draw)
-    try:
-        target.write_text(draw_svg(tensors, made.mesh), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--draw: cannot write {target}: {error.strerror}") from None
-    return {}, f"drawn to {target}"
+        shown = (f"{one.heading}\n{draw_text(one.name, one.spec, made.mesh)}" for one in lying)
+        return {}, "\n\n".join(shown)
+    write_picture("--draw", arguments.draw, draw_tensors(f"{made.expression}: who holds what", lying, made.mesh))
+    return {}, f"drawn to {arguments.draw}"

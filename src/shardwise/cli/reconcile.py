@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import svg_name
+from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -17,7 +17,7 @@ measured, what no term explains, the term that the step's error is attributed to
 against the planned ones."""
 EPILOG = """examples:
   shardwise train plan.json --data data --steps 50 --out runs/a
-  shardwise reconcile plan.json runs/a --svg reconciled.svg"""
+  shardwise reconcile plan.json runs/a --plot reconciled.svg"""
 
 
 def configure(verbs: Any) -> None:
@@ -29,7 +29,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
     parser.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.add_argument("--svg", type=svg_name, metavar="FILE", help="draw predicted beside measured terms as an SVG")
+    parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
     parser.set_defaults(run=run)
 
 
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> str:
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)
     found = reconcile(plan, read_run(plan, folder))
-    if arguments.svg:
-        _draw(plan, found, arguments.svg)
+    if arguments.plot:
+        _draw(plan, found, arguments.plot)
     if arguments.json:
         return json.dumps(reconcile_payload(plan, found), indent=2)
     return reconcile_text(plan, found, str(folder))
@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
     from shardwise.cli.reconcile_report import charts
-    from shardwise.cli.roofline import write_picture
     from shardwise.draw.bars import draw_bar_charts
 
-    write_picture(draw_bar_charts(charts(plan, found)), target, "--svg")
+    write_picture("--plot", target, draw_bar_charts(charts(plan, found)))

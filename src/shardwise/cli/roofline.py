@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import parse_changes, replaced
-from shardwise.cli.arguments import add_set_argument, svg_name
+from shardwise.cli.arguments import add_set_argument
+from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from shardwise.books.roofline import KernelRoofline
     from shardwise.cluster.chip import Chip
-    from shardwise.draw.lines import LineChart
     from shardwise.model.architecture import Architecture
 
 MOST = 10**18  # of any size: products of six of them stay finite
@@ -69,9 +69,7 @@ def configure(verbs: Any) -> None:
         "--with", dest="others", action="append", default=[], metavar="TEXT",
         help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE}"; may be repeated',
     )  # fmt: skip
-    parser.add_argument(
-        "--plot", type=svg_name, metavar="FILE", help="write the chip's rooflines with the kernels as an SVG"
-    )
+    parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw the chip's rooflines with the kernels")
     add_set_argument(parser, "chip", "chip.pcie_bytes_per_s=15GB/s")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -93,11 +91,14 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
     from shardwise.books.roofline import bandwidths
     from shardwise.books.roofline.payload import kernel_label, kernels_payload
     from shardwise.cli.roofline_report import kernel_text, kernels_text
+    from shardwise.draw.line_chart import Point
+    from shardwise.draw.lines import draw_lines
 
     found = _kernels(arguments, chip)
     if arguments.plot:
-        points = [(kernel_label(one), one.cost.intensity, one.attainable_flops_per_s) for one in found]
-        write_chart(roofline_chart(chip, bandwidths(chip, links), points, arguments.dtype), arguments.plot)
+        points = [Point(label=kernel_label(one), x=one.cost.intensity, y=one.attainable_flops_per_s) for one in found]
+        chart = roofline_chart(chip, bandwidths(chip, links), points, arguments.dtype)
+        write_picture("--plot", arguments.plot, draw_lines(chart))
     payload = kernels_payload(found, chip, arguments.origin, links)
     if arguments.json:
         return json.dumps(payload, indent=2)
@@ -125,18 +126,16 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
 
 
 def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
-    from shardwise.books.figures import roofline_chart
-    from shardwise.books.roofline import bandwidths, block_roofline
+    from shardwise.books.figures import block_chart
+    from shardwise.books.roofline import block_roofline
     from shardwise.books.roofline.payload import block_payload
     from shardwise.cli.roofline_report import block_text
+    from shardwise.draw.lines import draw_lines
 
     model, sizes = _model_and_sizes(arguments)
     found = block_roofline(model, chip, sizes["B"], sizes["T"])
     if arguments.plot:
-        points = [
-            (f"{one.phase} {one.name}", one.intensity, one.flops / one.seconds) for one in found.operations if one.flops
-        ]
-        write_chart(roofline_chart(chip, bandwidths(chip, links), points), arguments.plot)
+        write_picture("--plot", arguments.plot, draw_lines(block_chart(found, chip, links)))
     payload = block_payload(found, model, chip)
     return json.dumps(payload, indent=2) if arguments.json else block_text(payload)
 
@@ -190,22 +189,3 @@ def parse_sizes(text: str) -> dict[str, int]:
             problems += error.problems
     require(problems)
     return sizes
-
-
-def write_chart(chart: LineChart, target: str) -> None:
-    """Draw a chart of lines to a file."""
-    from shardwise.draw.lines import draw_lines
-
-    write_picture(draw_lines(chart), target)
-
-
-def write_picture(svg: str, target: str, flag: str = "--plot") -> None:
-    """Write an SVG. Raises `InputError` when the place cannot be written."""
-    from pathlib import Path
-
-    from shardwise.errors import InputError
-
-    try:
-        Path(target).write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable place") from None

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import at_least, svg_name, write_file
+from shardwise.cli.arguments import at_least, write_file
+from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
     from shardwise.schedule.compare import Times
@@ -55,9 +56,7 @@ def configure(verbs: Any) -> None:
         help="activations that a rank may hold, in those of 1F1B's first stage (1.0: as many micro-batches as stages); "
         "zb_auto plans with it, others are refused above it",
     )  # fmt: skip
-    parser.add_argument(
-        "--draw", type=svg_name, metavar="FILE", help="write the timeline and what ranks hold as an SVG"
-    )
+    parser.add_argument("--draw", type=picture_name, metavar="FILE", help="draw the timeline and what ranks hold")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Chrome and Perfetto (JSON)")
     parser.add_argument("--csv", metavar="FILE", help="write the list in the CSV format of PyTorch's pipelining")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
@@ -187,7 +186,7 @@ def _write_files(arguments: argparse.Namespace, line: Timeline) -> None:
     from shardwise.schedule.picture import timeline_chart, trace_text
 
     if arguments.draw:
-        write_file("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
+        write_picture("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
     if arguments.trace:
         write_file("--trace", arguments.trace, trace_text(line) + "\n")
     if arguments.csv:

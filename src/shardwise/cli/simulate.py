@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import at_least, svg_name, write_file
+from shardwise.cli.arguments import at_least, write_file
+from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
@@ -38,7 +39,7 @@ def configure(verbs: Any) -> None:
         metavar="X",
         help="how many times as long a kernel takes beside traffic (default: 1, no contention)",
     )
-    parser.add_argument("--draw", type=svg_name, metavar="FILE", help="write streams and memory over time as an SVG")
+    parser.add_argument("--draw", type=picture_name, metavar="FILE", help="draw streams and memory over time")
     parser.add_argument(
         "--trace", metavar="FILE", help="write every kernel and transfer as a trace for Chrome and Perfetto (JSON)"
     )
@@ -76,6 +77,6 @@ def _write_files(arguments: argparse.Namespace, found: Simulation) -> None:
     from shardwise.simulate.picture import step_chart, trace_text
 
     if arguments.draw:
-        write_file("--draw", arguments.draw, draw_timeline(step_chart(found)))
+        write_picture("--draw", arguments.draw, draw_timeline(step_chart(found)))
     if arguments.trace:
         write_file("--trace", arguments.trace, trace_text(found.found) + "\n")

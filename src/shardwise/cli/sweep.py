@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import parse_changes
-from shardwise.cli.arguments import resolve, resolve_reliability, svg_name, write_file
+from shardwise.cli.arguments import resolve, resolve_reliability, write_file
+from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.errors import STOPPED, InputError, NothingFitsError, collect, require, told
 from shardwise.output import complain
 
@@ -30,9 +31,9 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--draw",
-        type=svg_name,
+        type=picture_name,
         metavar="FILE",
-        help="of a sweep: write step, MFU, dollars and layouts over its values as an SVG, of a grid a heat map",
+        help="of a sweep: draw step, MFU, dollars and layouts over its values, of a grid a heat map",
     )
     parser.add_argument("--csv", metavar="FILE", help="of a sweep: write a row for each point")
 
@@ -137,7 +138,7 @@ def _written(arguments: argparse.Namespace, swept: Swept) -> str:
     from shardwise.search.sweep.picture import draw_sweep
 
     if arguments.draw:
-        write_file("--draw", arguments.draw, draw_sweep(swept))
+        write_picture("--draw", arguments.draw, draw_sweep(swept))
     if arguments.csv:
         write_file("--csv", arguments.csv, sweep_csv(swept))
     return json.dumps(sweep_payload(swept), indent=2) if arguments.json else sweep_report(swept)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.pictures import picture_name, write_picture
+
 if TYPE_CHECKING:
     from shardwise.calibrate.accuracy import ErrorStatistics, Judged
     from shardwise.calibrate.published_runs.rows import Row
@@ -50,7 +52,9 @@ def configure(verbs: Any) -> None:
         action="store_true",
         help="layouts of one model measured beside each other: how often the predicted order and the pick are right",
     )
-    parser.add_argument("--plot", metavar="FILE", help="write predicted against measured step times as an SVG")
+    parser.add_argument(
+        "--plot", type=picture_name, metavar="FILE", help="draw predicted against measured step times, and what is left"
+    )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
@@ -60,7 +64,6 @@ def run(arguments: argparse.Namespace) -> str:
     from shardwise.calibrate.accuracy import judge
     from shardwise.calibrate.payload import validate_payload
     from shardwise.calibrate.published_runs.rows import published_rows, read_rows
-    from shardwise.cli.roofline import write_chart
 
     if arguments.groups:
         return _groups(arguments)
@@ -71,9 +74,9 @@ def run(arguments: argparse.Namespace) -> str:
         return _folds(None if whole else chosen, arguments.progress, as_json=arguments.json)
     judged = judge(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
-        from shardwise.calibrate.figures import accuracy_chart
+        from shardwise.calibrate.figures import draw_accuracy
 
-        write_chart(accuracy_chart(judged), arguments.plot)
+        write_picture("--plot", arguments.plot, draw_accuracy(judged))
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
 
 

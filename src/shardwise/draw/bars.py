@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardwise.draw.canvas import CHARACTER, GRID, MARGIN, ROW, SIZE, Canvas, text_width
+from shardwise.draw.axis import SHOWN
+from shardwise.draw.canvas import HEADING, MARGIN, ROW, SMALL, Canvas, flowed
+from shardwise.draw.drawing import SIZE, Drawing, below
+from shardwise.draw.palette import GRID, INK, PAPER, part_colours, text_on
 from shardwise.draw.scales import even_ticks
-from shardwise.draw.svg import INK, PAPER, colour
-from shardwise.units import format_bytes, format_seconds
+from shardwise.draw.text import OTHER, text_width
 
-BAR_WIDTH, BAR_HEIGHT = 860.0, 30.0
+BAR_WIDTH, BAR_HEIGHT, LINE = 860.0, 30.0, 18.0  # LINE: of text over a bar
+BEHIND = 90.0  # room behind the longest bar, for its total
+LIMIT = (6, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Stacked bars of bytes ("B") or seconds ("s"), and the limit that they are compared with, if there is one."""
+    """Stacked bars, and the limit that they are compared with, if there is one; `unit` is a key of `axis.SHOWN`."""
 
     title: str
     subtitle: str
@@ -39,55 +43,51 @@ class BarChart:
     unit: str = "B"
 
     def show(self, value: float) -> str:
-        return format_seconds(value) if self.unit == "s" else format_bytes(value)
+        return SHOWN[self.unit](value)
 
 
-def draw_bars(chart: BarChart) -> str:
-    """The chart as an SVG: under each label its bar with the total behind it, the limit as a line, the legend below."""
-    return _BarPlot(chart).drawn().render()
+def draw_bars(chart: BarChart) -> Drawing:
+    """The chart as a drawing: under each label its bar with the total behind it, the limit as a line, the legend below."""
+    return _BarPlot(chart).drawn()
 
 
-def draw_bar_charts(charts: Sequence[BarChart]) -> str:
-    """Charts of bars as one SVG, one under the other."""
-    drawn = [_BarPlot(chart).drawn() for chart in charts]
-    canvas = Canvas(max(one.width for one in drawn), sum(one.height for one in drawn), charts[0].title)
-    for one, top in zip(drawn, accumulate((one.height for one in drawn), initial=0.0), strict=False):
-        canvas.include(one, y=top)
-    return canvas.render()
+def draw_bar_charts(charts: Sequence[BarChart]) -> Drawing:
+    """Charts of bars as one drawing, one under the other."""
+    return below([draw_bars(chart) for chart in charts])
 
 
 class _BarPlot:
     def __init__(self, chart: BarChart) -> None:
         self.chart = chart
-        self.names = [name for name in chart.bars[0].parts if any(bar.parts.get(name, 0.0) > 0 for bar in chart.bars)]
-        self.colours = {name: colour(index) for index, name in enumerate(chart.bars[0].parts)}
-        self.labels = [textwrap.wrap(bar.label, int(BAR_WIDTH / (CHARACTER * SIZE))) or [""] for bar in chart.bars]
-        heights = [18.0 * len(lines) + BAR_HEIGHT + 14.0 for lines in self.labels]
-        self.starts = list(accumulate(heights, initial=MARGIN + 56.0 + ROW))
+        every = dict.fromkeys(name for bar in chart.bars for name in bar.parts)
+        self.names = [name for name in every if any(bar.parts.get(name, 0.0) > 0 for bar in chart.bars)]
+        self.colours = part_colours(every)
+        self.labels = [textwrap.wrap(bar.label, int(BAR_WIDTH / (OTHER * SIZE))) or [""] for bar in chart.bars]
+        heights = [LINE * len(lines) + BAR_HEIGHT + 14.0 for lines in self.labels]
+        self.starts = list(accumulate(heights, initial=HEADING + ROW))
         self.top, self.bottom = self.starts[0], self.starts[-1]
         self.longest = max(chart.limit, *(bar.total for bar in chart.bars))
-        self.entries = list(_flow(self.names, MARGIN + BAR_WIDTH))
-        num_rows = 1 + max((row for _, _, row in self.entries), default=0)
-        edges = [MARGIN + BAR_WIDTH + 90.0, self.x(chart.limit) + 6 + text_width(chart.limit_label)]
-        edges += [MARGIN + text_width(chart.title, 19.0), MARGIN + text_width(chart.subtitle)]
-        self.canvas = Canvas(max(edges) + MARGIN, self.bottom + 34.0 + ROW * num_rows + MARGIN, chart.title)
+        self.entries = list(flowed(self.names, 38.0, MARGIN + BAR_WIDTH)) if len(every) > 1 else []
+        num_rows = 1 + max((row for _, _, row in self.entries), default=-1)
+        edges = [MARGIN + BAR_WIDTH + BEHIND, self.x(chart.limit) + 6 + text_width(chart.limit_label)]
+        height = self.bottom + 34.0 + ROW * num_rows + MARGIN
+        self.canvas = Canvas(max(edges) + MARGIN, height, chart.title, chart.subtitle)
 
     def x(self, value: float) -> float:
         return MARGIN + BAR_WIDTH * value / self.longest
 
-    def drawn(self) -> Canvas:
-        self.canvas.heading(self.chart.title, self.chart.subtitle)
+    def drawn(self) -> Drawing:
         self.grid()
-        tops = [start + 18.0 * len(lines) for start, lines in zip(self.starts, self.labels, strict=False)]
+        tops = [start + LINE * len(lines) for start, lines in zip(self.starts, self.labels, strict=False)]
         for bar, top in zip(self.chart.bars, tops, strict=True):
             self.bar(bar, top)
         if self.chart.limit:
             self.limit()
         for bar, lines, top in zip(self.chart.bars, self.labels, tops, strict=True):
             for number, line in enumerate(reversed(lines)):
-                _on_white(self.canvas, line, MARGIN, top - 9.5 - 18 * number)
+                self.canvas.text_on_paper(MARGIN, top - 5.0 - LINE * number, line)
             total = self.chart.show(bar.total)
-            _on_white(self.canvas, total, self.x(bar.total) + 6, top + BAR_HEIGHT / 2, weight="bold")
+            self.canvas.text_on_paper(self.x(bar.total) + 6, top + BAR_HEIGHT / 2 + 4.5, total, bold=True)
         self.legend()
         return self.canvas
 
@@ -98,22 +98,23 @@ class _BarPlot:
             self.canvas.text(x, self.bottom + 16, self.chart.show(tick), anchor="middle" if tick else "start")
 
     def bar(self, bar: Bar, top: float) -> None:
-        """The parts from the left, each with its bytes where they have room."""
+        """The parts from the left, each with its value where there is room."""
         end = 0.0
         for name in self.names:
-            value = bar.parts.get(name, 0.0)
+            value, fill = bar.parts.get(name, 0.0), self.colours[name]
             left, width = self.x(end), self.x(value) - MARGIN
             end += value
             if value <= 0:
                 continue
-            self.canvas.rect(left, top, width, BAR_HEIGHT, fill=self.colours[name], stroke=PAPER, stroke_width=0.75)
+            self.canvas.rect(left, top, width, BAR_HEIGHT, fill=fill, stroke=PAPER, stroke_width=1.0)
             shown = self.chart.show(value)
-            if text_width(shown, 12.0) + 4 <= width:
-                self.canvas.text(left + width / 2, top + BAR_HEIGHT / 2 + 4.2, shown, size=12, anchor="middle")
+            if text_width(shown, SMALL) + 6 <= width and len(self.names) > 1:
+                middle, base = left + width / 2, top + BAR_HEIGHT / 2 + 4.0
+                self.canvas.text(middle, base, shown, size=SMALL, anchor="middle", fill=text_on(fill))
 
     def limit(self) -> None:
         x = self.x(self.chart.limit)
-        self.canvas.polyline([(x, self.top - 18), (x, self.bottom)], stroke=INK, stroke_width=1.5, dash="6 4")
+        self.canvas.path([(x, self.top - 18), (x, self.bottom)], stroke=INK, width=1.5, dash=LIMIT)
         self.canvas.text(x + 6, self.top - 8, self.chart.limit_label)
 
     def legend(self) -> None:
@@ -121,20 +122,3 @@ class _BarPlot:
             y = self.bottom + 34.0 + ROW * row
             self.canvas.rect(left, y, 14, 14, fill=self.colours[name], radius=2)
             self.canvas.text(left + 20, y + 11.5, name)
-
-
-def _on_white(canvas: Canvas, text: str, x: float, middle: float, weight: str = "normal") -> None:
-    """Text on white, where the grid or the line of the capacity runs through."""
-    canvas.rect(x - 2, middle - 9, text_width(text) + 4, 18, fill=PAPER)
-    canvas.text(x, middle + 4.5, text, weight=weight)
-
-
-def _flow(names: Sequence[str], right: float) -> Iterator[tuple[str, float, int]]:
-    """Legend entries from left to right and from row to row: name, left edge, row."""
-    x, row = MARGIN, 0
-    for name in names:
-        width = 20 + text_width(name) + 18
-        if x + width > right and x > MARGIN:
-            x, row = MARGIN, row + 1
-        yield name, x, row
-        x += width

@@ -1,49 +1,48 @@
-"""The page that charts are drawn on: its margins, sizes of text, the colours of lines, and the primitives only charts need.
+"""The page that charts are drawn on: its margins, rows of text, title and subtitle.
 
 A legend stands beside or under the plot, never in it; widths are those of a wide sans serif, so that nothing is clipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from shardwise.draw.svg import INK, Drawing
+from shardwise.draw.drawing import SIZE, Drawing
+from shardwise.draw.palette import PAPER
+from shardwise.draw.text import text_width
 
-SIZE, CHARACTER = 13.0, 0.6  # of text, and the width of a character for each unit of size
 MARGIN, ROW = 24.0, 22.0
 LEFT, SAMPLE = 84.0, 30.0
-GRID = "#e3e7eb"
-LINE_COLOURS = (0, 4, 2, 5, 6, 1, 7)  # dark enough on white; yellow is not
-
-
-def text_width(text: str, size: float = SIZE) -> float:
-    """Pixels that a text takes at most in a usual sans serif."""
-    return CHARACTER * size * len(text)
+SMALL = 11.0  # of text in a plot: none is smaller
+TITLE = 18.0
+HEADING = MARGIN + 56.0  # height of title and subtitle
 
 
 class Canvas(Drawing):
-    """A drawing with the primitives that only charts need."""
+    """A drawing with a title and a subtitle in its upper left corner, at least as wide as they are."""
 
-    def polyline(
-        self, points: Sequence[tuple[float, float]], *, stroke: str, stroke_width: float, dash: str = "none"
-    ) -> None:
-        """Straight lines through points, with round joints."""
-        shown = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-        self._put(
-            "polyline", points=shown, fill="none", stroke=stroke, stroke_width=stroke_width, stroke_dasharray=dash,
-            stroke_linejoin="round",
-        )  # fmt: skip
-
-    def circle(self, x: float, y: float, radius: float, *, fill: str, stroke: str, stroke_width: float = 1.5) -> None:
-        """A circle around (x, y)."""
-        self._put("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=stroke_width)
-
-    def upward_text(self, x: float, y: float, content: str) -> None:
-        """Text that reads upwards, centred on (x, y)."""
-        turn = f"rotate(-90 {x:.2f} {y:.2f})"
-        self._put("text", content, x=x, y=y, font_size=SIZE, fill=INK, text_anchor="middle", transform=turn)
-
-    def heading(self, title: str, subtitle: str) -> None:
-        """Title and subtitle in the upper left corner."""
-        self.text(MARGIN, MARGIN + 16.0, title, size=18.0, weight="bold")
+    def __init__(self, width: float, height: float, title: str, subtitle: str) -> None:
+        least = 2 * MARGIN + max(text_width(title, TITLE, bold=True), text_width(subtitle))
+        super().__init__(max(width, least), height, title, subtitle)
+        self.text(MARGIN, MARGIN + 16.0, title, size=TITLE, bold=True)
         self.text(MARGIN, MARGIN + 38.0, subtitle)
+
+    def text_on_paper(
+        self, x: float, y: float, content: str, *, size: float = SIZE, anchor: str = "start", bold: bool = False
+    ) -> None:
+        """Text on the page's colour, where lines run through."""
+        width = text_width(content, size, bold=bold)
+        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        self.rect(left - 2, y - 0.85 * size, width + 4, 1.1 * size, fill=PAPER)
+        self.text(x, y, content, size=size, anchor=anchor, bold=bold)
+
+
+def flowed(labels: Sequence[str], beside: float, right: float) -> Iterator[tuple[str, float, int]]:
+    """Legend entries from left to right and from row to row: label, left edge, row; `beside` a label is room for its mark."""
+    x, row = MARGIN, 0
+    for label in labels:
+        width = beside + text_width(label)
+        if x + width > right and x > MARGIN:
+            x, row = MARGIN, row + 1
+        yield label, x, row
+        x += width

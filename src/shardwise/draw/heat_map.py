@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.draw.canvas import MARGIN, ROW, Canvas, text_width
-from shardwise.draw.svg import COLOURS, PAPER
+from shardwise.draw.canvas import HEADING, MARGIN, ROW, SMALL, Canvas
+from shardwise.draw.drawing import SIZE, Drawing
+from shardwise.draw.palette import EMPTY, FAINT, shade, text_on
+from shardwise.draw.text import text_width
 
-EMPTY = "#eef0f2"
 CELL_WIDTH, CELL_HEIGHT = 84.0, 34.0
-NOTE, NOTE_LINE = 11.0, 15.0  # size of text under a cell's number, and a line of it
+NOTE_LINE = 15.0  # of text under a cell's number
 SCALE_WIDTH, SCALE_STEPS = 160.0, 16  # of the strip of colours
 
 
@@ -33,39 +34,39 @@ class HeatMap:
     scale: str = ""
 
 
-def draw_heat_map(chart: HeatMap) -> str:
-    """The table as an SVG: the larger a number the deeper its cell."""
-    return _HeatPlot(chart).render()
+def draw_heat_map(chart: HeatMap) -> Drawing:
+    """The table as a drawing: the larger a number the deeper its cell."""
+    return _HeatPlot(chart).drawn()
 
 
 class _HeatPlot:
     def __init__(self, chart: HeatMap) -> None:
         self.chart = chart
         lines = [cell for row in chart.notes for cell in row]
-        self.width = max([CELL_WIDTH, *(text_width(line, NOTE) + 20 for cell in lines for line in cell)])
+        self.width = max([CELL_WIDTH, *(text_width(line, SMALL) + 20 for cell in lines for line in cell)])
         self.height = CELL_HEIGHT + NOTE_LINE * max(map(len, lines), default=0)
         self.left = MARGIN + max(map(text_width, (*chart.rows, chart.row_title))) + 12
-        self.top = MARGIN + 56.0 + 2 * ROW
+        self.top = HEADING + 2 * ROW
         self.right = self.left + self.width * len(chart.columns)
         self.bottom = self.top + self.height * len(chart.rows)
         self.most = max((value for row in chart.values for value in row if value is not None), default=1.0)
         absent = any(value is None for row in chart.values for value in row)
         self.footer = chart.absent if absent else ""
-        texts = [text_width(chart.title, 19.0), text_width(chart.subtitle), text_width(chart.absent) + 18]
-        texts += [SCALE_WIDTH + 8 + text_width(self.scale())] if chart.scale else []
+        edges = [self.right, MARGIN + text_width(self.footer) + 18]
+        edges += [MARGIN + SCALE_WIDTH + 8 + text_width(self.scale())] if chart.scale else []
         foot = ROW * (bool(self.footer) + 1.5 * bool(chart.scale))
-        self.canvas = Canvas(max(self.right, MARGIN + max(texts)) + MARGIN, self.bottom + MARGIN + foot, chart.title)
+        height = self.bottom + MARGIN + foot
+        self.canvas = Canvas(max(edges) + MARGIN, height, chart.title, chart.subtitle)
 
     def scale(self) -> str:
         return f"{self.chart.scale}: 0% to {self.most:.1%}"
 
-    def render(self) -> str:
+    def drawn(self) -> Drawing:
         canvas, chart = self.canvas, self.chart
-        canvas.heading(chart.title, chart.subtitle)
         canvas.text((self.left + self.right) / 2, self.top - ROW - 6, chart.column_title, anchor="middle")
         canvas.text(self.left - 12, self.top - 8, chart.row_title, anchor="end")
         for column, name in enumerate(chart.columns):
-            canvas.text(self.left + self.width * (column + 0.5), self.top - 8, name, anchor="middle", weight="bold")
+            canvas.text(self.left + self.width * (column + 0.5), self.top - 8, name, anchor="middle", bold=True)
         for number, (name, row) in enumerate(zip(chart.rows, chart.values, strict=True)):
             y = self.top + self.height * number
             canvas.text(self.left - 12, y + self.height / 2 + 4.5, name, anchor="end")
@@ -73,17 +74,18 @@ class _HeatPlot:
                 notes = chart.notes[number][column] if chart.notes else ()
                 self.cell(self.left + self.width * column, y, value, notes)
         self.foot()
-        return canvas.render()
+        return canvas
 
     def cell(self, x: float, y: float, value: float | None, notes: Sequence[str]) -> None:
         """One number, in a colour as deep as its part of the largest, and its notes, all in the middle."""
-        fill = EMPTY if value is None else _shade(value / self.most)
-        self.canvas.rect(x, y, self.width, self.height, fill=fill, stroke=PAPER, stroke_width=2)
+        fill = EMPTY if value is None else shade(value / self.most)
+        self.canvas.rect(x, y, self.width, self.height, fill=fill, stroke=FAINT, stroke_width=0.75)
         middle, base = x + self.width / 2, y + (self.height - NOTE_LINE * len(notes)) / 2 + 4.5
-        shown = "–" if value is None else f"{value:.1%}"
-        self.canvas.text(middle, base, shown, anchor="middle", weight="bold" if notes else "normal")
-        for line, note in enumerate(notes, 1):
-            self.canvas.text(middle, base + NOTE_LINE * line, note, size=NOTE, anchor="middle")
+        lines = ["–" if value is None else f"{value:.1%}", *notes]
+        for number, line in enumerate(lines):
+            size, bold = (SMALL, False) if number else (SIZE, bool(notes))
+            height = base + NOTE_LINE * number
+            self.canvas.text(middle, height, line, size=size, anchor="middle", bold=bold, fill=text_on(fill))
 
     def foot(self) -> None:
         """Why numbers are absent, and under that the scale of colours."""
@@ -94,11 +96,6 @@ class _HeatPlot:
         if self.chart.scale:
             width = SCALE_WIDTH / SCALE_STEPS
             for step in range(SCALE_STEPS):
-                self.canvas.rect(MARGIN + width * step, y - 11, width, 14, fill=_shade((step + 0.5) / SCALE_STEPS))
+                self.canvas.rect(MARGIN + width * step, y - 11, width, 14, fill=shade((step + 0.5) / SCALE_STEPS))
+            self.canvas.rect(MARGIN, y - 11, SCALE_WIDTH, 14, stroke=FAINT)
             self.canvas.text(MARGIN + SCALE_WIDTH + 8, y, self.scale())
-
-
-def _shade(part: float) -> str:
-    """From white to blue; dark text is legible on all of it."""
-    deep = [int(COLOURS[1][i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 + (c - 255) * part):02x}" for c in deep)

@@ -8,8 +8,9 @@ than hues is told apart by its place and its label, never by colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 Channels = tuple[float, float, float]
@@ -117,16 +118,28 @@ def _channels(colour: str) -> Channels:
     return red, green, blue
 
 
-# By the names of `terms`, then what is only measured, then the sums that sweeps show.
+# By the names of `terms`; then the parts of a backward pass, what is only measured, and the sums that sweeps show.
 TERM_COLOURS: Mapping[str, Colour] = {
     "forward": BLUE, "backward": ORANGE, "recompute": GOLD,
     "tp": VIOLET, "cp": PINK, "ep": SKY, "pp": TEAL, "fsdp": GREEN, "dp": LIME, "control": SLATE,
     "host": BROWN, "bubble": GREY, "optimizer": RED,
-    "parameters": BLUE, "gradients": ORANGE, "master": VIOLET, "activations": GREEN, "workspace": SKY, "gathered": TEAL,
+    "parameters": BLUE, "gradients": ORANGE, "master": VIOLET, "activations": SKY, "workspace": GREEN, "gathered": TEAL,
     "logits": GOLD, "buffers": PINK, "runtime": GREY,
+    "backward for activations": PINK, "backward for weights": GOLD,
     "data": alternate(GREEN), "other": alternate(BROWN),
     "compute": BLUE, "exposed communication": VIOLET, "optimizer and host": RED,
 }  # fmt: skip
+
+
+def part_colours(names: Iterable[str]) -> dict[str, Colour]:
+    """Colours of the named parts of a whole: those of terms, and for other names hues that no part has yet.
+
+    >>> {name: colour.name for name, colour in part_colours(["bubble", "weights"]).items()}
+    {'bubble': 'grey', 'weights': 'blue'}
+    """
+    found = {name: TERM_COLOURS.get(name) for name in names}
+    free = cycle([hue for hue in HUES if hue not in found.values()] or HUES)
+    return {name: colour or next(free) for name, colour in found.items()}
 
 
 def palette_payload() -> dict[str, Any]:

@@ -7,27 +7,23 @@ and names stand as well as numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardwise.draw.canvas import GRID, LEFT, LINE_COLOURS, MARGIN, ROW, SIZE, Canvas, text_width
+from shardwise.draw.axis import SHOWN
+from shardwise.draw.canvas import HEADING, LEFT, MARGIN, ROW, SMALL, Canvas
+from shardwise.draw.drawing import SIZE, Drawing
+from shardwise.draw.palette import BLUE, FAINT, GRID, INK, PAPER, part_colours
 from shardwise.draw.scales import even_ticks, log_place, ticks
-from shardwise.draw.svg import FAINT, INK, PAPER, colour
-from shardwise.units import format_bytes, format_seconds, format_usd
+from shardwise.draw.text import text_width
 
-HEIGHT, HEAD, SMALL = 130.0, 30.0, 11.0  # of a panel, of its title, of the text in it and under the columns
+HEIGHT, HEAD = 130.0, 30.0  # of a panel, and of its title
 LEAST_WIDTH, LINE = 84.0, 15.0  # of a column; of a line of text under it
 ABOVE, BELOW = 22.0, 8.0  # pixels over the highest value, for its label, and on a logarithmic axis under the lowest
-DASH = "6 4"
+DASH, MARKED = (6, 4), (2, 3)
 MOST_TICKS = 5
 DECADE = 10.0  # values that span as much are drawn on a logarithmic axis
-SHOWN: Mapping[str, Callable[[float], str]] = {
-    "s": format_seconds,
-    "B": format_bytes,
-    "$": format_usd,
-    "%": lambda value: f"{100 * value:.3g}%",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Values for each column in a unit of `SHOWN`; None is where there is none.
+    """Values for each column in a unit of `axis.SHOWN`; None is where there is none.
 
     One part is drawn as points, joined where columns have an order; several are stacked. What they are compared with is `dashed`,
     its name: a `limit` for all columns, or `reference` values, one for each.
@@ -74,9 +70,9 @@ class PanelChart:
     mark_label: str = ""
 
 
-def draw_panels(chart: PanelChart) -> str:
-    """The chart as an SVG."""
-    return _Panels(chart).render()
+def draw_panels(chart: PanelChart) -> Drawing:
+    """The chart as a drawing."""
+    return _Panels(chart).drawn()
 
 
 class _Panels:
@@ -86,17 +82,16 @@ class _Panels:
         self.width = max([LEAST_WIDTH, *texts, *(text_width(one.label) + 10 for one in chart.columns)])
         self.left = MARGIN + LEFT
         self.right = self.left + self.width * len(chart.columns)
-        first = MARGIN + 56.0 + (ROW if chart.mark is not None else 0.0)
+        first = HEADING + (ROW if chart.mark is not None else 0.0)
         self.tops = list(accumulate([first + HEAD] + [HEIGHT + HEAD] * (len(chart.panels) - 1)))
         self.bottom = self.tops[-1] + HEIGHT
         legend = [text_width(name) for panel in chart.panels for name in _entries(panel)]
         edges = [self.right + MARGIN + 30 + max(legend, default=0.0)]
-        edges += [MARGIN + text_width(chart.title, 19.0), MARGIN + text_width(chart.subtitle)]
         edges += [MARGIN + text_width(chart.axis_title)]
         edges += [] if chart.mark is None else [self.mark_left(chart.mark) + text_width(chart.mark_label)]
         lines = max((len(one.lines) for one in chart.columns), default=0)
         height = self.bottom + 22 + LINE * lines + ROW + MARGIN
-        self.canvas = Canvas(max(edges) + MARGIN, height, chart.title)
+        self.canvas = Canvas(max(edges) + MARGIN, height, chart.title, chart.subtitle)
 
     def x(self, column: int) -> float:
         """The middle of a column."""
@@ -107,27 +102,26 @@ class _Panels:
         left = self.x(mark) - 6 - text_width(self.chart.mark_label)
         return left if left >= MARGIN else self.x(mark) + 6
 
-    def render(self) -> str:
-        self.canvas.heading(self.chart.title, self.chart.subtitle)
+    def drawn(self) -> Drawing:
         self.mark()
         for panel, top in zip(self.chart.panels, self.tops, strict=True):
             _Panel(self, panel, top).draw()
         self.columns()
-        return self.canvas.render()
+        return self.canvas
 
     def mark(self) -> None:
         if self.chart.mark is None:
             return
         x, head = self.x(self.chart.mark), self.tops[0] - HEAD - 4
         self.canvas.text(self.mark_left(self.chart.mark), head, self.chart.mark_label)
-        self.canvas.polyline([(x, head - 12), (x, head + 6)], stroke=INK, stroke_width=1.0, dash="2 3")
+        self.canvas.path([(x, head - 12), (x, head + 6)], stroke=INK, width=1.0, dash=MARKED)
         for top in self.tops:
-            self.canvas.polyline([(x, top), (x, top + HEIGHT)], stroke=INK, stroke_width=1.0, dash="2 3")
+            self.canvas.path([(x, top), (x, top + HEIGHT)], stroke=INK, width=1.0, dash=MARKED)
 
     def columns(self) -> None:
         y = self.bottom + 18
         for number, column in enumerate(self.chart.columns):
-            self.canvas.text(self.x(number), y, column.label, anchor="middle", weight="bold")
+            self.canvas.text(self.x(number), y, column.label, anchor="middle", bold=True)
             for line, text in enumerate(column.lines, 1):
                 self.canvas.text(self.x(number), y + 3 + LINE * line, text, size=SMALL, anchor="middle")
         middle = max((self.left + self.right) / 2, MARGIN + text_width(self.chart.axis_title) / 2)
@@ -144,6 +138,7 @@ class _Panel:
         values = [value for value in (*self.totals, *panel.reference, panel.limit) if value]
         self.most, self.least = max(values, default=1.0), min(values, default=1.0)
         self.stacked = len(panel.parts) > 1
+        self.colours = part_colours(panel.parts)
         self.logarithmic = not self.stacked and self.most >= DECADE * self.least
 
     def y(self, value: float) -> float:
@@ -152,7 +147,7 @@ class _Panel:
         return self.bottom - (HEIGHT - ABOVE) * value / self.most
 
     def draw(self) -> None:
-        self.canvas.text(self.page.left, self.top - 8, self.panel.title, weight="bold")
+        self.canvas.text(self.page.left, self.top - 8, self.panel.title, bold=True)
         self.grid()
         self.limit()
         if self.stacked:
@@ -178,53 +173,48 @@ class _Panel:
     def limit(self) -> None:
         if self.panel.limit:
             y = self.y(self.panel.limit)
-            self.canvas.polyline([(self.page.left, y), (self.page.right, y)], stroke=INK, stroke_width=1.5, dash=DASH)
+            self.canvas.path([(self.page.left, y), (self.page.right, y)], stroke=INK, width=1.5, dash=DASH)
 
     def points(self) -> None:
         found = [(self.page.x(number), value) for number, value in enumerate(self.totals)]
         reference = [(self.page.x(number), self.y(value)) for number, value in enumerate(self.panel.reference) if value]
         if reference:
-            self.canvas.polyline(reference, stroke=INK, stroke_width=1.5, dash=DASH)
-        stroke = colour(LINE_COLOURS[1])
+            self.canvas.path(reference, stroke=INK, width=1.5, dash=DASH)
         there = [(x, self.y(value)) for x, value in found if value is not None]
         if self.panel.joined and len(there) > 1:
-            self.canvas.polyline(there, stroke=stroke, stroke_width=2.5)
+            self.canvas.path(there, stroke=BLUE, width=2.5)
         for x, value in found:
             if value is not None:
-                self.canvas.circle(x, self.y(value), 4, fill=stroke, stroke=PAPER)
+                self.canvas.circle(x, self.y(value), 4, fill=BLUE, stroke=PAPER)
                 self.label(x, self.y(value) - 8, self.show(value))
 
     def bars(self) -> None:
         width = self.page.width * 0.6
         for number, total in enumerate(self.totals):
             end, x = 0.0, self.page.x(number)
-            for index, values in enumerate(self.panel.parts.values()):
+            for name, values in self.panel.parts.items():
                 value = values[number] or 0.0
                 if value > 0:
                     top = self.y(end + value)
-                    fill = colour(index)
-                    self.canvas.rect(
-                        x - width / 2, top, width, self.y(end) - top, fill=fill, stroke=PAPER, stroke_width=0.5
-                    )
+                    height, fill = self.y(end) - top, self.colours[name]
+                    self.canvas.rect(x - width / 2, top, width, height, fill=fill, stroke=PAPER, stroke_width=0.5)
                 end += value
             if total is not None and self.panel.unit != "%":
                 self.label(x, self.y(total) - 5, self.show(total))
 
     def label(self, x: float, y: float, text: str) -> None:
-        """A value on white: lines of the grid and others run behind it."""
-        width = text_width(text, SMALL)
-        self.canvas.rect(x - width / 2 - 2, y - 9, width + 4, 11, fill=PAPER)
-        self.canvas.text(x, y, text, size=SMALL, anchor="middle")
+        """A value on the page's colour: lines of the grid and others run behind it."""
+        self.canvas.text_on_paper(x, y, text, size=SMALL, anchor="middle")
 
     def legend(self) -> None:
         left, y = self.page.right + MARGIN, self.top + 10
-        for number, name in enumerate(self.panel.parts if self.stacked else ()):
+        for name in self.panel.parts if self.stacked else ():
             if any(self.panel.parts[name]):
-                self.canvas.rect(left, y - 9, 14, 14, fill=colour(number), radius=2)
+                self.canvas.rect(left, y - 9, 14, 14, fill=self.colours[name], radius=2)
                 self.canvas.text(left + 22, y + 3, name)
                 y += SIZE + 4
         if self.panel.dashed:
-            self.canvas.polyline([(left, y), (left + 18, y)], stroke=INK, stroke_width=1.5, dash=DASH)
+            self.canvas.path([(left, y), (left + 18, y)], stroke=INK, width=1.5, dash=DASH)
             self.canvas.text(left + 22, y + 4, self.panel.dashed)
 
 

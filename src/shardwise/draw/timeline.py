@@ -6,26 +6,37 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwise.draw.canvas import CHARACTER, MARGIN, SAMPLE, SIZE, Canvas, text_width
+from shardwise.draw.canvas import HEADING, MARGIN, ROW, SAMPLE, SMALL, Canvas, flowed
+from shardwise.draw.drawing import SIZE, Drawing
+from shardwise.draw.palette import EMPTY, FAINT, INK, PAPER, Colour, text_on
 from shardwise.draw.scales import even_ticks
-from shardwise.draw.svg import FAINT, INK, PAPER, colour, number
+from shardwise.draw.text import text_width
+from shardwise.units import format_seconds
 
 ROW_HEIGHT, ROW_GAP = 30.0, 6.0
-THIN_HEIGHT, THIN_GAP = 9.0, 1.5
-IDLE = "#d5d9de"
-LABEL_SIZE, TEXT_SIZE, THIN_SIZE = 11.0, SIZE, 8.5  # of what is written in a span, beside a row and beside a thin one
-WIDTHS = (480.0, 2400.0)  # of the plot: wide enough for the labels, between these
+THIN_HEIGHT, THIN_GAP = 12.0, 2.0
+STRIPE = 3.0  # height of the line that tells the stages of a rank apart
+WIDTHS = (480.0, 1400.0)  # of the plot: wide enough for the labels, between these
 CURVE_WIDTH, CURVE_GAP, NOTE_WIDTH = 260.0, 28.0, 84.0
+IDLE, STRIPED = "idle", "a stripe: every other stage of a rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is done in a span: its colour, its label, whether a stripe runs through it."""
+
+    fill: Colour
+    label: str = ""
+    striped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something done from start to end; several parts share its height, one over the other. `fills` are numbers of colours."""
+    """Something done from start to end; several parts share its height, one over the other."""
 
     start: float
     end: float
-    fills: tuple[int, ...]
-    labels: tuple[str, ...]
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +71,13 @@ class TimelineChart:
     subtitle: str
     end: float
     rows: tuple[Row, ...]
-    legend: tuple[tuple[int, str], ...]
+    legend: tuple[tuple[Colour, str], ...]
     curve_title: str
 
 
-def draw_timeline(chart: TimelineChart) -> str:
-    """The chart as an SVG: a row for each worker on grey, which shows through where it is idle; curves to the right."""
-    return _Plot(chart).render()
+def draw_timeline(chart: TimelineChart) -> Drawing:
+    """The chart: a row for each worker on the colour of nothing, which shows where it is idle; curves to the right."""
+    return _Plot(chart).drawn()
 
 
 class _Plot:
@@ -74,22 +85,21 @@ class _Plot:
         self.chart = chart
         self.left = MARGIN + max(text_width(row.label) for row in chart.rows) + 10.0
         self.width = _plot_width(chart)
-        self.top = MARGIN + 62.0
+        self.top = HEADING + 6.0
         self.bottom = self.top + sum(row.gap + row.height for row in chart.rows) - ROW_GAP
         self.curve_left = self.left + self.width + NOTE_WIDTH + CURVE_GAP
         self.most = max((held for row in chart.rows for _, held in row.curve), default=0.0) or 1.0
-        head = max(text_width(chart.title, 19.0), text_width(chart.subtitle), self._legend_width())
-        right = max(self.curve_left + CURVE_WIDTH + 44.0, MARGIN + head)
-        self.canvas = Canvas(right + MARGIN, self.bottom + 78.0 + MARGIN, chart.title)
-
-    def _legend_width(self) -> float:
-        return sum(SAMPLE + 24.0 + text_width(label) for _, label in (*self.chart.legend, (0, "idle")))
+        right = self.curve_left + max(CURVE_WIDTH + 44.0, text_width(chart.curve_title))
+        labels = [label for _, label in chart.legend] + [IDLE]
+        labels += [STRIPED] if any(part.striped for span in _spans(chart.rows) for part in span.parts) else []
+        self.entries = list(flowed(labels, SAMPLE + 24.0, right))
+        height = self.bottom + 56.0 + ROW * (1 + self.entries[-1][2]) + MARGIN
+        self.canvas = Canvas(right + MARGIN, height, chart.title, chart.subtitle)
 
     def x(self, seconds: float) -> float:
         return self.left + self.width * seconds / self.chart.end if self.chart.end else self.left
 
-    def render(self) -> str:
-        self.canvas.heading(self.chart.title, self.chart.subtitle)
+    def drawn(self) -> Drawing:
         self.canvas.text(self.curve_left, self.top - 8.0, self.chart.curve_title)
         top = self.top - ROW_GAP
         for row in self.chart.rows:
@@ -97,27 +107,36 @@ class _Plot:
             top += row.gap + row.height
         self.axis()
         self.legend()
-        return self.canvas.render()
+        return self.canvas
 
     def row(self, row: Row, top: float) -> None:
-        size, lower = (THIN_SIZE, 3.0) if row.thin else (TEXT_SIZE, 4.5)
+        size, lower = (SMALL, 4.0) if row.thin else (SIZE, 4.5)
         middle = top + row.height / 2 + lower
         self.canvas.text(self.left - 10.0, middle, row.label, size=size, anchor="end")
-        self.canvas.rect(self.left, top, self.width, row.height, fill=IDLE)
+        self.canvas.rect(self.left, top, self.width, row.height, fill=EMPTY)
         for span in row.spans:
-            self.span(span, top, row.height, stroke="none" if row.thin else PAPER)
+            self.span(span, top, row.height, stroke=None if row.thin else PAPER)
+        self.canvas.rect(self.left, top, self.width, row.height, stroke=FAINT, stroke_width=0.6)
         self.canvas.text(self.left + self.width + 8.0, middle, row.note, size=size)
         if row.curve:
             self.curve(row.curve, top)
 
-    def span(self, span: Span, top: float, room: float, stroke: str) -> None:
-        left, height = self.x(span.start), room / len(span.fills)
+    def span(self, span: Span, top: float, room: float, stroke: Colour | None) -> None:
+        left, height = self.x(span.start), room / len(span.parts)
         width = self.x(span.end) - left
-        for part, (fill, label) in enumerate(zip(span.fills, span.labels, strict=True)):
-            y = top + part * height
-            self.canvas.rect(left, y, width, height, fill=colour(fill), stroke=stroke, stroke_width=0.6)
-            if label and text_width(label, LABEL_SIZE) <= width:
-                self.canvas.text(left + width / 2, y + height / 2 + 4.0, label, size=LABEL_SIZE, anchor="middle")
+        for number, part in enumerate(span.parts):
+            y, ink = top + number * height, text_on(part.fill)
+            self.canvas.rect(left, y, width, height, fill=part.fill, stroke=stroke, stroke_width=0.6)
+            if part.striped:
+                self.stripe(left, y + height, width, ink)
+            if part.label and text_width(part.label, SMALL) <= width:
+                base = y + height / 2 + (2.0 if part.striped else 4.0)
+                self.canvas.text(left + width / 2, base, part.label, size=SMALL, anchor="middle", fill=ink)
+
+    def stripe(self, left: float, bottom: float, width: float, ink: Colour) -> None:
+        """A line near the lower edge of a part."""
+        inset = min(2.0, width / 4)
+        self.canvas.rect(left + inset, bottom - STRIPE - 1.0, width - 2 * inset, STRIPE, fill=ink)
 
     def curve(self, curve: Sequence[tuple[float, float]], top: float) -> None:
         """What a row holds, in steps, on the scale of all rows; its most behind it."""
@@ -128,32 +147,35 @@ class _Plot:
             points += [(x, base - held * scale), (x, base - after * scale)]
             held = after
         self.canvas.line(self.curve_left, base, self.curve_left + CURVE_WIDTH, base, stroke=FAINT)
-        self.canvas.polyline(points, stroke=INK, stroke_width=1.4)
+        self.canvas.path(points, stroke=INK, width=1.4)
         most = max((value for _, value in curve), default=0.0)
         self.canvas.text(self.curve_left + CURVE_WIDTH + 8.0, base - ROW_HEIGHT / 2 + 4.5, f"{most:.4g}")
 
     def axis(self) -> None:
         for tick in even_ticks(self.chart.end, 12) if self.chart.end else ():
             self.canvas.line(self.x(tick), self.bottom, self.x(tick), self.bottom + 5.0, stroke=FAINT)
-            self.canvas.text(self.x(tick), self.bottom + 20.0, number(tick), anchor="middle")
+            self.canvas.text(self.x(tick), self.bottom + 20.0, format_seconds(tick), anchor="middle")
 
     def legend(self) -> None:
-        x, y = MARGIN, self.bottom + 56.0
-        for fill, label in (*((colour(fill), label) for fill, label in self.chart.legend), (IDLE, "idle")):
-            self.canvas.rect(x, y - 12.0, SAMPLE, 15.0, fill=fill)
+        fills = {label: fill for fill, label in self.chart.legend} | {IDLE: EMPTY, STRIPED: PAPER}
+        for label, x, row in self.entries:
+            y = self.bottom + 56.0 + ROW * row
+            edge = FAINT if label in (IDLE, STRIPED) else None
+            self.canvas.rect(x, y - 12.0, SAMPLE, 15.0, fill=fills[label], stroke=edge)
+            if label == STRIPED:
+                self.stripe(x, y + 3.0, SAMPLE, INK)
             self.canvas.text(x + SAMPLE + 8.0, y, label)
-            x += SAMPLE + 24.0 + text_width(label)
 
 
 def _plot_width(chart: TimelineChart) -> float:
     """As wide as the narrowest span needs for its label, within limits."""
     needed = (
-        max(CHARACTER * LABEL_SIZE * len(label) for label in span.labels) / (span.end - span.start)
+        max(text_width(part.label, SMALL) for part in span.parts) / (span.end - span.start)
         for span in _spans(chart.rows)
         if span.end > span.start
     )
     narrow, wide = WIDTHS
-    wanted = 1.6 * chart.end * max(needed, default=0.0)
+    wanted = 1.4 * chart.end * max(needed, default=0.0)
     return min(max(wanted, narrow), wide) if math.isfinite(wanted) else wide
 
 

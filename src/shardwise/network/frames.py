@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.draw.svg import Cell, Frame, strip
+from shardwise.draw.drawing import Drawing
+from shardwise.draw.strip import Cell, Frame, Strip, draw_strip
 from shardwise.errors import InputError
 from shardwise.network.messages import Simulation, State
 from shardwise.network.routes import Grid, Piece
@@ -16,25 +17,29 @@ NAMES = {
 }  # fmt: skip
 SUMS = "Columns are devices, rows are shards; the number says how many devices' summands are in; thick edges: new in this step."
 LEGENDS = {
-    Kind.ALL_GATHER: "Columns are devices, rows and colours are shards; thick edges: new in this step.",
+    Kind.ALL_GATHER: "Columns are devices, rows are shards; thick edges: new in this step.",
     Kind.REDUCE_SCATTER: SUMS,
     Kind.ALL_REDUCE: SUMS,
-    Kind.ALL_TO_ALL: "Columns are devices; a chunk's colour is the device it comes from, its number the one it goes to; "
-    "thick edges: new in this step.",
+    Kind.ALL_TO_ALL: "Columns are devices, cells are chunks: from which device, to which; thick edges: new in this step.",
 }
 
 
-def draw_simulation(done: Simulation) -> str:
-    """The collective as an SVG, frame by frame. Raises `InputError` for more devices than a page shows."""
+def draw_simulation(done: Simulation) -> Drawing:
+    """The collective frame by frame. Raises `InputError` for more devices than a page shows."""
     count = done.grid.num_devices
     if count > MOST_DEVICES:
         raise InputError(
             f"draw: found {count} devices; at most {MOST_DEVICES} are drawn, such as --axes 8 or --axes 4,4"
         )
-    title = f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}"
-    subtitle = f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}"
-    legend = LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else "")
-    return strip(title, subtitle, device_names(done.grid), frames(done), legend)
+    names = device_names(done.grid)
+    return draw_strip(
+        Strip(
+            title=f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
+            subtitle=f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}",
+            devices=names, frames=frames(done), rows=() if done.kind is Kind.ALL_TO_ALL else names,
+            legend=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
+        )
+    )  # fmt: skip
 
 
 def describe(grid: Grid) -> str:
@@ -88,7 +93,7 @@ def _chunk_cells(done: Simulation, state: State, before: State | None, device: i
         chunks.setdefault((piece.origin, piece.home), []).append(piece)
     return tuple(
         Cell(
-            row=row, colour=origin, label=names[home], share=len(pieces) / done.num_parts,
+            row=row, colour=origin, label=f"{names[origin]}→{names[home]}", share=len(pieces) / done.num_parts,
             new=before is not None and any(piece not in before[device] for piece in pieces),
         )
         for row, ((origin, home), pieces) in enumerate(chunks.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwise.draw.timeline import Row, Span, TimelineChart
+from shardwise.draw.palette import TERM_COLOURS, Colour
+from shardwise.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.draw.trace import Arrow, Event, chrome_trace
 from shardwise.errors import InputError
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
@@ -13,14 +14,13 @@ from shardwise.schedule.play import Timeline
 from shardwise.units import counted, format_percent
 
 MOST_DRAWN = 8192  # slots: more are no picture that a browser shows well
-FILLS = {FORWARD: 1, BACKWARD: 0, INPUT: 5, WEIGHT: 2}  # blue, orange, red, green
-LIGHTER = 8  # further on are the lighter relatives, for every other virtual stage of a rank
-WORDS = {
-    FORWARD: "F: forward",
-    BACKWARD: "B: backward",
-    INPUT: "I: backward for activations",
-    WEIGHT: "W: backward for weights",
-}
+TERMS = {FORWARD: "forward", BACKWARD: "backward", INPUT: "backward for activations", WEIGHT: "backward for weights"}
+
+
+def legend_of(line: ActionList) -> tuple[tuple[Colour, str], ...]:
+    """The kinds of action that a list has, with their colours."""
+    kinds = {action.kind for _, _, action in line.actions()}
+    return tuple((TERM_COLOURS[term], f"{kind}: {term}") for kind, term in TERMS.items() if kind in kinds)
 
 
 def timeline_chart(line: Timeline) -> TimelineChart:
@@ -30,16 +30,12 @@ def timeline_chart(line: Timeline) -> TimelineChart:
         raise InputError(
             f"--draw: found {num_slots:,} slots; at most {MOST_DRAWN:,} are drawn: fewer stages or micro-batches"
         )
-    kinds = {action.kind for _, _, action in line.actions.actions()}
-    legend = [(FILLS[kind], words) for kind, words in WORDS.items() if kind in kinds]
-    if line.actions.placement.both_ends or line.actions.num_virtual_stages > 1:
-        legend.append((FILLS[FORWARD] + LIGHTER, "lighter: every other stage of a rank"))
     return TimelineChart(
         title=title_of(line.actions),
         subtitle=bubble_text(line),
         end=line.makespan,
         rows=tuple(_row(line, rank) for rank in range(line.actions.num_ranks)),
-        legend=tuple(legend),
+        legend=legend_of(line.actions),
         curve_title="activations held, in micro-batches of a stage",
     )
 
@@ -61,22 +57,23 @@ def bubble_text(line: Timeline) -> str:
 
 def _row(line: Timeline, rank: int) -> Row:
     own = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
-    spans = tuple(
-        Span(
-            start=start, end=end, fills=fills_of(slot, own),
-            labels=tuple(str(action.micro_batch) for action in slot),
-        )
-        for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
-    )  # fmt: skip
+    slots = zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
+    spans = tuple(Span(start=start, end=end, parts=parts_of(slot, own)) for slot, start, end in slots)
     idle = line.idle()[rank] / line.makespan if line.makespan else 0.0
     return Row(
         label=f"rank {rank}", note=f"{format_percent(idle)} idle", spans=spans, curve=tuple(line.memory(rank))
     )  # fmt: skip
 
 
-def fills_of(slot: Slot, own: Sequence[int]) -> tuple[int, ...]:
-    """The colour of each action of a slot, of a rank with some stages."""
-    return tuple(FILLS[action.kind] + LIGHTER * (own.index(action.stage) % 2) for action in slot)
+def parts_of(slot: Slot, own: Sequence[int], *, labelled: bool = True) -> tuple[Part, ...]:
+    """The actions of a slot, of a rank with some stages: every other one of these has a stripe."""
+    return tuple(
+        Part(
+            fill=TERM_COLOURS[TERMS[action.kind]], label=str(action.micro_batch) if labelled else "",
+            striped=own.index(action.stage) % 2 == 1,
+        )
+        for action in slot
+    )  # fmt: skip
 
 
 def trace_text(line: Timeline) -> str:

@@ -1,4 +1,4 @@
-"""Which device holds what: an array cut into its shards, each with the devices that have it. As text and as SVG.
+"""Which device holds what: an array cut into its shards, each with the devices that have it. As text and as a drawing.
 
 The idea of the coloured grids is S2's. The first dim runs down, the second across; of a tensor with more dims, the first
 two that are split. Further split dims are named under the picture.
@@ -7,21 +7,27 @@ two that are split. Further split dims are named under the picture.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from shardwise.draw.svg import INK, Drawing, colour
+from shardwise.draw.canvas import HEADING, MARGIN, Canvas
+from shardwise.draw.drawing import Drawing
+from shardwise.draw.palette import PAPER, series, text_on
+from shardwise.draw.text import text_width
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 
-Holders = Mapping[tuple[int, int], Sequence[int]]
+Holders = Mapping[tuple[int, int], Sequence[Sequence[int]]]
+MOST_SUMMANDS = 4  # that are written out
 
 
 def holders(spec: Spec, mesh: Mesh) -> tuple[tuple[int, int], Holders]:
-    """Rows and columns of the grid of shards, and the devices that hold each."""
+    """Rows and columns of the grid of shards, and the devices that hold each: a group for each summand of a partial sum."""
     down, across = _two(spec)
-    grid: dict[tuple[int, int], list[int]] = {}
+    grid: dict[tuple[int, int], list[list[int]]] = {}
     for device, coordinate in enumerate(mesh.coordinates()):
         cell = mesh.position(coordinate, down), mesh.position(coordinate, across)
-        grid.setdefault(cell, []).append(device)
+        summands = grid.setdefault(cell, [[] for _ in range(mesh.size(spec.partial))])
+        summands[mesh.position(coordinate, spec.partial)].append(device)
     return (mesh.size(down), mesh.size(across)), grid
 
 
@@ -41,10 +47,11 @@ def _hidden(spec: Spec) -> list[str]:
 def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
     """The grid of shards in characters; devices are numbered with the mesh's first axis the slowest."""
     (rows, columns), grid = holders(spec, mesh)
-    cells = [[_devices(grid[row, column]) for column in range(columns)] for row in range(rows)]
+    cells = [[_holding(grid[row, column]) for column in range(columns)] for row in range(rows)]
     width = max(len(cell) for line in cells for cell in line)
     rule = "+" + "+".join("-" * (width + 2) for _ in range(columns)) + "+"
-    lines = [caption(name, spec), rule]
+    partial = f"   (a partial sum on each device along {', '.join(spec.partial)})" if spec.partial else ""
+    lines = [caption(name, spec) + partial, rule]
     for line in cells:
         lines += ["| " + " | ".join(cell.center(width) for cell in line) + " |", rule]
     return "\n".join(lines)
@@ -52,10 +59,16 @@ def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
 
 def caption(name: str, spec: Spec) -> str:
     """The tensor in the notation, and what the picture leaves out."""
-    notes = [f"split over {dim} too" for dim in _hidden(spec)]
-    if spec.partial:
-        notes.append(f"a partial sum on each device along {', '.join(spec.partial)}")
-    return f"{name}{spec}" + (f"   ({'; '.join(notes)})" if notes else "")
+    hidden = ", ".join(_hidden(spec))
+    return f"{name}{spec}" + (f"   (split over {hidden} too)" if hidden else "")
+
+
+def _holding(summands: Sequence[Sequence[int]]) -> str:
+    """Who holds a shard: 0-3 each all of it, 0 + 4 each a summand."""
+    shown = [_devices(devices) for devices in summands]
+    if len(shown) > MOST_SUMMANDS:
+        shown = [*shown[:2], "…", shown[-1]]
+    return " + ".join(shown)
 
 
 def _devices(devices: Sequence[int]) -> str:
@@ -69,30 +82,60 @@ def _devices(devices: Sequence[int]) -> str:
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-CELL_WIDTH, CELL_HEIGHT, MARGIN, SPACE = 76.0, 40.0, 24.0, 40.0
+CELL_WIDTH, CELL_HEIGHT, SPACE, HEAD = 64.0, 30.0, 40.0, 50.0
+PAGE_WIDTH = 1100.0
+LEGEND = "0-3: each of these devices holds the shard;   0 + 4, inside of a line: each holds a summand of it, and the sum is due"
 
 
-def draw_svg(tensors: Sequence[tuple[str, Spec]], mesh: Mesh) -> str:
-    """The grids of several tensors side by side; shards are coloured, each names the devices that hold it."""
-    grids = [(name, spec, *holders(spec, mesh)) for name, spec in tensors]
-    labels = [_devices(devices) for _, _, _, grid in grids for devices in grid.values()]
-    cell_width = max(CELL_WIDTH, 8.0 * max(map(len, labels)) + 16)
-    widths = [max(columns * cell_width, 8.5 * len(caption(name, spec))) for name, spec, (_, columns), _ in grids]
-    height = max(rows for _, _, (rows, _), _ in grids) * CELL_HEIGHT
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """How a tensor lies after a step; `heading` says which."""
+
+    heading: str
+    name: str
+    spec: Spec
+
+
+def draw_tensors(title: str, moments: Sequence[Moment], mesh: Mesh) -> Drawing:
+    """The grids of several tensors in reading order; shards are coloured, each names the devices that hold it."""
     shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
-    drawing = Drawing(
-        2 * MARGIN + sum(widths) + SPACE * (len(grids) - 1), 2 * MARGIN + 56 + height, f"Shards on {shape}"
-    )
-    drawing.text(
-        MARGIN, MARGIN + 12, f"mesh {shape}: {mesh.num_devices} devices, numbers say who holds a shard", size=13
-    )
-    left = MARGIN
-    for (name, spec, (_, columns), grid), width in zip(grids, widths, strict=True):
-        with drawing.group(x=left, y=MARGIN + 32):
-            drawing.text(0, 12, caption(name, spec), size=14, weight="bold")
-            for (row, column), devices in sorted(grid.items()):
-                x, y = column * cell_width, 22 + row * CELL_HEIGHT
-                drawing.rect(x, y, cell_width, CELL_HEIGHT, fill=colour(row * columns + column), stroke=INK)
-                drawing.text(x + cell_width / 2, y + CELL_HEIGHT / 2 + 5, _devices(devices), anchor="middle")
-        left += width + SPACE
-    return drawing.render()
+    grids = [_Grid(moment, mesh) for moment in moments]
+    places, x, y, tallest = [], MARGIN, HEADING + 8.0, 0.0
+    for grid in grids:
+        if x > MARGIN and x + grid.width > PAGE_WIDTH:
+            x, y, tallest = MARGIN, y + tallest + SPACE, 0.0
+        places.append((x, y))
+        x, tallest = x + grid.width + SPACE, max(tallest, grid.height)
+    right = max(x + grid.width for (x, _), grid in zip(places, grids, strict=True))
+    right = max(right, MARGIN + text_width(LEGEND))
+    subtitle = f"mesh {shape}: {mesh.num_devices} devices, numbered with the first axis the slowest"
+    canvas = Canvas(right + MARGIN, y + tallest + SPACE + MARGIN, title, subtitle)
+    for grid, (x, y) in zip(grids, places, strict=True):
+        with canvas.group(x=x, y=y):
+            grid.draw(canvas)
+    canvas.text(MARGIN, canvas.height - MARGIN, LEGEND)
+    return canvas
+
+
+class _Grid:
+    """One tensor's shards with what is over them."""
+
+    def __init__(self, moment: Moment, mesh: Mesh) -> None:
+        self.moment = moment
+        (self.rows, self.columns), cells = holders(moment.spec, mesh)
+        self.labels = {place: _holding(summands) for place, summands in sorted(cells.items())}
+        self.cell_width = max(CELL_WIDTH, *(text_width(label) + 18.0 for label in self.labels.values()))
+        self.caption = caption(moment.name, moment.spec)
+        texts = [text_width(moment.heading), text_width(self.caption, bold=True)]
+        self.width, self.height = max(self.columns * self.cell_width, *texts), HEAD + self.rows * CELL_HEIGHT
+
+    def draw(self, canvas: Canvas) -> None:
+        canvas.text(0, 12, self.moment.heading)
+        canvas.text(0, 34, self.caption, bold=True)
+        for (row, column), label in self.labels.items():
+            x, y, fill = column * self.cell_width, HEAD + row * CELL_HEIGHT, series(row * self.columns + column)
+            canvas.rect(x, y, self.cell_width, CELL_HEIGHT, fill=fill, stroke=PAPER, stroke_width=2)
+            if self.moment.spec.partial:
+                canvas.rect(x + 4, y + 4, self.cell_width - 8, CELL_HEIGHT - 8, stroke=text_on(fill), radius=3)
+            middle, base = x + self.cell_width / 2, y + CELL_HEIGHT / 2 + 4.5
+            canvas.text(middle, base, label, anchor="middle", fill=text_on(fill))

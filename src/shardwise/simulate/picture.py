@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from shardwise.draw.timeline import Row, Span, TimelineChart
+from shardwise.draw.palette import INK, TERM_COLOURS, Colour
+from shardwise.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.draw.trace import Event, chrome_trace
 from shardwise.errors import InputError
 from shardwise.lowering.instruction import COMPUTE
-from shardwise.schedule.picture import FILLS, WORDS, arrows_of, fills_of, title_of
+from shardwise.schedule.picture import arrows_of, legend_of, parts_of, title_of
 from shardwise.simulate.memory import RankMemory
 from shardwise.simulate.result import AXES, Simulation
 from shardwise.simulate.step import Simulated
@@ -20,7 +21,6 @@ from shardwise.units import format_percent, format_seconds
 MOST_DRAWN = 4096  # passes: more are no picture that a browser shows well
 MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
 FINEST = 2000.0  # parts of the step: what is nearer than that is drawn as one
-TRAFFIC_FILL, UPDATE_FILL = 6, 3  # pink, yellow
 
 
 def step_chart(simulation: Simulation) -> TimelineChart:
@@ -33,10 +33,9 @@ def step_chart(simulation: Simulation) -> TimelineChart:
         raise InputError(
             f"--draw: found {num_slots:,} passes; at most {MOST_DRAWN:,} are drawn: a plan of fewer micro-batches or stages"
         )
-    kinds = {one.kind for _, _, one in found.actions.actions()}
-    legend = [(FILLS[kind], words) for kind, words in WORDS.items() if kind in kinds]
     streams = _streams(found)
-    legend += [(UPDATE_FILL, "update"), *([(TRAFFIC_FILL, "traffic, by axis")] if streams else [])]
+    legend = [*legend_of(found.actions), (TERM_COLOURS["optimizer"], "update")]
+    legend += [(_colour(stream), f"{stream} traffic") for stream in streams]
     exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in simulation.exposed.items())
     return TimelineChart(
         title=f"{found.pricing.architecture.name}, {title_of(found.actions)}",
@@ -62,7 +61,7 @@ def _rows(found: Simulated, memories: Sequence[RankMemory], streams: Sequence[st
         yield Row(label=label, note=f"{format_percent(idle)} idle", spans=tuple(_computing(found, rank)), curve=held)
         for stream in streams:
             times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
-            spans = tuple(_span(start, end, TRAFFIC_FILL) for start, end in _merged(found, times))
+            spans = tuple(_span(start, end, stream) for start, end in _merged(found, times))
             yield Row(label=stream, note="", spans=spans, thin=True)
 
 
@@ -70,25 +69,25 @@ def _computing(found: Simulated, rank: int) -> Iterator[Span]:
     """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
     own = found.held[rank]
     for slot, played, start, _ in found.slots(rank):
-        fills = fills_of(slot, own)
-        labels = tuple(str(one.micro_batch) for one in slot)
         times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
         spans = _merged(found, times)
         longest = max(spans, key=lambda span: span[1] - span[0], default=None)
-        yield from (
-            Span(start=a, end=b, fills=fills, labels=labels if (a, b) == longest else ("",) * len(slot))
-            for a, b in spans
-        )
+        yield from (Span(start=a, end=b, parts=parts_of(slot, own, labelled=(a, b) == longest)) for a, b in spans)
     update = (
         (found.passes_s + one.start, found.passes_s + one.end)
         for one in found.updates[rank].events
         if one.stream == COMPUTE
     )
-    yield from (_span(start, end, UPDATE_FILL) for start, end in _merged(found, update))
+    yield from (_span(start, end, "optimizer") for start, end in _merged(found, update))
 
 
-def _span(start: float, end: float, fill: int) -> Span:
-    return Span(start=start, end=end, fills=(fill,), labels=("",))
+def _span(start: float, end: float, term: str) -> Span:
+    return Span(start=start, end=end, parts=(Part(fill=_colour(term)),))
+
+
+def _colour(term: str) -> Colour:
+    """That of a term; of a stream that is none, the ink's."""
+    return TERM_COLOURS.get(term, INK)
 
 
 def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ import shardwise as sw
 from shardwise.books.figures import (
     Strategies,
     attention_share_curves,
+    block_chart,
     matmul_curves,
     memory_chart,
     roofline_chart,
@@ -16,10 +17,12 @@ from shardwise.books.figures import (
     strategy_times,
     utilisation_map,
 )
-from shardwise.books.roofline import chip_and_links
+from shardwise.books.roofline import block_roofline, chip_and_links
 from shardwise.books.rules import mixed_math_over_comms
-from shardwise.draw.lines import LineChart
+from shardwise.draw.line_chart import LineChart, Point
+from shardwise.draw.lines import draw_lines
 from shardwise.errors import InputError
+from unit.draw.page import check_texts
 
 
 def line(chart: LineChart, start: str) -> dict[float, float]:
@@ -29,7 +32,7 @@ def line(chart: LineChart, start: str) -> dict[float, float]:
 
 def test_the_knee_is_at_peak_over_bandwidth() -> None:
     chip, links = chip_and_links("tpu-v5e")
-    chart = roofline_chart(chip, links, [("kernel", 100.0, 81e12)])
+    chart = roofline_chart(chip, links, [Point(label="kernel", x=100.0, y=81e12)])
     for start, peak, rate in (
         ("bf16 from memory", 197e12, 810e9), ("int8 from memory", 394e12, 810e9), ("bf16 from torus", 197e12, 90e9),
     ):  # fmt: skip
@@ -53,11 +56,30 @@ def test_one_line_for_each_peak() -> None:
 
 def test_kernels_in_the_same_place_are_one_point() -> None:
     chip, links = chip_and_links("tpu-v5e")
-    kernels = [("one", 100.0, 81e12), ("other", 100.1, 81e12), ("third", 200.0, 162e12)]
-    assert [(p.label, p.x) for p in roofline_chart(chip, links, kernels).points] == [
-        ("one, and 1 alike", 100.0),
-        ("third", 200.0),
+    kernels = [
+        Point(label=label, x=x, y=y, share=share)
+        for label, x, y, share in (
+            ("one", 100.0, 81e12, 0.5),
+            ("other", 100.1, 81e12, 0.25),
+            ("third", 200.0, 162e12, 0.0),
+        )
     ]
+    assert [(p.label, p.x, p.share) for p in roofline_chart(chip, links, kernels).points] == [
+        ("one, and 1 alike: 75.0% of the time", 100.0, 0.75),
+        ("third", 200.0, 0.0),
+    ]
+
+
+def test_the_kernels_of_a_block_share_its_time() -> None:
+    """With those that have no place on a roofline they are all of it: the subtitle says how much these take."""
+    chip, links = chip_and_links("h100")
+    found = block_roofline(sw.load_model("llama-3-70b"), chip, 1, 8192)
+    chart = block_chart(found, chip, links)
+    elementwise = sum(one.seconds for one in found.operations if not one.flops)
+    total = found.total_s("forward") + found.total_s("backward")
+    assert sum(point.share for point in chart.points) + elementwise / total == pytest.approx(1.0)
+    assert f"{elementwise / total:.1%} goes to elementwise" in chart.subtitle
+    check_texts(draw_lines(chart))
 
 
 def test_curves_reach_the_peak_at_their_markers() -> None:

@@ -5,38 +5,46 @@ from __future__ import annotations
 from itertools import combinations
 from xml.etree import ElementTree
 
-from shardwise.draw.canvas import text_width
+from shardwise.draw.drawing import Drawing
+from shardwise.draw.text import text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def boxes(svg: str) -> list[tuple[str, float, float, float, float]]:
+def boxes(drawing: Drawing | str) -> list[tuple[str, float, float, float, float]]:
     """Content and box (left, top, right, bottom) of every horizontal text."""
     found = []
-    for one in ElementTree.fromstring(svg).iter(f"{SVG}text"):
+    for one in parsed(drawing).iter(f"{SVG}text"):
         if one.get("transform") is None:
             content, size = one.text or "", float(one.get("font-size", "13"))
-            x, y, width = float(one.get("x", "0")), float(one.get("y", "0")), text_width(content, size)
+            bold = one.get("font-weight") == "bold"
+            x, y, width = float(one.get("x", "0")), float(one.get("y", "0")), text_width(content, size, bold=bold)
             left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[one.get("text-anchor", "start")] * width
             found.append((content, left, y - 0.75 * size, left + width, y))
     return found
 
 
-def texts(svg: str) -> list[str]:
+def parsed(drawing: Drawing | str) -> ElementTree.Element:
+    """The root of an SVG document."""
+    return ElementTree.fromstring(drawing if isinstance(drawing, str) else drawing.svg())
+
+
+def texts(drawing: Drawing | str) -> list[str]:
     """Content of every horizontal text."""
-    return [content for content, *_ in boxes(svg)]
+    return [content for content, *_ in boxes(drawing)]
 
 
-def check_texts(svg: str) -> None:
-    """Every text is on the page, and none runs over another."""
-    root = ElementTree.fromstring(svg)
+def check_texts(drawing: Drawing | str) -> None:
+    """Every text is on the page and legible, and none runs over another."""
+    root = parsed(drawing)
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    found = boxes(svg)
+    found = boxes(drawing)
     for content, left, top, right, bottom in found:
         assert left >= 0, content
         assert top >= 0, content
         assert right <= width, content
         assert bottom <= height - 4, content
+    assert all(float(one.get("font-size", "13")) >= 11 for one in root.iter(f"{SVG}text"))
     for (one, *a), (other, *b) in combinations(found, 2):
         apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
         assert apart, f"{one!r} on {other!r}"

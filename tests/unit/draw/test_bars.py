@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
 
-from shardwise.draw.bars import Bar, BarChart, draw_bars
-from shardwise.draw.svg import COLOURS
+from shardwise.draw.bars import BAR_HEIGHT, Bar, BarChart, draw_bars
+from shardwise.draw.drawing import Rect
+from shardwise.draw.palette import BLUE, GREEN, TERM_COLOURS
 
-from .page import SVG, check_texts, texts
+from .page import check_texts, texts
 
 BARS = BarChart(
     title="bars", subtitle="of bytes",
@@ -27,12 +26,11 @@ def test_texts_are_on_the_page_and_apart() -> None:
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw_bars(BARS) == DRAWN
+    assert draw_bars(BARS).svg() == DRAWN.svg()
 
 
 def test_bars_are_as_long_as_their_bytes() -> None:
-    root = ElementTree.fromstring(DRAWN)
-    widths = [float(one.get("width", "0")) for one in root.iter(f"{SVG}rect") if one.get("height") == "30"]
+    widths = [mark.width for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == BAR_HEIGHT]
     assert [w / widths[0] for w in widths] == pytest.approx([1, 6, 18, 2e-4], abs=2e-3)
     shown = texts(DRAWN)
     assert {"35 GB", "90 GB", "chip: 80 GB", "a", "c"} <= set(shown)
@@ -40,5 +38,13 @@ def test_bars_are_as_long_as_their_bytes() -> None:
 
 
 def test_a_part_has_one_colour_whatever_else_is_shown() -> None:
-    fills = [one.get("fill") for one in ElementTree.fromstring(DRAWN).iter(f"{SVG}rect") if one.get("height") == "14"]
-    assert fills == [COLOURS[0], COLOURS[2]]
+    fills = [mark.fill for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == 14]
+    assert fills == [BLUE, GREEN]
+
+
+def test_a_term_has_its_own_colour() -> None:
+    chart = BarChart(
+        title="", subtitle="", bars=(Bar(label="", parts={"tp": 1.0, "bubble": 2.0, "weights": 1.0}),), unit="s"
+    )
+    fills = [mark.fill for mark in draw_bars(chart).marks if isinstance(mark, Rect) and mark.height == BAR_HEIGHT]
+    assert fills == [TERM_COLOURS["tp"], TERM_COLOURS["bubble"], BLUE]

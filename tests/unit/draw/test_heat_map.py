@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
+from shardwise.draw.drawing import Drawing, Rect
 from shardwise.draw.heat_map import HeatMap, draw_heat_map
-from shardwise.draw.svg import COLOURS
+from shardwise.draw.palette import BLUE, FAINT, contrast
 
-from .page import SVG, check_texts, texts
+from .page import check_texts, texts
 
 HEAT = HeatMap(
     title="heat", subtitle="map", row_title="model", column_title="nodes", rows=("a model", "another"),
@@ -28,28 +27,29 @@ MAP = HeatMap(
 DRAWN = draw_heat_map(HEAT)
 
 
-@pytest.mark.parametrize("svg", [DRAWN, draw_heat_map(MAP)])
-def test_texts_are_on_the_page_and_apart(svg: str) -> None:
-    check_texts(svg)
+@pytest.mark.parametrize("drawing", [DRAWN, draw_heat_map(MAP)])
+def test_texts_are_on_the_page_and_apart(drawing: Drawing) -> None:
+    check_texts(drawing)
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw_heat_map(HEAT) == DRAWN
+    assert draw_heat_map(HEAT).svg() == DRAWN.svg()
 
 
 def test_a_heat_maps_cells_deepen() -> None:
-    root = ElementTree.fromstring(DRAWN)
-    shades = [one.get("fill", "") for one in root.iter(f"{SVG}rect") if one.get("stroke-width") == "2"]
-    light = [sum(int(shade[i : i + 2], 16) for i in (1, 3, 5)) for shade in shades[:3]]
-    assert light == sorted(light, reverse=True)
-    assert shades[2] == COLOURS[1]
-    assert len(shades) == 6
+    cells = [mark for mark in DRAWN.marks if isinstance(mark, Rect) and mark.stroke == FAINT]
+    fills = [mark.fill for mark in cells if mark.fill]
+    for deepening in (
+        [contrast(fill.light, "#ffffff") for fill in fills],
+        [contrast(fill.dark, "#0f1720") for fill in fills],
+    ):
+        assert deepening[:3] == sorted(deepening[:3])
+    assert (fills[2].light, fills[2].dark) == (BLUE.light, BLUE.dark)
+    assert len(fills) == 6
     shown = texts(DRAWN)
     assert {"10.0%", "40.0%", "5.0%", "–", "–  nothing fits"} <= set(shown)
-    assert not re.search("nothing fits", draw_heat_map(HeatMap(
-        title="", subtitle="", row_title="", column_title="", rows=("a",), columns=("1",), values=((0.1,),),
-        absent="nothing fits",
-    )))  # fmt: skip
+    full = replace(HEAT, rows=("a",), columns=("1",), values=((0.1,),))
+    assert "nothing fits" not in draw_heat_map(full).svg()
 
 
 def test_a_map_has_the_layouts_and_a_scale() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
+import math
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
-from shardwise.draw.lines import Axis, Line, LineChart, Marker, Point, draw_lines
-from shardwise.draw.svg import COLOURS
+from shardwise.draw.axis import Axis
+from shardwise.draw.drawing import Area, Circle, Path
+from shardwise.draw.line_chart import Band, Line, LineChart, Marker, Point
+from shardwise.draw.lines import draw_lines
+from shardwise.draw.palette import HUES, INK
 
-from .page import SVG, boxes, check_texts
+from .page import boxes, check_texts
 
 LINES = LineChart(
     title="title", subtitle="subtitle < of it", x=Axis(title="x"), y=Axis(title="y", unit="s"),
@@ -24,12 +29,16 @@ LINES = LineChart(
 DRAWN = draw_lines(LINES)
 
 
+def paths(chart: LineChart) -> list[Path]:
+    return [mark for mark in draw_lines(chart).marks if isinstance(mark, Path)]
+
+
 def test_texts_are_on_the_page_and_apart() -> None:
     check_texts(DRAWN)
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw_lines(LINES) == DRAWN
+    assert draw_lines(LINES).svg() == DRAWN.svg()
 
 
 def test_axes_hold_everything_and_end_at_round_numbers() -> None:
@@ -44,21 +53,14 @@ def test_lines_lie_where_their_numbers_say() -> None:
         title="", subtitle="", x=Axis(title=""), y=Axis(title=""),
         lines=(Line(label="", points=((1.0, 2.0), (10.0, 20.0), (100.0, 200.0))),),
     )  # fmt: skip
-    plotted = ElementTree.fromstring(draw_lines(chart)).find(f"{SVG}polyline")
-    assert plotted is not None
-    (x0, y0), (x1, y1), (x2, y2) = [map(float, pair.split(",")) for pair in plotted.get("points", "").split()]
+    (x0, y0), (x1, y1), (x2, y2) = next(path for path in paths(chart) if path.stroke == HUES[0]).points
     assert (x1 - x0, y0 - y1) == pytest.approx((x2 - x1, y1 - y2), abs=0.02)
     assert x2 - x0 == pytest.approx(640)
 
 
 def test_markers_cross_no_label() -> None:
-    root = ElementTree.fromstring(DRAWN)
     labels = [box for box in boxes(DRAWN) if box[0].startswith("marker")]
-    verticals = [
-        [float(value) for pair in line.get("points", "").split() for value in pair.split(",")]
-        for line in root.iter(f"{SVG}polyline")
-        if line.get("stroke-dasharray") == "2 3"
-    ]
+    verticals = [[*path.points[0], *path.points[1]] for path in paths(LINES) if path.dash == (2, 3)]
     assert len(labels) == len(verticals) == 4
     for content, left, _, right, bottom in labels:
         for x, head, _, _ in verticals:
@@ -66,7 +68,40 @@ def test_markers_cross_no_label() -> None:
 
 
 def test_lines_differ_in_colour_and_dashes() -> None:
-    root = ElementTree.fromstring(DRAWN)
-    styles = [(line.get("stroke"), line.get("stroke-dasharray")) for line in root.iter(f"{SVG}polyline")]
-    coloured = {style for style in styles if style[0] in COLOURS}
+    coloured = {(path.stroke, path.dash) for path in paths(LINES) if path.stroke in HUES}
     assert len(coloured) == len({dash for _, dash in coloured}) == 4
+
+
+def test_a_linear_axis_begins_at_zero() -> None:
+    chart = LineChart(
+        title="", subtitle="", x=Axis(title="", linear=True), y=Axis(title="", unit="s", linear=True),
+        lines=(Line(label="", points=((0.0, 0.0), (5.0, 1.0), (10.0, 4.0))),),
+    )  # fmt: skip
+    (x0, y0), (x1, y1), (x2, y2) = next(path for path in paths(chart) if path.stroke == HUES[0]).points
+    assert (x1 - x0) / (x2 - x0) == pytest.approx(0.5)
+    assert (y0 - y1) / (y0 - y2) == pytest.approx(0.25)
+    assert chart.x_range()[0] == chart.y_range()[0] == 0.0
+
+
+def test_areas_of_points_are_their_shares_and_their_letters_stand_apart() -> None:
+    points = tuple(
+        Point(label=f"kernel {i}", x=100.0 * 1.02**i, y=1e-3, share=share) for i, share in enumerate((0.4, 0.1, 0.4))
+    )
+    chart = replace(LINES, points=points)
+    circles = [mark for mark in draw_lines(chart).marks if isinstance(mark, Circle)]
+    marks = sorted(mark.radius for mark in circles if mark.stroke != INK)
+    assert [(radius / marks[-1]) ** 2 for radius in marks] == pytest.approx([0.25, 1.0, 1.0])
+    letters = [(mark.x, mark.y) for mark in circles if mark.stroke == INK][:3]
+    for (x, y), (other_x, other_y) in combinations(letters, 2):
+        assert math.hypot(x - other_x, y - other_y) >= 18
+
+
+def test_a_band_holds_what_is_between_its_edges() -> None:
+    band = Band(label="within a tenth", edges=((2.0, 0.9e-3, 1.1e-3), (3e5, 0.9e-3, 1.1e-3)))
+    drawing = draw_lines(replace(LINES, bands=(band,)))
+    check_texts(drawing)
+    (area,) = [mark for mark in drawing.marks if isinstance(mark, Area)]
+    reference = next(path for path in paths(LINES) if path.dash == (6, 4))
+    assert {y for _, y in area.points} == {min(y for _, y in area.points), max(y for _, y in area.points)}
+    assert len(area.points) == 4
+    assert reference.points[0][0] == min(x for x, _ in area.points)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
+from shardwise.draw.drawing import Circle, Drawing, Path, Rect
+from shardwise.draw.palette import BLUE, PAPER
 from shardwise.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
 
-from .page import SVG, check_texts, texts
+from .page import check_texts, texts
 
 STEP = Panel(
     title="step", unit="s", parts={"step": (8.0, 4.1, None, 1.5)}, reference=(8.0, 4.0, None, 1.0), dashed="ideal"
@@ -36,9 +37,9 @@ NARROW = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("svg", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW)])
-def test_texts_are_on_the_page_and_apart(svg: str) -> None:
-    check_texts(svg)
+@pytest.mark.parametrize("drawing", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW)])
+def test_texts_are_on_the_page_and_apart(drawing: Drawing) -> None:
+    check_texts(drawing)
 
 
 def test_every_value_is_written() -> None:
@@ -64,16 +65,15 @@ def test_every_value_is_written() -> None:
 
 
 def test_what_is_absent_is_drawn_nowhere() -> None:
-    root = ElementTree.fromstring(draw_panels(CHART))
-    assert len(list(root.iter(f"{SVG}circle"))) == 6  # two panels of points, three of four columns each
+    """Two panels of points, in three of four columns each."""
+    assert sum(isinstance(mark, Circle) for mark in draw_panels(CHART).marks) == 6
 
 
 def circles(panel: Panel) -> list[float]:
     """Heights of a panel's points over its lower edge, in pixels."""
-    root = ElementTree.fromstring(draw_panels(replace(CHART, panels=(panel,))))
-    frame = next(one for one in root.iter(f"{SVG}rect") if one.get("height") == f"{HEIGHT:g}")
-    bottom = float(frame.get("y", "0")) + HEIGHT
-    return [bottom - float(one.get("cy", "0")) for one in root.iter(f"{SVG}circle")]
+    marks = draw_panels(replace(CHART, panels=(panel,))).marks
+    frame = next(mark for mark in marks if isinstance(mark, Rect) and mark.height == HEIGHT)
+    return [frame.y + HEIGHT - mark.y for mark in marks if isinstance(mark, Circle)]
 
 
 def test_a_linear_axis_begins_at_zero_and_a_logarithmic_one_has_even_factors() -> None:
@@ -89,16 +89,15 @@ def test_points_are_joined_where_columns_have_an_order() -> None:
     plain = replace(CHART, mark=None, panels=(replace(STEP, reference=(), dashed=""),))
     for joined in (True, False):
         panels = (replace(plain.panels[0], joined=joined),)
-        root = ElementTree.fromstring(draw_panels(replace(plain, panels=panels)))
-        assert len(list(root.iter(f"{SVG}polyline"))) == joined
+        marks = draw_panels(replace(plain, panels=panels)).marks
+        assert sum(isinstance(mark, Path) and mark.stroke == BLUE for mark in marks) == joined
 
 
 def test_stacked_bars_are_as_high_as_their_sum() -> None:
-    root = ElementTree.fromstring(draw_panels(replace(CHART, mark=None, panels=(MEMORY,))))
-    bars = [one for one in root.iter(f"{SVG}rect") if one.get("stroke-width") == "0.5"]
-    heights = [float(one.get("height", "0")) for one in bars]
-    by_column: dict[str, float] = {}
-    for bar, height in zip(bars, heights, strict=True):
-        by_column[bar.get("x", "")] = by_column.get(bar.get("x", ""), 0.0) + height
+    marks = draw_panels(replace(CHART, mark=None, panels=(MEMORY,))).marks
+    by_column: dict[float, float] = {}
+    for mark in marks:
+        if isinstance(mark, Rect) and mark.stroke == PAPER:
+            by_column[mark.x] = by_column.get(mark.x, 0.0) + mark.height
     totals = sorted(by_column.values(), reverse=True)
     assert [total / totals[0] for total in totals] == pytest.approx([1.0, 2 / 3, 0.5, 1 / 3], abs=2e-3)

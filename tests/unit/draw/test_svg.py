@@ -1,37 +1,78 @@
-"""SVG primitives: well-formed, deterministic, escaped, nothing outside the page."""
+"""SVG: well-formed, deterministic, escaped, with a title for those who do not see it, light and dark."""
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from xml.etree import ElementTree
 
-from shardwise.draw.svg import COLOURS, Cell, Drawing, Frame, colour, number, strip
+from shardwise.draw.drawing import Drawing, below
+from shardwise.draw.palette import BLUE, INK, ORANGE, PAPER
+from shardwise.draw.svg import number
 
-from .page import SVG
+from .page import SVG, parsed
 
 
-def test_primitives_and_groups() -> None:
-    drawing = Drawing(100, 50.5, "a < b")
-    with drawing.group(x=10, y=20):
-        drawing.rect(1, 2, 3, 4, fill="#fff")
-        drawing.line(0, 0, 5, 5)
-    drawing.text(50, 25, 'x < "y" & z', anchor="middle")
-    root = ElementTree.fromstring(drawing.render())
-    group = root.find(f"{SVG}g")
+def drawing() -> Drawing:
+    made = Drawing(100, 50.5, "a < b", 'c > "d"')
+    with made.group(x=10, y=20):
+        made.rect(1, 2, 3, 4, fill=BLUE)
+        made.line(0, 0, 5, 5)
+    made.text(50, 25, 'x < "y" & z', anchor="middle")
+    made.circle(5, 5, 2, fill=ORANGE, stroke=PAPER)
+    made.area([(0, 0), (1, 0), (1, 1)], fill=BLUE)
+    made.text(5, 5, "up", upward=True)
+    return made
+
+
+def test_marks_are_elements_at_their_places() -> None:
+    root = parsed(drawing())
     assert root.get("viewBox") == "0 0 100 50.5"
-    assert group is not None
-    assert group.get("transform") == "translate(10 20)"
-    assert [one.tag.removeprefix(SVG) for one in group] == ["rect", "line"]
-    assert [one.text for one in root.iter(f"{SVG}text")] == ['x < "y" & z']
-    assert root.findtext(f"{SVG}title") == "a < b"
+    tags = [one.tag.removeprefix(SVG) for one in root]
+    assert tags == ["title", "desc", "style", "rect", "rect", "polyline", "text", "circle", "polygon", "text"]
+    _, rect = root.findall(f"{SVG}rect")
+    assert (rect.get("x"), rect.get("y"), rect.get("fill")) == ("11", "22", BLUE.light)
+    line = root.find(f"{SVG}polyline")
+    assert line is not None
+    assert line.get("points") == "10.00,20.00 15.00,25.00"
+    first, second = root.findall(f"{SVG}text")
+    assert first.text == 'x < "y" & z'
+    assert second.get("transform") == "rotate(-90 5 5)"
 
 
-def test_the_page_is_white() -> None:
-    root = ElementTree.fromstring(Drawing(10, 10, "").render())
-    paper = root.find(f"{SVG}rect")
+def test_who_does_not_see_it_is_told() -> None:
+    root = parsed(drawing())
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == 'a < b. c > "d"'
+    assert (root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")) == ("a < b", 'c > "d"')
+    assert parsed(Drawing(1, 1, "alone")).get("aria-label") == "alone"
+
+
+def test_a_dark_page_has_the_dark_colours() -> None:
+    """Every coloured element has its light colour as an attribute, and a class that the style sheet makes dark."""
+    root = parsed(drawing())
+    style = root.findtext(f"{SVG}style") or ""
+    assert style.startswith("@media (prefers-color-scheme: dark){")
+    rules = dict(re.findall(r"\.([\w-]+)\{(?:fill|stroke):(#\w+)\}", style))
+    assert rules == {
+        "sw-fill-paper": PAPER.dark, "sw-fill-blue": BLUE.dark, "sw-fill-ink": INK.dark, "sw-fill-orange": ORANGE.dark,
+        "sw-stroke-ink": INK.dark, "sw-stroke-paper": PAPER.dark,
+    }  # fmt: skip
+    light = {"blue": BLUE, "ink": INK, "paper": PAPER, "orange": ORANGE}
+    for one in root.iter():
+        for name in (one.get("class") or "").split():
+            _, kind, colour = name.split("-")
+            assert one.get(kind) == light[colour].light
+
+
+def test_the_page_is_paper() -> None:
+    paper = parsed(Drawing(10, 10, "")).find(f"{SVG}rect")
     assert paper is not None
     assert (paper.get("width"), paper.get("fill")) == ("100%", "#ffffff")
+
+
+def test_the_same_drawing_gives_the_same_bytes() -> None:
+    assert drawing().svg() == drawing().svg()
+    assert ElementTree.fromstring(drawing().svg()).tag == f"{SVG}svg"
 
 
 def test_numbers_are_short_and_have_no_negative_zero() -> None:
@@ -40,50 +81,11 @@ def test_numbers_are_short_and_have_no_negative_zero() -> None:
     ]  # fmt: skip
 
 
-def test_colours_differ_and_repeat() -> None:
-    assert len(set(COLOURS)) == 16
-    assert colour(16) == colour(0)
+def test_drawings_stand_one_under_the_other() -> None:
+    page = below([drawing(), Drawing(300, 10, "second")])
+    assert (page.width, page.height, page.title) == (300, 60.5, "a < b")
+    assert page.marks == drawing().marks
 
 
-def test_black_text_is_legible_on_every_colour() -> None:
-    """WCAG's contrast ratio to the ink is at least 4.5."""
-
-    def luminance(text: str) -> float:
-        parts = [int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    ink = luminance("#1c2733")
-    assert min((luminance(one) + 0.05) / (ink + 0.05) for one in COLOURS) >= 4.5
-
-
-def strip_of(num_frames: int, num_devices: int) -> ElementTree.Element:
-    cells = tuple(Cell(row=i, colour=i, label=str(i), share=0.5, new=i == 0) for i in range(3))
-    frames = [Frame(title=f"frame {i}", columns=(cells,) * num_devices) for i in range(num_frames)]
-    return ElementTree.fromstring(strip("title", "subtitle", [str(i) for i in range(num_devices)], frames, "legend"))
-
-
-def test_a_strip_wraps_and_stays_on_its_page() -> None:
-    for num_frames, num_devices in ((1, 1), (5, 4), (9, 16), (3, 40)):
-        root = strip_of(num_frames, num_devices)
-        width, height = float(root.get("width", 0)), float(root.get("height", 0))
-        for group in root.iter(f"{SVG}g"):
-            found = re.fullmatch(r"translate\((\S+) (\S+)\)", group.get("transform", ""))
-            assert found
-            for rect in group.iter(f"{SVG}rect"):
-                assert float(found[1]) + float(rect.get("x", 0)) + float(rect.get("width", 0)) <= width
-                assert float(found[2]) + float(rect.get("y", 0)) + float(rect.get("height", 0)) <= height
-        assert len(list(root.iter(f"{SVG}g"))) == num_frames
-        assert {"title", "subtitle", "legend", "frame 0"} <= {one.text for one in root.iter(f"{SVG}text")}
-
-
-def test_frames_do_not_overlap() -> None:
-    root = strip_of(9, 4)
-    places = set()
-    for group in root.iter(f"{SVG}g"):
-        found = re.fullmatch(r"translate\((\S+) (\S+)\)", group.get("transform", ""))
-        assert found
-        places.add((float(found[1]), float(found[2])))
-    columns = sorted({x for x, _ in places})
-    assert len(places) == 9
-    assert min(b - a for a, b in pairwise(columns)) > 4 * 30
+def test_a_notebook_shows_the_picture() -> None:
+    assert drawing()._repr_html_() == drawing().svg()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from xml.etree import ElementTree
 
-from shardwise.draw.timeline import IDLE, Row, Span, TimelineChart, draw_timeline
+from shardwise.draw.drawing import Path, Rect
+from shardwise.draw.palette import BLUE, EMPTY, ORANGE, PAPER
+from shardwise.draw.timeline import Part, Row, Span, TimelineChart, draw_timeline
 from shardwise.draw.trace import Arrow, Event, chrome_trace
 
-from .page import SVG
+from .page import check_texts, texts
 
 
 def chart(end: float = 4.0) -> TimelineChart:
     spans = (
-        Span(start=0.0, end=1.0, fills=(1,), labels=("0",)),
-        Span(start=2.0, end=4.0, fills=(1, 0), labels=("1", "0")),
+        Span(start=0.0, end=1.0, parts=(Part(fill=BLUE, label="0"),)),
+        Span(start=2.0, end=4.0, parts=(Part(fill=BLUE, label="1"), Part(fill=ORANGE, label="0", striped=True))),
     )
     curve = ((0.0, 1.0), (2.0, 2.0), (4.0, 0.0))
     rows = (
@@ -27,40 +27,54 @@ def chart(end: float = 4.0) -> TimelineChart:
         subtitle="a subtitle",
         end=end,
         rows=rows,
-        legend=((1, "forward"), (0, "backward")),
+        legend=((BLUE, "forward"), (ORANGE, "backward")),
         curve_title="held",
     )
 
 
+def rects(end: float = 4.0) -> list[Rect]:
+    return [mark for mark in draw_timeline(chart(end)).marks if isinstance(mark, Rect)]
+
+
 def test_spans_lie_where_they_are_in_time() -> None:
-    root = ElementTree.fromstring(draw_timeline(chart()))
-    rects = [one.attrib for one in root.iter(f"{SVG}rect")]
-    idle, other = [one for one in rects if one["fill"] == IDLE and float(one["height"]) == 30.0]
-    scale = float(idle["width"]) / 4.0
-    assert idle["width"] == other["width"]
-    first, upper, lower = [one for one in rects if one.get("stroke") == "#ffffff"]
-    assert float(first["width"]) == scale
-    assert float(upper["x"]) == float(lower["x"]) == float(idle["x"]) + 2 * scale
-    assert float(upper["height"]) == float(lower["height"]) == 15.0
-    assert float(lower["y"]) - float(upper["y"]) == 15.0
-    texts = [one.text for one in root.iter(f"{SVG}text")]
-    for text in ("two", "a subtitle", "rank 0", "25% idle", "forward", "backward", "idle", "held", "2"):
-        assert text in texts
+    idle, other = [one for one in rects() if one.fill == EMPTY and one.height == 30.0]
+    scale = idle.width / 4.0
+    assert idle.width == other.width
+    first, upper, lower = [one for one in rects() if one.stroke == PAPER]
+    assert first.width == scale
+    assert upper.x == lower.x == idle.x + 2 * scale
+    assert upper.height == lower.height == 15.0
+    assert lower.y - upper.y == 15.0
+    assert (first.fill, upper.fill, lower.fill) == (BLUE, BLUE, ORANGE)
+
+
+def test_a_stripe_runs_through_what_is_striped() -> None:
+    _, _, lower = [one for one in rects() if one.stroke == PAPER]
+    stripe, sample = [one for one in rects() if one.height == 3.0]
+    assert lower.x < stripe.x < stripe.x + stripe.width < lower.x + lower.width
+    assert lower.y < stripe.y < stripe.y + stripe.height < lower.y + lower.height
+    assert sample.y > lower.y + lower.height
+
+
+def test_what_is_written() -> None:
+    drawing = draw_timeline(chart())
+    check_texts(drawing)
+    for text in ("two", "a subtitle", "rank 0", "25% idle", "forward", "backward", "idle", "held", "2", "4 s"):
+        assert text in texts(drawing)
 
 
 def test_everything_is_inside_of_the_picture() -> None:
-    root = ElementTree.fromstring(draw_timeline(chart()))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for one in root.iter(f"{SVG}rect"):
-        if "x" in one.attrib:
-            assert 0 <= float(one.attrib["x"]) <= float(one.attrib["x"]) + float(one.attrib["width"]) <= width
-            assert 0 <= float(one.attrib["y"]) <= height
-    for line in root.iter(f"{SVG}polyline"):
-        assert all(0 <= float(x) <= width for x in re.findall(r"([\d.]+),", line.attrib["points"]))
+    drawing = draw_timeline(chart())
+    for mark in drawing.marks:
+        if isinstance(mark, Rect):
+            assert 0 <= mark.x <= mark.x + mark.width <= drawing.width
+            assert 0 <= mark.y <= mark.y + mark.height <= drawing.height
+        if isinstance(mark, Path):
+            assert all(0 <= x <= drawing.width for x, _ in mark.points)
 
 
 def test_nothing_takes_no_time() -> None:
-    assert "rank 0" in draw_timeline(chart(end=0.0))
+    assert "rank 0" in texts(draw_timeline(chart(end=0.0)))
 
 
 def test_a_trace_has_processes_streams_events_and_arrows() -> None:

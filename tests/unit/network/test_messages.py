@@ -184,14 +184,15 @@ def test_frames_of_a_reduction_and_a_transposition() -> None:
     assert [(cell.row, cell.label) for cell in reduced[-1].columns[2]] == [(2, "4")]
     transposed = frames(simulate(A2A, 1.0, (2, 2), split=False))
     names = device_names(Grid((2, 2), (True, True)))
-    assert [cell.label for cell in transposed[0].columns[1]] == list(names)
-    assert [(cell.colour, cell.label) for cell in transposed[-1].columns[1]] == [(i, names[1]) for i in range(4)]
+    assert [cell.label for cell in transposed[0].columns[1]] == [f"0,1→{name}" for name in names]
+    arrived = [(number, f"{name}→0,1") for number, name in enumerate(names)]
+    assert [(cell.colour, cell.label) for cell in transposed[-1].columns[1]] == arrived
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drawing_is_the_same_every_time(kind: Kind) -> None:
     def drawn(done: Simulation) -> str:
-        return draw_simulation(done)
+        return draw_simulation(done).svg()
 
     first = drawn(simulate(kind, 34e6, (4, 2), (True, False)))
     assert first == drawn(simulate(kind, 34e6, (4, 2), (True, False)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
 
-from shardwise.sharding.draw import CELL_WIDTH, MARGIN, SPACE, caption, draw_svg, draw_text
+from shardwise.draw.drawing import Drawing, Rect, Text
+from shardwise.draw.palette import PAPER
+from shardwise.draw.text import text_width
+from shardwise.sharding.draw import Moment, draw_tensors, draw_text
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_tensor
+from unit.draw.page import check_texts
 
 MESH = Mesh.of({"X": 2, "Y": 2})
 
@@ -38,36 +40,53 @@ def test_what_the_picture_leaves_out_is_said() -> None:
     assert "a partial sum on each device along W" in shown
 
 
-SVG = "{http://www.w3.org/2000/svg}"
+def pictured(*given: str, mesh: Mesh) -> tuple[Drawing, list[Rect], list[str]]:
+    """The picture, its cells, and the texts that stand in them."""
+    tensors = [parse_tensor(text) for text in given]
+    moments = [Moment(heading="start", name=one.name, spec=one.spec) for one in tensors]
+    drawing = draw_tensors("title", moments, mesh)
+    cells = [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.stroke == PAPER]
+    written = [mark for mark in drawing.marks if isinstance(mark, Text)]
+    labels = [
+        one.content
+        for cell in cells
+        for one in written
+        if cell.x < one.x < cell.x + cell.width and cell.y < one.y < cell.y + cell.height
+    ]
+    return drawing, cells, labels
 
 
-def pictured(*texts: str, mesh: Mesh) -> tuple[float, list[tuple[float, float, list[ElementTree.Element]]]]:
-    """The width of a page, and of each grid its left edge, the width of its cells and its texts: the caption, then labels."""
-    tensors = [parse_tensor(text) for text in texts]
-    root = ElementTree.fromstring(draw_svg([(one.name, one.spec) for one in tensors], mesh))
-    grids = []
-    for group in root.iter(f"{SVG}g"):
-        left = float(group.get("transform", "").removeprefix("translate(").split()[0])
-        (width,) = {float(cell.get("width", "")) for cell in group.iter(f"{SVG}rect")}
-        grids.append((left, width, list(group.iter(f"{SVG}text"))))
-    return float(root.get("width", "")), grids
+def test_grids_stand_side_by_side_on_a_page_that_holds_them() -> None:
+    drawing, cells, labels = pictured("A[I, J_XY]", "B[I_X, J]", "C[I_Y, J_X]", mesh=MESH)
+    check_texts(drawing)
+    assert labels == ["0", "1", "2", "3", "0-1", "2-3", "0", "2", "1", "3"]
+    assert max(cell.x + cell.width for cell in cells) <= drawing.width
+    lefts = [min(cell.x for cell in group) for group in (cells[:4], cells[4:6], cells[6:])]
+    assert lefts == sorted(lefts)
+    assert cells[3].x + cells[3].width < lefts[1]
 
 
-def test_grids_stand_side_by_side_on_a_page_that_ends_behind_the_last() -> None:
-    """A grid is as wide as its cells, or as its caption where that is wider."""
-    page, grids = pictured("A[I, J_XY]", "B[I_X, J]", "C[I_Y, J_X]", mesh=MESH)
-    assert [cell for _, cell, _ in grids] == [CELL_WIDTH] * 3
-    widths = [4 * CELL_WIDTH, max(CELL_WIDTH, 8.5 * len("B[I_X, J]")), 2 * CELL_WIDTH]
-    assert [left for left, _, _ in grids] == [MARGIN + sum(widths[:n]) + n * SPACE for n in range(3)]
-    assert page == grids[-1][0] + widths[-1] + MARGIN
-    assert [texts[0].text for _, _, texts in grids] == ["A[I, J_XY]", "B[I_X, J]", "C[I_Y, J_X]"]
+def test_grids_that_find_no_room_stand_under_the_others() -> None:
+    mesh = Mesh.of({"X": 16})
+    drawing, cells, _ = pictured("A[I, J_X]", "B[I, J_X]", mesh=mesh)
+    check_texts(drawing)
+    assert cells[16].x == cells[0].x
+    assert cells[16].y > cells[0].y + cells[0].height
 
 
 def test_cells_are_as_wide_as_the_longest_list_of_devices() -> None:
     """Every second device of sixteen holds the same: eight numbers, none of them in a run."""
-    mesh = Mesh.of({"X": 8, "Y": 2})
-    page, ((left, width, (title, *labels)),) = pictured("A[I_Y]", mesh=mesh)
-    assert [label.text for label in labels] == [" ".join(map(str, range(start, 16, 2))) for start in range(2)]
-    assert width == 8 * len(labels[1].text or "") + 16
-    assert page == left + max(width, 8.5 * len(title.text or "")) + MARGIN
-    assert title.text == caption("A", parse_tensor("A[I_Y]").spec)
+    drawing, cells, labels = pictured("A[I_Y]", mesh=Mesh.of({"X": 8, "Y": 2}))
+    check_texts(drawing)
+    assert labels == [" ".join(map(str, range(start, 16, 2))) for start in range(2)]
+    assert all(cell.width > text_width(label) for cell, label in zip(cells, labels, strict=True))
+
+
+def test_summands_of_a_partial_sum_are_told_from_copies() -> None:
+    """Along X devices hold copies, along Y summands: a plus between them, and a line around."""
+    drawing, cells, labels = pictured("C[I, K_Z]{U_Y}", mesh=Mesh.of({"X": 2, "Y": 2, "Z": 2}))
+    assert labels == ["0 4 + 2 6", "1 5 + 3 7"]
+    lines = [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.stroke and mark.stroke != PAPER]
+    assert len(lines) == len(cells)
+    _, _, many = pictured("C[I]{U_X}", mesh=Mesh.of({"X": 16}))
+    assert many == ["0 + 1 + … + 15"]

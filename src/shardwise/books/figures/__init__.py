@@ -4,12 +4,13 @@ Every number comes from the rules or from the estimate; `lines`, `bars` and `hea
 """
 
 from shardwise.books.figures.plans import memory_chart, stage_memories, utilisation_map
-from shardwise.books.figures.rooflines import attention_share_curves, matmul_curves, roofline_chart
+from shardwise.books.figures.rooflines import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.books.figures.strategies import Strategies, strategy_ratios, strategy_times
 
 __all__ = [
     "Strategies",
     "attention_share_curves",
+    "block_chart",
     "matmul_curves",
     "memory_chart",
     "roofline_chart",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.draw.lines import Axis
+from shardwise.draw.axis import Axis
 
 SAMPLES_PER_DECADE = 24
 INTENSITY = Axis(title="intensity, FLOPs per byte moved")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from shardwise.books.figures.axes import INTENSITY, RATE, spread
-from shardwise.books.roofline import KernelRoofline, kernel_roofline
+from shardwise.books.roofline import BlockRoofline, KernelRoofline, bandwidths, kernel_roofline
 from shardwise.books.rules import attainable_flops_per_s, critical_intensity
 from shardwise.cluster.chip import Chip
-from shardwise.draw.lines import Axis, Line, LineChart, Marker, Point
+from shardwise.draw.axis import Axis
+from shardwise.draw.line_chart import Line, LineChart, Marker, Point
 from shardwise.model.architecture import Architecture
 from shardwise.units import format_quantity
 
 
-def roofline_chart(
-    chip: Chip, links: Mapping[str, float], kernels: Sequence[tuple[str, float, float]], dtype: str = "bf16"
-) -> LineChart:
+def roofline_chart(chip: Chip, links: Mapping[str, float], kernels: Sequence[Point], dtype: str = "bf16") -> LineChart:
     """min(C, W·intensity) for every peak of the chip from memory, for `dtype` from each link, and kernels as points.
 
-    A kernel is a label, its intensity, and the FLOP/s that it attains; those in the same place are one point. Each knee lies
-    at C / W.
+    A kernel is at its intensity and at the FLOP/s that it attains; those in the same place are one point, with the share of all.
+    Each knee lies at C / W.
     """
     peaks = {dtype: chip.peak(dtype)} | dict(chip.peak_flops_per_s)
     alike: dict[float, list[str]] = {}  # formats with the same peak, as far as a picture shows, are one line
@@ -31,7 +31,7 @@ def roofline_chart(
     roofs = [(f"{', '.join(names)} from memory", peak, memory) for peak, names in alike.items()]
     roofs += [(f"{dtype} from {name}", peaks[dtype], rate) for name, rate in links.items()]
     knees = [critical_intensity(peak, rate) for _, peak, rate in roofs]
-    ends = [*knees, *(intensity for _, intensity, _ in kernels)]
+    ends = [*knees, *(kernel.x for kernel in kernels)]
     low, high = min(ends) / 20.0, max(ends) * 3.0
     lines = tuple(
         Line(
@@ -49,20 +49,48 @@ def roofline_chart(
     )  # fmt: skip
 
 
-def _points(kernels: Iterable[tuple[str, float, float]]) -> tuple[Point, ...]:
-    """A point for each place, named after the first kernel there."""
-    places: list[tuple[float, float, list[str]]] = []
-    for label, intensity, rate in kernels:
-        here = (names for x, y, names in places if math.isclose(x, intensity, rel_tol=5e-3) and math.isclose(y, rate))
-        names = next(here, None)
-        if names is None:
-            places.append((intensity, rate, [label]))
+def _points(kernels: Iterable[Point]) -> tuple[Point, ...]:
+    """A point for each place, named after the first kernel there; the share of all of them is said and drawn."""
+    places: list[list[Point]] = []
+    for kernel in kernels:
+        near = (
+            here
+            for here in places
+            if math.isclose(here[0].x, kernel.x, rel_tol=5e-3) and math.isclose(here[0].y, kernel.y)
+        )
+        here = next(near, None)
+        if here is None:
+            places.append([kernel])
         else:
-            names.append(label)
-    return tuple(
-        Point(label=names[0] + (f", and {len(names) - 1} alike" if len(names) > 1 else ""), x=x, y=y)
-        for x, y, names in places
-    )
+            here.append(kernel)
+    return tuple(map(_together, places))
+
+
+def _together(kernels: Sequence[Point]) -> Point:
+    """Kernels in one place as a point."""
+    first, share = kernels[0], sum(kernel.share for kernel in kernels)
+    alike = f", and {len(kernels) - 1} alike" if len(kernels) > 1 else ""
+    time = f": {share:.1%} of the time" if share else ""
+    return replace(first, label=f"{first.label}{alike}{time}", share=share)
+
+
+def block_chart(found: BlockRoofline, chip: Chip, links: Mapping[str, float]) -> LineChart:
+    """The kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
+
+    Kernels without FLOPs of products and attention have no place on a roofline; the subtitle has their share.
+    """
+    total = sum(one.seconds for one in found.operations)
+    kernels = [
+        Point(label=f"{one.phase} {one.name}", x=one.intensity, y=one.flops / one.seconds, share=one.seconds / total)
+        for one in found.operations
+        if one.flops
+    ]
+    chart = roofline_chart(chip, bandwidths(chip, links), kernels, found.dtype)
+    rest = 1.0 - sum(kernel.share for kernel in kernels)
+    return replace(
+        chart, title=f"A block of {found.model} on {chip.name}, {found.num_seqs} x {found.seq_len:,} tokens",
+        subtitle=f"An area is a kernel's share of the time; {rest:.1%} goes to elementwise kernels, bound by memory.",
+    )  # fmt: skip
 
 
 def matmul_curves(

@@ -15,7 +15,8 @@ from shardwise.books.rules import (
     mlp_layer_times,
 )
 from shardwise.cluster.cluster import Cluster
-from shardwise.draw.lines import Axis, Line, LineChart, Marker
+from shardwise.draw.axis import Axis
+from shardwise.draw.line_chart import Line, LineChart, Marker
 from shardwise.errors import InputError
 from shardwise.network.topology import Torus
 from shardwise.units import format_quantity

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shardwise.draw.drawing import Drawing
 from shardwise.draw.heat_map import HeatMap, draw_heat_map
 from shardwise.draw.panels import Column, Panel, PanelChart, draw_panels
 from shardwise.layout.layout import AXES
@@ -19,8 +20,8 @@ WIDTH = 18  # characters of a line under a column
 BILLION = 1e9  # tokens that dollars are shown for
 
 
-def draw_sweep(swept: Swept) -> str:
-    """The picture as an SVG."""
+def draw_sweep(swept: Swept) -> Drawing:
+    """The picture."""
     return draw_panels(panel_chart(swept)) if len(swept.sweeps) == 1 else draw_heat_map(heat_map(swept))
 
 
@@ -34,10 +35,15 @@ def what_is_planned(swept: Swept) -> tuple[str, str]:
     if len(batches) > 1 and "batch" not in names:
         batch = f"{case.job.global_batch_tokens // case.cluster.num_devices:,} tokens per device and batch"
     lengths = f"sequences of {case.job.seq_len:,}" if "seq_len" not in names else "sequences swept"
-    plans = (point.plan for point in swept.points if point.plan)
-    stack = next((plan.cluster.calibration.stack for plan in plans if plan.cluster.calibration), None)
-    seconds = f"predicted for {stack}" if stack else "a lower bound"
+    stack = predicted_for(swept)
+    seconds = f"predicted for {stack}" if stack else "bounds: kernels and links at their best"
     return f"{model} on {where}", f"{batch}, {lengths}, {case.job.precision}, {seconds}"
+
+
+def predicted_for(swept: Swept) -> str | None:
+    """The software stack that the plans are predicted for; None where they are bounds."""
+    plans = (point.plan for point in swept.points if point.plan)
+    return next((plan.cluster.calibration.stack for plan in plans if plan.cluster.calibration), None)
 
 
 def layout_lines(plan: Plan) -> tuple[str, ...]:
@@ -132,11 +138,12 @@ def heat_map(swept: Swept) -> HeatMap:
     at = {tuple(point.at.values()): point for point in swept.points}
     cells = [[at.get((row, column)) for column in columns.values] for row in rows.values]
     title, job = what_is_planned(swept)
+    stack = predicted_for(swept)
     return HeatMap(
         title=f"{title}: best layouts by {rows.name} and {columns.name}", subtitle=job,
         row_title=rows.name, column_title=columns.name,
         rows=tuple(map(shown, rows.values)), columns=tuple(map(shown, columns.values)),
         values=tuple(tuple(one.plan.estimate.mfu if one and one.plan else None for one in row) for row in cells),
         notes=tuple(tuple(layout_lines(one.plan) if one and one.plan else (absent(one),) for one in row) for row in cells),
-        absent="no plan; the report says why", scale="MFU",
+        absent="no plan; the report says why", scale=f"MFU, predicted for {stack}" if stack else "MFU at most, an upper bound",
     )  # fmt: skip

@@ -1,0 +1,83 @@
+"""The same drawing through matplotlib: every mark at its place, text as wide as reckoned, files that are what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from shardwise.draw.canvas import Canvas
+from shardwise.draw.drawing import Drawing, Text
+from shardwise.draw.figure import ENDINGS, encoded
+from shardwise.draw.palette import BLUE, INK, ORANGE, PAPER
+from shardwise.draw.text import text_width
+from shardwise.errors import InputError
+
+
+def drawing() -> Drawing:
+    made = Canvas(300, 200, "a $title$", "and what it says: [B, D] · [D, F] → 3 TB/s")
+    made.rect(10, 100, 50, 20, fill=BLUE, radius=3)
+    made.rect(80, 100, 50, 20, stroke=INK, stroke_width=2)
+    made.path([(10, 150), (60, 160), (110, 150)], stroke=ORANGE, width=3, dash=(6, 4))
+    made.area([(150, 150), (200, 150), (200, 180)], fill=ORANGE)
+    made.circle(250, 150, 10, fill=ORANGE, stroke=PAPER)
+    made.text(20, 180, "upwards", upward=True)
+    made.text(290, 190, "to the right", anchor="end", size=11)
+    return made
+
+
+def test_every_mark_is_an_artist_at_its_place() -> None:
+    figure = drawing().figure()
+    assert tuple(figure.get_size_inches() * 100) == (drawing().width, drawing().height)
+    (axes,) = figure.axes
+    artists = sorted((*axes.patches, *axes.lines, *axes.texts), key=lambda one: one.get_zorder())
+    assert len(artists) == len(drawing().marks)
+    circle = axes.patches[-1]
+    box = circle.get_window_extent()
+    assert ((box.x0 + box.x1) / 2, drawing().height - (box.y0 + box.y1) / 2) == pytest.approx((250, 150))
+
+
+def test_texts_are_no_wider_than_reckoned() -> None:
+    """DejaVu Sans is the widest of the fonts that pictures name; matplotlib draws with it."""
+    figure = drawing().figure()
+    written = [mark for mark in drawing().marks if isinstance(mark, Text)]
+    reckoned = {mark.content: text_width(mark.content, mark.size, bold=mark.bold) for mark in written}
+    for text in figure.axes[0].texts:
+        box = text.get_window_extent()
+        assert max(box.width, box.height) <= 1.03 * reckoned[text.get_text()], text.get_text()
+        assert max(box.width, box.height) >= 0.8 * reckoned[text.get_text()], text.get_text()
+
+
+@pytest.mark.parametrize(("ending", "begin"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_files_are_what_their_names_say_and_the_same_every_time(ending: str, begin: bytes) -> None:
+    assert ending in ENDINGS
+    written = encoded(drawing(), ending)
+    assert written.startswith(begin)
+    assert encoded(drawing(), ending) == written
+
+
+def test_a_name_in_another_script_is_drawn() -> None:
+    """matplotlib warns of characters that its font has not; here warnings are errors."""
+    assert encoded(Canvas(100, 100, "模型 <script>", "$x^"), ".png").startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwise.draw.figure.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'shardwise\[plot\]'"):
+        drawing().figure()
+    assert encoded(drawing(), ".svg")
+
+
+def test_only_a_figure_loads_matplotlib() -> None:
+    code = (
+        "import shardwise, sys\n"
+        "from shardwise.draw import bars, figure, heat_map, lines, panels, strip, timeline\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "drawing = lines.Canvas(10, 10, 'a', 'b')\n"
+        "drawing.svg()\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "drawing.figure()\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,69 @@
+"""Strips of frames: cells at their places, labels that stand on one colour, nothing outside of the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.draw.drawing import Drawing, Rect, Text
+from shardwise.draw.palette import FAINT, INK, series
+from shardwise.draw.strip import CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
+
+from .page import check_texts, texts
+
+
+def strip_of(num_frames: int, num_devices: int, share: float = 0.5) -> Drawing:
+    cells = tuple(Cell(row=i, colour=i, label=str(i), share=share, new=i == 0) for i in range(3))
+    frames = tuple(Frame(title=f"frame {i}", columns=(cells,) * num_devices) for i in range(num_frames))
+    names = tuple(str(i) for i in range(num_devices))
+    return draw_strip(Strip(title="title", subtitle="subtitle", devices=names, frames=frames, legend="legend"))
+
+
+def columns(drawing: Drawing) -> list[Rect]:
+    """The frames around what a device holds."""
+    return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * CELL_HEIGHT]
+
+
+@pytest.mark.parametrize(("num_frames", "num_devices"), [(1, 1), (5, 4), (9, 16), (3, 40)])
+def test_a_strip_wraps_and_stays_on_its_page(num_frames: int, num_devices: int) -> None:
+    drawing = strip_of(num_frames, num_devices)
+    check_texts(drawing)
+    for mark in drawing.marks:
+        if isinstance(mark, Rect):
+            assert 0 <= mark.x <= mark.x + mark.width <= drawing.width
+            assert 0 <= mark.y <= mark.y + mark.height <= drawing.height
+    assert len(columns(drawing)) == num_frames * num_devices
+    assert {"title", "subtitle", "legend", "frame 0"} <= set(texts(drawing))
+
+
+def test_columns_do_not_overlap() -> None:
+    places = {(column.x, column.y): column.width for column in columns(strip_of(9, 4))}
+    assert len(places) == 36
+    for (x, y), width in places.items():
+        assert not any(x < other < x + width for other, height in places if height == y)
+
+
+def test_a_cell_is_filled_as_far_as_its_piece_is_there() -> None:
+    (part,), (whole,) = (
+        [mark for mark in strip_of(1, 1, share).marks if isinstance(mark, Rect) and mark.fill == series(1)]
+        for share in (0.25, 1.0)
+    )
+    assert part.width == pytest.approx(whole.width / 4)
+    assert part.height == whole.height - LABEL_HEIGHT
+
+
+def test_a_label_stands_on_one_colour() -> None:
+    """On the piece where all of it is there, otherwise over it."""
+    drawing = strip_of(1, 1)
+    label = next(mark for mark in drawing.marks if isinstance(mark, Text) and mark.content == "1")
+    fill = next(mark for mark in drawing.marks if isinstance(mark, Rect) and mark.fill == series(1))
+    assert label.fill == INK
+    assert label.y <= fill.y
+
+
+def test_what_is_new_has_a_thick_edge() -> None:
+    edges = [
+        mark
+        for mark in strip_of(1, 1).marks
+        if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * CELL_HEIGHT
+    ]
+    assert [(edge.stroke, edge.stroke_width) for edge in edges] == [(INK, 2.0), (FAINT, 1.0), (FAINT, 1.0)]
