@@ -44,6 +44,10 @@ class Values(dict[Symbol, Value]):
         """What `make` gives at these values, which depends on nothing but them, the objects `of` and what is equal to `at`."""
         return make()
 
+    def once_for_all_rates(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """The same of what prices are made of before rates come in, which only `RepricedValues` keep."""
+        return make()
+
     def degree(self, axes: Iterable[str]) -> Value:
         """Devices of a group along some axes."""
         degree: Value = 1
@@ -53,7 +57,7 @@ class Values(dict[Symbol, Value]):
 
 
 class FrozenValues(Values):
-    """Values that stay as they are: each polynomial is evaluated once, for whoever prices the same sizes again and again."""
+    """Values that stay as they are: each expression is evaluated once, for whoever prices the same sizes again and again."""
 
     def __init__(self, values: Values) -> None:
         super().__init__(values)
@@ -74,6 +78,15 @@ class FrozenValues(Values):
         if found is None:
             found = self._known[id(polynomial)] = polynomial, polynomial.summed(self)
         return found[1]
+
+
+class RepricedValues(FrozenValues):
+    """Those of a layout that is priced at many rates: what does not depend on rates is made once too.
+
+    Not for the arrays of a search, which prices them at one rate: what they kept would be larger than its tables.
+    """
+
+    once_for_all_rates = FrozenValues.once
 
 
 @dataclass(frozen=True, slots=True)

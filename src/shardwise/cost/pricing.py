@@ -34,7 +34,7 @@ from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.network.placed import Links
 from shardwise.network.topology import Topology
 from shardwise.schedule.uneven import waiting
-from shardwise.symbolic import FrozenValues, Value, maximum
+from shardwise.symbolic import RepricedValues, Value, maximum
 
 TERMS = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
 Costs = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each unit
@@ -57,7 +57,7 @@ class Pricing:
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
-        self.values = FrozenValues(
+        self.values = RepricedValues(
             unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         )
         self.pricer = UnitPricer(

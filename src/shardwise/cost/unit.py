@@ -89,7 +89,7 @@ class UnitPricer:
         """What `make` gives at some values, which depends on nothing else but `what`, the model, the job and the stack: at any
         other rates it is the same."""
         of = self.structure, self.formats, self.loss
-        return values.once(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
+        return values.once_for_all_rates(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit."""
@@ -204,7 +204,9 @@ class UnitPricer:
 
     def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
         """Seconds of one kernel."""
-        work = values.once((kernel, parts.products, self.formats), lambda: self.work(kernel, parts, values))
+        work = values.once_for_all_rates(
+            (kernel, parts.products, self.formats), lambda: self.work(kernel, parts, values)
+        )
         return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
     def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
@@ -266,7 +268,7 @@ class UnitPricer:
     def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
         """Seconds of a collective; of flat arrays one for each."""
         copies = values["k"] if one.role is Role.ROUTED else 1
-        count, num_bytes = values.once(
+        count, num_bytes = values.once_for_all_rates(
             (one, parts.products, self.formats), lambda: self.payloads(one, parts, values), at=self.rates.policy
         )
         each = collective_s(one.kind, one.axes, links.along(num_bytes), links, copies)

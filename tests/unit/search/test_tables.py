@@ -1,0 +1,41 @@
+"""What the tables of a search hold while they are made."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.rates import Work
+from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_costs import ActivationCost
+from shardwise.job import Job
+from shardwise.model.load import load_model
+from shardwise.search.search import search
+from shardwise.search.space import Choices
+
+MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
+JOB = Job(global_batch_tokens=2**18, seq_len=512)
+
+
+def test_what_kernels_do_is_not_kept_for_other_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search prices its arrays at one rate; all that kernels do there would be larger than the tables."""
+    arrays: list[weakref.ref[Any]] = []
+    work, activation = UnitPricer.work, UnitPricer.activation
+
+    def seen(self: UnitPricer, *given: Any) -> Work:
+        found = work(self, *given)
+        arrays.append(weakref.ref(found.num_bytes))
+        return found
+
+    def priced(self: UnitPricer, *given: Any) -> ActivationCost:
+        found = activation(self, *given)
+        assert not [array for array in arrays if array() is not None]
+        return found
+
+    monkeypatch.setattr(UnitPricer, "work", seen)
+    monkeypatch.setattr(UnitPricer, "activation", priced)
+    assert search(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
+    assert arrays
