@@ -28,6 +28,7 @@ from shardwise.errors import InputError
 from shardwise.measurement.logs.datastore import datastore_points
 from shardwise.measurement.logs.events import event_points
 from shardwise.measurement.logs.exported import LONGEST as LONGEST_ROW
+from shardwise.measurement.logs.formats import FORMATS
 from shardwise.measurement.logs.read import EVENTS, HISTORY, TABLE, TAGS, TrainingLog, read_training_log
 from shardwise.measurement.logs.steady import steady
 from shardwise.measurement.logs.tfrecord import LONGEST, TAIL, crc32c, masked
@@ -263,3 +264,8 @@ def test_a_kind_of_file_after_another(tmp_path: Path) -> None:
     assert len(both.steps) == 20
     with pytest.raises(InputError, match=r"found no step in .*nemo; a step of Megatron-LM, as the file before it"):
         read_training_log([FOLDER / "megatron", FOLDER / "nemo"])
+
+
+def test_the_documents_name_every_tag_that_is_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "calibrating.md").read_text(encoding="utf-8")
+    assert [tag for one in FORMATS.values() for tag in one.tags if f"`{tag}`" not in text] == []
