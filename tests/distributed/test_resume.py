@@ -22,6 +22,7 @@ from shardwise.layout.layout import Layout
 from shardwise.measurement.record import StepRecord
 from shardwise.model.numerics import Numerics, Rotary
 from shardwise.planning.plan import Plan, plan_layout
+from shardwise.train.box import Box
 from shardwise.train.checkpoint import Checkpointer, latest
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
@@ -191,8 +192,8 @@ def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
     """Bytes of a model's files that this rank reads as a run begins with its weights, and those of what it keeps of them."""
     count, read = [0], Tensors.read
 
-    def counted(self: Tensors, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
-        found = read(self, name, slices)
+    def counted(self: Tensors, file: str, name: str, box: Box) -> torch.Tensor:
+        found = read(self, file, name, box)
         count[0] += found.nbytes
         return found
 

@@ -14,7 +14,7 @@ from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.precision import precision_named
 from shardwise.train.engine import Engine
-from shardwise.train.huggingface.files import StoredModel
+from shardwise.train.huggingface.files import open_hf
 from shardwise.train.huggingface.initial import begin_with
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
@@ -78,7 +78,7 @@ def plain_steps(model: Any) -> list[tuple[float, float]]:
 def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path / "before")
-    architecture = StoredModel(tmp_path / "before").architecture
+    architecture = open_hf(tmp_path / "before").architecture
     layout = Layout(micro_batch_seqs=SEQS // 2)
     instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
     engine = Engine(instance, RECIPE, World(instance.mesh))
@@ -93,7 +93,7 @@ def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> N
         assert own_loss == pytest.approx(loss, rel=1e-6)
         assert own_norm == pytest.approx(norm, rel=2e-5)
     model.save_pretrained(tmp_path / "after")
-    stored = StoredModel(tmp_path / "after")
+    stored = open_hf(tmp_path / "after")
     for kind, part, values in engine.pieces():
         if kind == "model":
             after = stored.flat(part.name, part.boxes())

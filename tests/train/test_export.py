@@ -22,7 +22,7 @@ from shardwise.train.box import Box
 from shardwise.train.checkpoint import Checkpointer, Piece, latest
 from shardwise.train.checkpoint.reading import Opened
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
-from shardwise.train.huggingface.publishing import CONFIG, INDEX, SINGLE
+from shardwise.train.huggingface.writing import CONFIG, INDEX, SINGLE
 
 MODEL = Architecture(
     name="small", d_model=16, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, vocab_size=31, num_experts=4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -56,13 +56,18 @@ class Box:
         starts = (start - origin for start, origin in zip(self.offsets, outer.offsets, strict=True))
         return Box(tuple(starts), self.lengths)
 
-    def along(self, dim: int) -> Iterator[Box]:
-        """The boxes of length 1 in a dim that it is made of."""
-        for place in range(self.offsets[dim], self.offsets[dim] + self.lengths[dim]):
-            yield Box(
-                (*self.offsets[:dim], place, *self.offsets[dim + 1 :]),
-                (*self.lengths[:dim], 1, *self.lengths[dim + 1 :]),
-            )
+    def cut(self, dim: int, lengths: Iterable[int]) -> Iterator[Box]:
+        """The boxes of these lengths in a dim that it is made of, one after the other."""
+        start = self.offsets[dim]
+        for length in lengths:
+            offsets, own = list(self.offsets), list(self.lengths)
+            offsets[dim], own[dim] = start, length
+            yield Box(tuple(offsets), tuple(own))
+            start += length
+
+    def moved(self, by: Sequence[int]) -> Box:
+        """The same box, so far on in each dim."""
+        return Box(tuple(start + step for start, step in zip(self.offsets, by, strict=True)), self.lengths)
 
     def span(self, shape: Sequence[int]) -> tuple[int, int]:
         """From its first element to behind its last one, in the flattened tensor of this shape (row-major)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
-from functools import partial
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,67 +12,31 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.weights import Weights, parameter_shapes
-from shardwise.errors import InputError, require
+from shardwise.engine.torch.weights import Weights
+from shardwise.errors import InputError
 from shardwise.train.box import Box, Shape
+from shardwise.train.conversion.entries import BYTES_PER_FILE
+from shardwise.train.conversion.places import places
+from shardwise.train.conversion.sources import of_weights
+from shardwise.train.conversion.stored import StoredModel
 from shardwise.train.huggingface.config import read_config
-from shardwise.train.huggingface.layout import Place, places, shape_of, taken
-from shardwise.train.huggingface.publishing import CONFIG, INDEX, SINGLE
-from shardwise.train.huggingface.writing import BYTES_PER_FILE, write_model
+from shardwise.train.huggingface.writing import CONFIG, INDEX, SINGLE, write_model
 
-SHOWN = 4  # names of tensors in a message
+TIED = "lm_head.weight"  # which some files have of a tied model too
+MADE = "rotary_emb.inv_freq"  # the end of the names of what a model makes for itself
 
 
-class StoredModel:
-    """The model of a folder, whose parameters are read box by box; `biases` are the names of those of its routers' choices.
-
-    Raises `InputError` for what its config does not say.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        folder = Path(folder)
-        self.architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
-        self.tensors = Tensors(folder)
-        self.shapes = parameter_shapes(self.architecture)
-        found = [place for place in places(self.architecture, family) if not place.copy]
-        self.biases = {place.parameter for place in found} - self.shapes.keys()
-        copies = {place.name for place in places(self.architecture, family) if place.copy}
-        self.tensors.require({place.name: shape_of(place, self._part(place)) for place in found}, copies)
-        self.places: dict[str, list[Place]] = {}
-        for place in found:
-            self.places.setdefault(place.parameter, []).append(place)
-
-    def _part(self, place: Place) -> Shape:
-        """The shape of what a tensor holds of a parameter."""
-        shape = (self.architecture.num_experts,) if place.parameter in self.biases else self.shapes[place.parameter]
-        return place.part(shape)
-
-    def read(self, parameter: str, box: Box) -> Tensor:
-        """A box of a parameter, in the format of the files. Nothing else of it is read."""
-        held = self.places[parameter]
-        if held[0].expert is None:
-            return self._taken(held[0], box)
-        inner = Box(box.offsets[1:], box.lengths[1:])
-        first, count = box.offsets[0], box.lengths[0]
-        return torch.stack([self._taken(place, inner) for place in held[first : first + count]])
-
-    def _taken(self, place: Place, box: Box) -> Tensor:
-        return taken(partial(self.tensors.read, place.name), place, self._part(place), box)
-
-    def bias(self, name: str) -> Tensor:
-        """The bias of a router's choice [E], one of `biases`, in fp32 at least."""
-        found = self.read(name, Box((0,), (self.architecture.num_experts,)))
-        return found.to(at_least_fp32(found.dtype))
-
-    def flat(self, parameter: str, boxes: Iterable[Box]) -> torch.Tensor:
-        """The elements of some boxes of a parameter, one box after the other, [n]."""
-        return torch.cat([self.read(parameter, box).flatten() for box in boxes])
+def open_hf(folder: str | Path) -> StoredModel:
+    """The model of a folder. Raises `InputError` for what its config does not say, and for tensors that are not those it says."""
+    folder = Path(folder)
+    architecture, family = read_config(_json(folder / CONFIG), name=folder.resolve().name)
+    tied = {TIED} if architecture.tied_embeddings else set()
+    return StoredModel(architecture, places(architecture, family.naming), Tensors(folder, tied), "its config")
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
     """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""
-    stored = StoredModel(folder)
+    stored = open_hf(folder)
     wanted = dtype or stored.tensors.dtype()
     read = (
         (name, stored.read(name, Box((0,) * len(shape), shape)).to(wanted).contiguous())
@@ -88,22 +52,17 @@ def save_hf(
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
-    zero = torch.zeros(weights.architecture.num_experts)
-
-    def read(name: str, box: Box) -> Tensor:
-        found = weights.tensors.get(name)
-        return (weights.biases.get(name, zero) if found is None else found)[box.slices]
-
     write_model(
-        folder, weights.architecture, read, weights.dtype, seq_len=seq_len, model_type=model_type, bytes_per_file=bytes_per_file
+        folder, weights.architecture, of_weights(weights), weights.dtype, seq_len=seq_len, model_type=model_type,
+        bytes_per_file=bytes_per_file,
     )  # fmt: skip
 
 
 class Tensors:
-    """The tensors of a folder's files by name. Raises `InputError` where there are none or they cannot be read."""
+    """The tensors of a folder's files, without those of some names. Raises `InputError` where they cannot be read."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, without: set[str]) -> None:
+        self.folder, self._without = folder, without
         names = sorted(set(_json(folder / INDEX)["weight_map"].values())) if (folder / INDEX).exists() else [SINGLE]
         self.files: dict[str, Any] = {}
         for name in names:
@@ -113,34 +72,19 @@ class Tensors:
                 raise InputError(f"model: cannot read {folder / name}: {error}") from None
             self.files |= dict.fromkeys(file.keys(), file)
 
-    def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """What of a tensor the slices are; nothing else is read."""
-        found: Tensor = self.files[name].get_slice(name)[slices]
+    @cached_property
+    def shapes(self) -> Mapping[tuple[str, str], Shape]:
+        own = [name for name in self.files if name not in self._without and not name.endswith(MADE)]
+        return {("", name): tuple(self.files[name].get_slice(name).get_shape()) for name in own}
+
+    def read(self, file: str, name: str, box: Box) -> Tensor:
+        found: Tensor = self.files[name].get_slice(name)[box.slices]
         return found
 
     def dtype(self) -> torch.dtype:
         """The format of the first of them."""
-        name = min(self.files)
-        return self.read(name, tuple(slice(0, 0) for _ in self._shape(name))).dtype
-
-    def _shape(self, name: str) -> Shape:
-        return tuple(self.files[name].get_slice(name).get_shape())
-
-    def require(self, shapes: Mapping[str, Shape], copies: Set[str]) -> None:
-        """Every one of these is there, in its shape, and no other but copies and what a model makes for itself."""
-        known = {*shapes, *copies, "lm_head.weight"}
-        more = [name for name in self.files if name not in known and not name.endswith("rotary_emb.inv_freq")]
-        lists = {"lacks": sorted(set(shapes) - set(self.files)), "has, beside what its config says,": sorted(more)}
-        require(
-            [
-                f"model: {self.folder} {what} {len(n)} tensors: {', '.join(n[:SHOWN])}{', ...' if len(n) > SHOWN else ''}"
-                for what, n in lists.items()
-                if n
-            ]
-        )
-        found = {name: self._shape(name) for name in shapes}
-        differ = [name for name in shapes if found[name] != shapes[name]]
-        require([f"model: {name} has shape {found[name]}; its config says {shapes[name]}" for name in differ[:SHOWN]])
+        (file, name), shape = min(self.shapes.items())
+        return self.read(file, name, Box((0,) * len(shape), (0,) * len(shape))).dtype
 
 
 def _json(path: Path) -> Mapping[str, Any]:

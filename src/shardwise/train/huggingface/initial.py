@@ -10,8 +10,8 @@ from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
 from shardwise.train.engine import Engine
 from shardwise.train.huggingface.config import read_config
-from shardwise.train.huggingface.files import StoredModel
-from shardwise.train.huggingface.publishing import CONFIG
+from shardwise.train.huggingface.files import open_hf
+from shardwise.train.huggingface.writing import CONFIG
 
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
 
@@ -39,7 +39,7 @@ def begin_with(engine: Engine, folder: str | Path) -> None:
 
     A process reads what it keeps, and nothing else. Raises `InputError` as `load_hf` does.
     """
-    stored = StoredModel(folder)
+    stored = open_hf(folder)
     engine.fill(lambda part: stored.flat(part.name, part.boxes()))
     for name, bias in engine.buffers():
         if name in stored.biases:

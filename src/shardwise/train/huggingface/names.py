@@ -9,28 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.lowering.parameters import Parameter
 from shardwise.model.decoder import PREDICTS
+from shardwise.train.conversion.naming import Naming, Stored
 
-LAYER = "model.layers.{layer}."  # modules of multi-token prediction are numbered behind the layers
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor's name, and its dims in our letters: those between commas are one dim of theirs, `1` is one of size 1. `I+R` are
-    I places and R places behind them, of two weights, each of which has one of the letters.
-
-    Without a layout it is a vector of our dims in their order. A name with `{expert}` is one tensor for each of E.
-    """
-
-    name: str
-    layout: str = ""
-
-
-def _in_layers(names: Mapping[str, Stored]) -> dict[str, Stored]:
-    return {ours: Stored(LAYER + stored.name, stored.layout) for ours, stored in names.items()}
-
-
+LAYER = Stored("model.layers.{layer}.")  # modules of multi-token prediction are numbered behind the layers
 _ATTENTION = {
     "wq": Stored("self_attn.q_proj.weight", "K G H, D"),
     "wk": Stored("self_attn.k_proj.weight", "K H, D"),
@@ -63,71 +45,58 @@ _EXPERTS = {
     "shared_down": Stored("mlp.shared_expert.down_proj.weight", "D, S"),
     "shared_expert_gate": Stored("mlp.shared_expert_gate.weight", "1, D"),
 }
-NAMES: Mapping[str, Stored] = {
+_ENDS = {
     "embedding": Stored("model.embed_tokens.weight", "V, D"),
-    **_in_layers({**_ATTENTION, **_MLP, **_EXPERTS}),
     "final_norm.weight": Stored("model.norm.weight"),
     "head": Stored("lm_head.weight", "V, D"),
 }
 # A module's own weights beside those of its block, and copies of what it borrows. Source: the files of DeepSeek-V3
 # (README_WEIGHTS.md); GLM-4.5 has the same.
-PREDICT = _in_layers(
-    {
-        "embedding_norm.weight": Stored("enorm.weight"),
-        "hidden_norm.weight": Stored("hnorm.weight"),
-        "pair_projection": Stored("eh_proj.weight", "D, J"),
-        "final_norm.weight": Stored("shared_head.norm.weight"),
-    }
-)
-COPIES = _in_layers(
-    {"embedding": Stored("embed_tokens.weight", "V, D"), "head": Stored("shared_head.head.weight", "V, D")}
-)
-_MIXTRAL = _in_layers(
-    {
-        "router": Stored("block_sparse_moe.gate.weight", "E, D"),
-        "experts_gate": Stored("block_sparse_moe.experts.{expert}.w1.weight", "M, D"),
-        "experts_up": Stored("block_sparse_moe.experts.{expert}.w3.weight", "M, D"),
-        "experts_down": Stored("block_sparse_moe.experts.{expert}.w2.weight", "D, M"),
-    }
-)
-_SHARED_EXPERTS = _in_layers(
-    {
-        "shared_gate": Stored("mlp.shared_experts.gate_proj.weight", "S, D"),
-        "shared_up": Stored("mlp.shared_experts.up_proj.weight", "S, D"),
-        "shared_down": Stored("mlp.shared_experts.down_proj.weight", "D, S"),
-    }
-)
-_LATENT = _in_layers(
-    {
-        "w_q_down": Stored("self_attn.q_a_proj.weight", "Q, D"),
-        "q_latent_norm.weight": Stored("self_attn.q_a_layernorm.weight"),
-        "w_q_plain": Stored("self_attn.q_b_proj.weight", "K G I+R, Q"),
-        "w_q_rotary": Stored("self_attn.q_b_proj.weight", "K G I+R, Q"),
-        "w_kv_down": Stored("self_attn.kv_a_proj_with_mqa.weight", "C+R, D"),
-        "w_k_rotary": Stored("self_attn.kv_a_proj_with_mqa.weight", "C+R, D"),
-        "kv_latent_norm.weight": Stored("self_attn.kv_a_layernorm.weight"),
-        "w_k_up": Stored("self_attn.kv_b_proj.weight", "K I+U, C"),
-        "w_v_up": Stored("self_attn.kv_b_proj.weight", "K I+U, C"),
-        "wo": Stored("self_attn.o_proj.weight", "D, K G U"),
-    }
-)
-_POST_NORMS = _in_layers(
-    {
-        "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
-        "mlp_norm.weight": Stored("pre_feedforward_layernorm.weight"),
-        "mlp_post_norm.weight": Stored("post_feedforward_layernorm.weight"),
-    }
-)
+_PREDICT = {
+    "embedding_norm.weight": Stored("enorm.weight"),
+    "hidden_norm.weight": Stored("hnorm.weight"),
+    "pair_projection": Stored("eh_proj.weight", "D, J"),
+    "final_norm.weight": Stored("shared_head.norm.weight"),
+}
+_COPIES = {"embedding": Stored("embed_tokens.weight", "V, D"), "head": Stored("shared_head.head.weight", "V, D")}
+_MIXTRAL = {
+    "router": Stored("block_sparse_moe.gate.weight", "E, D"),
+    "experts_gate": Stored("block_sparse_moe.experts.{expert}.w1.weight", "M, D"),
+    "experts_up": Stored("block_sparse_moe.experts.{expert}.w3.weight", "M, D"),
+    "experts_down": Stored("block_sparse_moe.experts.{expert}.w2.weight", "D, M"),
+}
+_SHARED_EXPERTS = {
+    "shared_gate": Stored("mlp.shared_experts.gate_proj.weight", "S, D"),
+    "shared_up": Stored("mlp.shared_experts.up_proj.weight", "S, D"),
+    "shared_down": Stored("mlp.shared_experts.down_proj.weight", "D, S"),
+}
+_LATENT = {
+    "w_q_down": Stored("self_attn.q_a_proj.weight", "Q, D"),
+    "q_latent_norm.weight": Stored("self_attn.q_a_layernorm.weight"),
+    "w_q_plain": Stored("self_attn.q_b_proj.weight", "K G [I]+R, Q"),
+    "w_q_rotary": Stored("self_attn.q_b_proj.weight", "K G I+[R], Q"),
+    "w_kv_down": Stored("self_attn.kv_a_proj_with_mqa.weight", "[C]+R, D"),
+    "w_k_rotary": Stored("self_attn.kv_a_proj_with_mqa.weight", "C+[R], D"),
+    "kv_latent_norm.weight": Stored("self_attn.kv_a_layernorm.weight"),
+    "w_k_up": Stored("self_attn.kv_b_proj.weight", "K [I]+U, C"),
+    "w_v_up": Stored("self_attn.kv_b_proj.weight", "K I+[U], C"),
+    "wo": Stored("self_attn.o_proj.weight", "D, K G U"),
+}
+_POST_NORMS = {
+    "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
+    "mlp_norm.weight": Stored("pre_feedforward_layernorm.weight"),
+    "mlp_post_norm.weight": Stored("post_feedforward_layernorm.weight"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
-    `elsewhere` are names other than `NAMES`. `layer_types`: the config lists each layer's kind. `experts` are the keys of their
-    number and width, `balance_bias` the name of the bias of a router's choice ("": it has none). `silent` is what a config means
-    that does not say it, `needed` what its code has whatever the config says. How it spells constants of its arithmetic:
-    `FamilyRule.numerics`.
+    `elsewhere` are names in a block that the other families do not have. `layer_types`: the config lists each layer's kind.
+    `experts` are the keys of their number and width, `balance_bias` the name of the bias of a router's choice ("": it has none).
+    `silent` is what a config means that does not say it, `needed` what its code has whatever the config says. How it spells
+    constants of its arithmetic: `FamilyRule.numerics`.
     """
 
     built_as: str
@@ -139,14 +108,17 @@ class StoredFamily:
     silent: Mapping[str, Any] = field(default_factory=dict)
     needed: Mapping[str, Any] = field(default_factory=dict)
 
-    def stored(self, parameter: Parameter) -> Stored | None:
-        """Where it keeps a parameter, if anywhere."""
-        own = PREDICT.get(parameter.weight) if parameter.unit in PREDICTS else None
-        return own or {**NAMES, **self.elsewhere}.get(parameter.in_block)
+    @property
+    def naming(self) -> Naming:
+        """Where it keeps each weight."""
+        return Naming(
+            title=self.built_as, ends=_ENDS, block={**_ATTENTION, **_MLP, **_EXPERTS, **self.elsewhere}, layer=LAYER,
+            module=LAYER, predict=_PREDICT, copies=dict.fromkeys(PREDICTS, _COPIES), balance_bias=self.balance_bias,
+        )  # fmt: skip
 
 
 _DEEPSEEK_EXPERTS = ("n_routed_experts", "moe_intermediate_size")
-_BALANCE_BIAS = LAYER + "mlp.gate.e_score_correction_bias"
+_BALANCE_BIAS = "mlp.gate.e_score_correction_bias"
 _QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")
 FAMILIES: Mapping[str, StoredFamily] = {
     "llama": StoredFamily(built_as="LlamaForCausalLM"),

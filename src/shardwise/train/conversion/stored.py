@@ -1,0 +1,102 @@
+"""A model in the files of a framework: any box of any parameter is read, and nothing else of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.weights import parameter_shapes
+from shardwise.errors import require
+from shardwise.model.architecture import Architecture
+from shardwise.train.box import Box, Shape
+from shardwise.train.conversion.places import Place
+
+SHOWN = 4  # names of tensors in a message
+
+
+class Tensors(Protocol):
+    """The tensors of a folder."""
+
+    folder: Path
+
+    @property
+    def shapes(self) -> Mapping[tuple[str, str], Shape]:
+        """By file ("" where a name is enough) and name those that are a model's; not what a framework keeps beside them."""
+
+    def read(self, file: str, name: str, box: Box) -> Tensor:
+        """A box of one of them; as little else as can be is read."""
+
+    def dtype(self) -> torch.dtype:
+        """The format of the weights."""
+
+
+class StoredModel:
+    """The model of a folder, whose parameters are read box by box; `biases` are the names of those of its routers' choices.
+
+    Raises `InputError` where the folder's tensors are not those of the architecture, which is what `authority` says.
+    """
+
+    def __init__(
+        self, architecture: Architecture, places: Iterable[Place], tensors: Tensors, authority: str = "the plan"
+    ) -> None:
+        self.architecture, self.tensors = architecture, tensors
+        self.shapes = parameter_shapes(architecture)
+        found = list(places)
+        require(list(_problems(found, tensors, authority)))
+        self.places: dict[str, list[Place]] = {}
+        for place in found:
+            if not place.copy:
+                self.places.setdefault(place.parameter, []).append(place)
+        self.biases = self.places.keys() - self.shapes.keys()
+
+    def read(self, parameter: str, box: Box) -> Tensor:
+        """A box of a parameter, in the format of the files."""
+        found: Tensor | None = None
+        for place in self.places[parameter]:
+            shared = place.box.intersection(box)
+            if shared is None:
+                continue
+            values = place.taken(partial(self.tensors.read, place.file, place.name), shared)
+            if shared == box:
+                return values
+            found = torch.empty(box.lengths, dtype=values.dtype) if found is None else found
+            found[shared.seen_from(box).slices] = values
+        assert found is not None, f"no place has {box} of {parameter}"
+        return found
+
+    def bias(self, name: str) -> Tensor:
+        """The bias of a router's choice [E], one of `biases`, in fp32 at least."""
+        found = self.read(name, Box((0,), (self.architecture.num_experts,)))
+        return found.to(at_least_fp32(found.dtype))
+
+    def flat(self, parameter: str, boxes: Iterable[Box]) -> Tensor:
+        """The elements of some boxes of a parameter, one box after the other, [n]."""
+        return torch.cat([self.read(parameter, box).flatten() for box in boxes])
+
+
+def _problems(places: Iterable[Place], tensors: Tensors, authority: str) -> Iterator[str]:
+    """What the folder lacks, has beside the model, and has in other shapes."""
+    wanted = {(place.file, place.name): place.whole for place in places if not place.copy}
+    copies = {(place.file, place.name) for place in places if place.copy}
+    found = tensors.shapes
+    lists = {
+        "lacks": sorted(wanted.keys() - found.keys()),
+        f"has, beside what {authority} says,": sorted(found.keys() - wanted.keys() - copies),
+    }
+    for verb, keys in lists.items():
+        if keys:
+            shown = ", ".join(_shown(*key) for key in keys[:SHOWN]) + (", ..." if len(keys) > SHOWN else "")
+            yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {shown}"
+    differ = [key for key in wanted if key in found and found[key] != wanted[key]]
+    for key in differ[:SHOWN]:
+        yield f"model: {_shown(*key)} of {tensors.folder} has shape {found[key]}; {authority} says {wanted[key]}"
+
+
+def _shown(file: str, name: str) -> str:
+    return f"{name} in {file}" if file else name
