@@ -28,12 +28,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """Where a kind of model keeps its weights: `ends` are those of embedding and head, `block` those of a block, and `routed`
-    those that a block with experts has elsewhere.
+    """Where a kind of model keeps its weights: `ends` are those of embedding and head, `block` those of a block. `routed` are
+    those that a block with experts has elsewhere, `direct` those of latent attention whose queries come from no latent.
 
     What stands before the names of a block is `layer` in a layer and `module` in a module of multi-token prediction, whose own
     weights are `predict`. `copies` are tensors that hold again what another unit lends, by the kind of the unit that borrows;
-    they are written, and not read. `balance_bias` is the bias of a router's choice, in a block ("": it has none).
+    they are written, and not read. `balance_bias` is the bias of a router's choice, in a block, if it has one.
     """
 
     title: str
@@ -42,9 +42,10 @@ class Naming:
     layer: Stored
     module: Stored | None = None
     routed: Mapping[str, Stored] = field(default_factory=dict)
+    direct: Mapping[str, Stored] = field(default_factory=dict)
     predict: Mapping[str, Stored] = field(default_factory=dict)
     copies: Mapping[str, Mapping[str, Stored]] = field(default_factory=dict)
-    balance_bias: str = ""
+    balance_bias: Stored | None = None
 
     def stored(self, parameter: Parameter, architecture: Architecture) -> Stored | None:
         """Where it keeps a parameter, if anywhere."""
@@ -52,9 +53,13 @@ class Naming:
             return self.ends.get(parameter.weight)
         if parameter.unit in PREDICTS and not parameter.weight.startswith(PREDICT_BLOCK):
             return self._in_block(parameter.unit, self.predict.get(parameter.weight))
-        routed = architecture.num_experts > 0 and parameter.unit != "dense_block"
-        names = {**self.block, **self.routed} if routed else self.block
-        return self._in_block(parameter.unit, names.get(parameter.in_block))
+        names = [self.block]
+        if architecture.num_experts and parameter.unit != "dense_block":
+            names.append(self.routed)
+        if architecture.kv_lora_rank and not architecture.q_lora_rank:
+            names.append(self.direct)
+        found = [table[parameter.in_block] for table in names if parameter.in_block in table]
+        return self._in_block(parameter.unit, found[-1] if found else None)
 
     def copy(self, unit: str, weight: str) -> Stored | None:
         """Where a unit of this kind has a copy of what it borrows, if anywhere."""
@@ -63,7 +68,7 @@ class Naming:
 
     def bias(self, unit: str) -> Stored | None:
         """Where the bias of a router's choice is, if anywhere."""
-        return self._in_block(unit, Stored(self.balance_bias)) if self.balance_bias else None
+        return self._in_block(unit, self.balance_bias)
 
     def _in_block(self, unit: str, stored: Stored | None) -> Stored | None:
         prefix = self.layer if unit in LAYERS else self.module

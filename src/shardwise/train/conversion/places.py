@@ -25,7 +25,7 @@ BIAS = ("E",)  # dims of the bias of a router's choice
 @dataclass(frozen=True, slots=True)
 class Place:
     """A box of a parameter in a stored tensor: the tensor's file (where that is known beforehand), name and shape, where in it
-    the chunk with this box begins, and how the box lies in the chunk.
+    the chunk with this box begins, how many of its first dims count layers or experts, and how the box lies in the chunk.
 
     A `copy` of what another tensor holds is written, and not read.
     """
@@ -34,6 +34,7 @@ class Place:
     name: str
     whole: Shape
     begin: Shape
+    counts: int
     parameter: str
     box: Box
     arrangement: Arrangement
@@ -114,4 +115,4 @@ def _places(
         offsets = tuple(expert if each and dim == "E" else part.begins.get(dim, 0) for dim in dims)
         box = Box(offsets, tuple(sizes[dim] for dim in dims))
         name = stored.name.format(**{key: number for key, (number, _) in own.items()})
-        yield Place(part.file, name, whole, begin, parameter, box, found, copy)
+        yield Place(part.file, name, whole, begin, sum(map(bool, counted)), parameter, box, found, copy)

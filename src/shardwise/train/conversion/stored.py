@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shardwise.engine.torch.build import balance_biases
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.weights import parameter_shapes
+from shardwise.engine.torch.weights import Weights, parameter_shapes
 from shardwise.errors import require
 from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box, Shape
@@ -23,8 +24,8 @@ SHOWN = 4  # names of tensors in a message
 class Tensors(Protocol):
     """The tensors of a folder."""
 
-    folder: Path
-
+    @property
+    def folder(self) -> Path: ...
     @property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
         """By file ("" where a name is enough) and name those that are a model's; not what a framework keeps beside them."""
@@ -75,9 +76,22 @@ class StoredModel:
         found = self.read(name, Box((0,), (self.architecture.num_experts,)))
         return found.to(at_least_fp32(found.dtype))
 
+    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+        """All of them, on the CPU, in `dtype` or in the format of the files."""
+        wanted = dtype or self.tensors.dtype()
+        boxes = {name: Box((0,) * len(shape), shape) for name, shape in self.shapes.items()}
+        read = {name: self.read(name, box).to(wanted).contiguous() for name, box in boxes.items()}
+        return Weights(self.architecture, read, {name: self.bias(name) for name in sorted(self.biases)})
+
     def flat(self, parameter: str, boxes: Iterable[Box]) -> Tensor:
         """The elements of some boxes of a parameter, one box after the other, [n]."""
         return torch.cat([self.read(parameter, box).flatten() for box in boxes])
+
+
+def with_biases_held(places: Iterable[Place], architecture: Architecture, tensors: Tensors) -> Iterator[Place]:
+    """Places without those of biases of routers' choices that a folder does not have: a model may be made without them."""
+    biases = set(balance_biases(architecture).values())
+    return (place for place in places if place.parameter not in biases or (place.file, place.name) in tensors.shapes)
 
 
 def _problems(places: Iterable[Place], tensors: Tensors, authority: str) -> Iterator[str]:

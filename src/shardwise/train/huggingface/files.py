@@ -36,13 +36,7 @@ def open_hf(folder: str | Path) -> StoredModel:
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
     """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""
-    stored = open_hf(folder)
-    wanted = dtype or stored.tensors.dtype()
-    read = (
-        (name, stored.read(name, Box((0,) * len(shape), shape)).to(wanted).contiguous())
-        for name, shape in stored.shapes.items()
-    )
-    return Weights(stored.architecture, dict(read), {name: stored.bias(name) for name in sorted(stored.biases)})
+    return open_hf(folder).weights(dtype)
 
 
 def save_hf(

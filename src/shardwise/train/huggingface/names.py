@@ -82,6 +82,10 @@ _LATENT = {
     "w_v_up": Stored("self_attn.kv_b_proj.weight", "K I+[U], C"),
     "wo": Stored("self_attn.o_proj.weight", "D, K G U"),
 }
+_DIRECT = {
+    "w_q_plain": Stored("self_attn.q_proj.weight", "K G [I]+R, D"),
+    "w_q_rotary": Stored("self_attn.q_proj.weight", "K G I+[R], D"),
+}
 _POST_NORMS = {
     "attention_post_norm.weight": Stored("post_attention_layernorm.weight"),
     "mlp_norm.weight": Stored("pre_feedforward_layernorm.weight"),
@@ -113,7 +117,8 @@ class StoredFamily:
         """Where it keeps each weight."""
         return Naming(
             title=self.built_as, ends=_ENDS, block={**_ATTENTION, **_MLP, **_EXPERTS, **self.elsewhere}, layer=LAYER,
-            module=LAYER, predict=_PREDICT, copies=dict.fromkeys(PREDICTS, _COPIES), balance_bias=self.balance_bias,
+            direct=_DIRECT, module=LAYER, predict=_PREDICT, copies=dict.fromkeys(PREDICTS, _COPIES),
+            balance_bias=Stored(self.balance_bias) if self.balance_bias else None,
         )  # fmt: skip
 
 

@@ -75,11 +75,11 @@ def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> 
 
 
 def _write_file(path: Path, found: Sequence[Entry], read: Read) -> None:
-    found = sorted(found, key=lambda entry: -entry.dtype.itemsize)  # so that each begins at a multiple of its elements
+    found = sorted(found, key=lambda entry: -entry.dtype.itemsize)  # each begins at a multiple of its elements
     with path.open("wb") as file:
         file.write(_header(found))
-        for entry in found:
-            _write_tensor(file, entry.value(read))  # a function of its own, so that it is gone when the next one comes
+        for entry in found:  # a function of its own writes it, so that it is gone when the next one comes
+            _write_tensor(file, entry.value(read))
         sync(file)
 
 

@@ -1,0 +1,53 @@
+"""Whether what the frameworks saved is read as the model that they had: its logits, in float64.
+
+PYTHONPATH=src python benchmarks/weights_check/read.py FORMAT FOLDER
+
+FOLDER is what `write.py` wrote, and what a judge beside this file saved under `saved/` is read. Prints the largest
+difference, and a line for each model that is read as another one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from shardwise.errors import ShardwiseError
+from shardwise.model.architecture import Architecture
+from shardwise.planning.codec import parse
+from shardwise.train.conversion.megatron import open_megatron
+from shardwise.train.conversion.megatron_reading import open_megatron_ranks
+from shardwise.train.conversion.torchtitan import open_titan
+
+OPEN = {"torchtitan": open_titan, "megatron": open_megatron, "megatron-ranks": open_megatron_ranks}
+LIMIT = 1e-10  # of the largest logit
+
+
+def difference(name: str, folder: Path) -> float:
+    """How far the logits are from those expected, of the largest."""
+    described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    model, expected = parse(Architecture, described, str(folder)), torch.load(folder / "expected.pt")
+    found = OPEN[name](folder / "saved", model).weights().logits(expected["ids"])
+    return float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
+
+
+def main(name: str, folder: str) -> int:
+    folders = sorted(path.parent for path in Path(folder).glob("*/model.json"))
+    found: dict[str, float] = {}
+    for own in folders:
+        try:
+            found[own.name] = difference(name, own)
+        except ShardwiseError as error:
+            print(f"{own.name}: {error}")
+    far = [f"{one}: logits differ by {value:.1e}" for one, value in found.items() if not value <= LIMIT]
+    worst = max(found.values(), default=float("nan"))
+    print(
+        "\n".join([*far, f"{len(found) - len(far)} of {len(folders)} are read; logits differ by {worst:.1e} at most"])
+    )
+    return int(bool(far) or len(found) < len(folders) or not folders)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Random small models, written for a framework: what the judges beside this file load. Each is in a folder of its own.
+
+PYTHONPATH=src:tests python benchmarks/weights_check/write.py FORMAT COUNT FOLDER
+
+`model.json` has the sizes, `degrees.json` degrees to load it on (1 where the framework is loaded on one process), `expected.pt`
+token ids and the logits that the model makes of them in float64, `weights/` the files in the framework's names.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import torch
+from conversion.random_models import random_models, random_weights
+
+from shardwise.engine.torch.weights import Weights
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.train.conversion.megatron import write_megatron
+from shardwise.train.conversion.megatron_names import DISTRIBUTED_NAMES, STACKED, naming_of
+from shardwise.train.conversion.megatron_parts import Degrees
+from shardwise.train.conversion.megatron_ranks import write_megatron_ranks
+from shardwise.train.conversion.sources import of_weights
+from shardwise.train.conversion.torchtitan import write_titan
+from shardwise.train.conversion.torchtitan_names import titan_model
+
+POSITIONS, DIVISIBLE = 9, 8
+DEGREES = ((1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (1, 2, 2))  # tp, pp, ep
+Writer = Callable[[Path, Weights, Degrees], None]
+
+
+def of_megatron(model: Architecture) -> None:
+    """Raise `InputError` for a model that Megatron-Core does not compute, or not on a CPU: its own modules have no latent
+    attention whose queries come from no latent, and its attention with sinks no tensor parallelism."""
+    naming_of(model, DISTRIBUTED_NAMES[0], STACKED)
+    if model.kv_lora_rank and not model.q_lora_rank:
+        raise InputError("q_lora_rank = 0")
+
+
+def write_torchtitan(folder: Path, weights: Weights, degrees: Degrees) -> None:
+    write_titan(folder, weights.architecture, of_weights(weights), weights.dtype)
+
+
+def write_distributed(folder: Path, weights: Weights, degrees: Degrees) -> None:
+    write_megatron(folder, weights.architecture, of_weights(weights), weights.dtype)
+
+
+def write_ranks(folder: Path, weights: Weights, degrees: Degrees) -> None:
+    write_megatron_ranks(
+        folder, weights.architecture, of_weights(weights), weights.dtype, degrees=degrees, implementation="local"
+    )
+
+
+FORMATS: Mapping[str, tuple[Callable[[Architecture], object], Writer]] = {
+    "torchtitan": (titan_model, write_torchtitan),
+    "megatron": (of_megatron, write_distributed),
+    "megatron-ranks": (of_megatron, write_ranks),
+}
+
+
+def random_degrees(model: Architecture, rng: random.Random) -> Degrees:
+    """Those of ranks that can have the model."""
+    while True:
+        tp, pp, ep = rng.choice(DEGREES)
+        found = Degrees(tp=tp, pp=pp, ep=ep, divisible=DIVISIBLE)
+        try:
+            found.require(model)
+        except InputError:
+            continue
+        return found
+
+
+def main(name: str, count: str, folder: str) -> None:
+    accepts, write = FORMATS[name]
+    rng = random.Random(7)
+    for number, model in enumerate(islice(random_models(accepts, 7), int(count))):
+        own = Path(folder, f"{number:03}")
+        own.mkdir(parents=True, exist_ok=True)
+        weights, degrees = random_weights(model, number, torch.float64), random_degrees(model, rng)
+        ids = torch.randint(0, model.vocab_size, (2, POSITIONS), generator=torch.Generator().manual_seed(number))
+        (own / "model.json").write_text(json.dumps(asdict(model)), encoding="utf-8")
+        (own / "degrees.json").write_text(json.dumps(asdict(degrees)), encoding="utf-8")
+        torch.save({"ids": ids, "logits": weights.logits(ids)}, own / "expected.pt")
+        write(own / "weights", weights, degrees)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
