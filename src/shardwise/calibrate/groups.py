@@ -52,7 +52,7 @@ class Layouts:
 
     @property
     def pairs(self) -> tuple[int, int]:
-        """Pairs whose times differ by over a tenth: how many there are, and how many are ordered rightly."""
+        """Pairs whose times differ by over a tenth: how many there are, and how many are ordered correctly."""
         return ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
 
 
@@ -158,7 +158,7 @@ def groups_payload(found: dict[str, list[Layouts]]) -> dict[str, Any]:
 def groups_report(found: dict[str, list[Layouts]]) -> str:
     """A table of all sets, and the groups in which the pick loses most."""
     lines = [
-        f"layouts beside each other: rows alike in {', '.join(KEY)}; at least {FEWEST} layouts; the constants of the package",
+        f"layouts compared: rows alike in {', '.join(KEY)}; at least {FEWEST} layouts; the constants of the package",
         "",
         f"{'':<24}{'groups':>8}{'pairs':>8}{'ordered':>9}{'best picked':>13}{'mean regret':>13}{'worst':>8}",
     ]

@@ -127,7 +127,7 @@ class OwnFit:
 
     @cached_property
     def spread(self) -> Mapping[str, tuple[float, float]]:
-        """By kind of model the factors on a prediction between which nine of ten measured times lie.
+        """By kind of model the ends of the 90% prediction interval, as factors on a prediction.
 
         With fewer than `SOME` runs of a kind as without: what the published runs show of the stack. With fewer than `MANY` the
         narrower of that and what they show of labs that three runs were given of: knowing more makes nothing less sure. Then

@@ -58,7 +58,7 @@ class Published:
         return np.asarray(np.exp(self.fitted.rows[: len(self.members)]))[None]
 
     def spread(self, fold: str) -> dict[str, tuple[float, float]]:
-        """By kind of model the factors on a prediction between which nine of ten measured times of a fold lie."""
+        """By kind of model the ends of the 90% prediction interval of a fold, as factors on a prediction."""
         ratios = self.measured / self.folds[fold]
         groups = self.num_groups(fold)
         return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in SPREAD_OF}
@@ -101,7 +101,7 @@ def between(ratios: Array, weights: Array) -> tuple[float, float]:
 def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
     """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
 
-    The 3 was chosen so that intervals from the other labs and sources cover nine of ten runs of one that is left out.
+    The 3 was chosen so that intervals from the other labs and sources cover 90% of the runs of one that is left out.
     """
     low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in pair)
     return low, high
@@ -237,7 +237,7 @@ def fold_report(found: Published) -> str:
         if ranks:
             lines.append(
                 f"  layouts of one model on one machine that differ by over 10%: {ranks.ordered:.1%} of {ranks.num_pairs} pairs "
-                f"ordered rightly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
+                f"ordered correctly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
                 f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
             )
         lines.append("")

@@ -28,7 +28,7 @@ def grouped(items: Iterable[T], row: Callable[[T], Row], same: Sequence[str]) ->
 
 
 def ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Of measured and predicted seconds: pairs whose measured times differ by over `APART`, and how many are ordered rightly."""
+    """Pairs of (measured, predicted) seconds whose measured times differ by over `APART`, and how many are ordered correctly."""
     pairs = [sorted(pair) for pair in combinations(seconds, 2)]
     apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + APART)]
     return len(apart), sum(fast[1] < slow[1] for fast, slow in apart)
@@ -36,7 +36,7 @@ def ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """`ordered`: share of pairs that differ by over a tenth that are ordered rightly; `lost`: throughput given up on average
+    """`ordered`: share of pairs that differ by over a tenth that are ordered correctly; `lost`: throughput given up on average
     by taking the layout that is predicted to be the fastest, and at most."""
 
     num_groups: int

@@ -20,7 +20,7 @@ def constants_toml(found: Published) -> str:
         f'source = "fitted to {len(found.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
         'weighted 1/duplicates, beside half of a study of layouts (layouts.csv)"',
     ]
-    lines += ["", "# Factors on a prediction between which nine of ten measured times lie, from folds."]
+    lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
     for name, fold in SPREADS.items():
         pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in found.spread(fold).items())
         lines.append(f"spread.{name} = {{ {pairs} }}")

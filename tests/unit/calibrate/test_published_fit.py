@@ -120,7 +120,7 @@ def report_and_payload_say_the_same(published: Published) -> None:
     assert len(payload["rows"]) == len(published.members)
     given = [row for row in payload["rows"] if row["three_step_time_s"] is None]
     assert 0 < len(given) < len(payload["rows"])
-    assert "ordered rightly" in text
+    assert "ordered correctly" in text
     assert "coverage" in text
 
 
