@@ -1,6 +1,7 @@
 """Run every command of the documents and put what it prints under it.
 
     python docs/refresh.py            # rewrite the documents
+    python docs/refresh.py README.md  # this one alone
     python docs/refresh.py --check    # say which outputs are out of date, exit status 1
 
 A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. Of several commands, one
@@ -111,6 +112,7 @@ def refresh(document: Path, *, write: bool) -> bool:
 
 
 if __name__ == "__main__":
-    stale = [str(path.relative_to(ROOT)) for path in DOCUMENTS if refresh(path, write="--check" not in sys.argv)]
+    chosen = [Path(word).resolve() for word in sys.argv[1:] if word != "--check"] or DOCUMENTS
+    stale = [str(path.relative_to(ROOT)) for path in chosen if refresh(path, write="--check" not in sys.argv)]
     print("\n".join(f"{name} was out of date" for name in stale) or "all outputs are current")
     sys.exit(1 if stale and "--check" in sys.argv else 0)

@@ -163,8 +163,8 @@ def binary_reading(value: int) -> tuple[int, str] | None:
 
 
 def counted(number: int, thing: str) -> str:
-    """So many things: "1 step", "1,024 steps"."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+    """So many things: "1 step", "1,024 steps", "2 batches"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")
 
 
 def format_bytes(value: float) -> str:

@@ -26,7 +26,7 @@ ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp
 
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
-    "explain": ["--against", "--help", "--json", "--term"],
+    "explain": ["--against", "--help", "--json", "--term", "--verbose"],
     "instructions": ["--all", "--help", "--json", "--pass", "--stage", "--unit"],
     "memory": [
         "--batch-tokens",
@@ -40,6 +40,7 @@ FLAGS = {
         "--set",
         "--stack",
         "--tokens",
+        "--verbose",
     ],
     "kv-cache": ["--batch", "--context", "--dtype", "--help", "--json", "--no-runtime", "--on", "--set", "--weights"],
     "schedule": [
@@ -67,7 +68,7 @@ FLAGS = {
         "--weights",
         "--with",
     ],
-    "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace"],
+    "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace", "--verbose"],
     "show": ["--chip", "--help", "--json"],
     "export": ["--help", "--json", "--out", "--to"],
     "read": [
@@ -80,6 +81,7 @@ FLAGS = {
         "--model",
         "--out",
         "--seq-len",
+        "--verbose",
     ],
     "bench": ["--device", "--dtype", "--help", "--json", "--out", "--processes"],
     "calibrate": ["--bench", "--help", "--json", "--name", "--out", "--run", "--runs", "--stack"],
@@ -136,7 +138,7 @@ FLAGS = {
         "--validate-every",
         "--warmup",
     ],
-    "reconcile": ["--help", "--json", "--plot"],
+    "reconcile": ["--help", "--json", "--plot", "--verbose"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": ["--bound", "--chip", "--folds", "--groups", "--help", "--json", "--plot", "--rows", "--source"],
     "plan": [
@@ -160,6 +162,7 @@ FLAGS = {
         "--stack",
         "--sweep",
         "--tokens",
+        "--verbose",
     ],
     "matmul": [
         "--backward",
@@ -201,6 +204,7 @@ FLAGS = {
         "--set",
         "--stack",
         "--tokens",
+        "--verbose",
     ],
 }
 
@@ -242,8 +246,8 @@ def test_verbs_and_flags() -> None:
     assert top == {"--help", "--version"}
 
 
-def test_plan_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, *PLAN)
+def test_the_whole_report_of_a_plan_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *PLAN, "-v")
     assert (code, err) == (0, "")
     for part in (
         "llama-3-8b",
@@ -323,7 +327,7 @@ def test_layers_of_each_stage_are_a_choice_where_they_are_not_the_natural_ones(
 ) -> None:
     target = tmp_path / "plan.json"
     layout = "pp=4 fsdp=2 layers_per_stage=6,9,9,8"
-    _, out, _ = run(capsys, *ESTIMATE, "--layout", layout)
+    _, out, _ = run(capsys, *ESTIMATE, "--layout", layout, "-v")
     assert "schedule 1f1b, 1 virtual stages, blocks per stage 6, 2x9, 8" in out
     _, out, _ = run(capsys, *ESTIMATE, "--layout", layout, "--json")
     target.write_text(out)
@@ -353,10 +357,10 @@ def test_zero_stage_defaults_to_three_with_fsdp(capsys: pytest.CaptureFixture[st
 def test_a_printed_layout_with_whole_experts_can_be_given_again(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("estimate", "deepseek-v3", "h100:256", "--batch-tokens", "4Mi", "--seq-len", "4096", "--layout")
     words = "fsdp=32 tp=8 ep=64 etp=1 recompute=full"
-    _, out, _ = run(capsys, *job, words)
+    _, out, _ = run(capsys, *job, words, "-v")
     degrees = next(line.strip() for line in out.splitlines() if line.startswith("  dp="))
     assert degrees == "dp=1 fsdp=32 tp=8 cp=1 pp=1 ep=64 etp=1"
-    assert run(capsys, *job, f"{degrees} recompute=full")[1] == out
+    assert run(capsys, *job, f"{degrees} recompute=full", "-v")[1] == out
 
 
 def test_set_replaces_a_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,7 +393,9 @@ def test_set_changes_how_the_run_is_priced(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--set", "chip.price_usd_per_hour=2.5")
+    _, out, _ = run(
+        capsys, *ESTIMATE, "--layout", "fsdp=8 recompute=full", "--set", "chip.price_usd_per_hour=2.5", "-v"
+    )
     for part in (
         "the whole run",
         "without interruptions",
@@ -399,14 +405,14 @@ def test_the_report_tells_of_the_whole_run(capsys: pytest.CaptureFixture[str]) -
         "PUE 1.56",
     ):
         assert part in out
-    _, out, _ = run(capsys, *ESTIMATE[:-2], "--layout", "fsdp=8 recompute=full")
+    _, out, _ = run(capsys, *ESTIMATE[:-2], "--layout", "fsdp=8 recompute=full", "-v")
     assert "the whole run" not in out
 
 
 def test_a_local_machine_and_a_short_run_are_told_for_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("estimate", "gpt-2", "local:4", "--batch-tokens", "64Ki", "--seq-len", "1024", "--layout", "fsdp=4")
-    _, out, _ = run(capsys, *job, "--precision", "fp32", "--tokens", "10M")
-    assert "note: local:N is a cluster of N processes that share the catalogue's generic host (show chips cpu)" in out
+    _, out, _ = run(capsys, *job, "--precision", "fp32", "--tokens", "10M", "-v")
+    assert "local:N is a cluster of N processes that share the catalogue's generic host (show chips cpu)" in out
     assert re.search(r"steps: [\d.]+ min without interruptions, [\d.]+ min with them", out)
     assert "0.0 days" not in out
 
@@ -557,13 +563,13 @@ def test_a_place_that_cannot_be_written_is_found_before_the_search(
 
 
 def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, *ESTIMATE[:-1], "512Ki", "--layout", "fsdp=8 micro_batch_seqs=8 recompute=full")
+    _, out, _ = run(capsys, *ESTIMATE[:-1], "512Ki", "--layout", "fsdp=8 micro_batch_seqs=8 recompute=full", "-v")
     assert "524K tokens are 1 step: " in out
-    assert ", 1 micro-batch of 8 sequences" in out
+    assert "8 replicas, 1 micro-batch of 8 sequences each" in out
 
 
 def test_the_leanest_layout_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, *PLAN)
+    _, out, _ = run(capsys, *PLAN, "-v")
     assert out.count("the least memory; ") == 1
     assert " 0 B less memory" not in out
 

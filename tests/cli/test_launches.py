@@ -28,7 +28,7 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     file = str(tmp_path / "plan.json")
     code, out, _ = run(capsys, "plan", *PLAN, "--out", file)
     assert code == 0
-    assert out.rstrip().endswith(f"shardwise export {file} --to megatron --out run/")
+    assert f"next: shardwise explain {file}, shardwise export {file} --to megatron --out run/\n" in out
     return file
 
 
@@ -74,7 +74,6 @@ def test_a_launch_that_loses_time_is_told_what_to_change(tmp_path: Path, capsys:
     run(capsys, "plan", *PLAN, "--export", str(tmp_path), "--pin", "recompute=full", "--pin", "tp=8")
     code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16")
     assert code == 0
-    assert "as it runs: " in out
     assert "without recompute-granularity" in out
     code, out, _ = run(capsys, "read", str(tmp_path / "launch.sh"), "--cluster", "h100:16", "--json")
     found = json.loads(out)

@@ -63,7 +63,7 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
 def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path, optimizer: str) -> None:
     named = trained(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")
     picture = tmp_path / "reconciled.svg"
-    code, out, err = run(capsys, "reconcile", *named, "--plot", str(picture))
+    code, out, err = run(capsys, "reconcile", *named, "-v", "--plot", str(picture))
     assert (code, err) == (0, "")
     for part in (
         "against " + named[1], "local:N is a cluster", "predicted", "measured", "unexplained", "forward", "backward",

@@ -61,7 +61,7 @@ def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsy
 def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
     path = plan_file(tmp_path, "fsdp=4 tp=2 pp=2 zero_stage=1")
-    text = run(capsys, path, "--draw", str(svg), "--trace", str(trace))
+    text = run(capsys, path, "-v", "--draw", str(svg), "--trace", str(trace))
     assert re.search(
         r"step [\d.]+ m?s simulated \(starts and waits where the list has them\), [\d.]+ m?s estimated", text
     )

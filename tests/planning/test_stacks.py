@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,10 @@ def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
     for one in (plan.estimate, *(other.estimate for other in plan.alternatives)):
         assert one.interval90 == (one.step_time_s * spread[0], one.step_time_s * spread[1])
         assert one.interval90[0] < one.step_time_s < one.interval90[1]
-        rests_on = calibration.described(moe=bool(plan.model.num_experts))
-        assert one.notes[0] == f"a prediction for {calibration.stack}: {rests_on}"
-        assert rests_on.startswith(calibration.source)
+        assert one.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
+        caveat = calibration.caveat(moe=bool(plan.model.num_experts))
+        assert one.caveats == one.notes[1:]
+        assert one.caveats[:1] == ((caveat,) if caveat else ())
         assert BOUND not in one.notes
 
 
@@ -177,13 +179,15 @@ def test_links_and_their_fraction_move_the_step_alike(plan: Plan, story: Explana
 
 def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
-    code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path)
+    code, out, err = run(capsys, "plan", *WORDS, "--stack", "nemo-25", "--out", path, "-v")
     assert (code, err) == (0, "")
     found, calibration = sw.load_plan(path).estimate, sw.load_plan(path).cluster.calibration
     assert calibration is not None
     assert found.interval90 is not None
     low, high = found.interval90
-    step = f"step {format_seconds(found.step_time_s)} (90% prediction interval {format_seconds(low)} to {format_seconds(high)})"
+    step = (
+        f"{format_seconds(found.step_time_s)} (90% prediction interval {format_seconds(low)} to {format_seconds(high)})"
+    )
     bound = sw.load_plan(path).bound_s
     assert bound is not None
     assert f"{step} predicted for nemo-25" in out
@@ -194,23 +198,23 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     whole = shown + sum(found.hidden[axis] for axis in found.hidden if axis in COMMUNICATION)
     assert calibration["exposed"] < shown / whole < 1.0  # all of what kernels wait for, and of the rest a share
     for part in (
-        "note: a prediction for nemo-25: fitted to 916 published runs",
+        "a prediction for nemo-25: fitted to 916 published runs",
         f"{shown / whole:.0%} of communication exposed",
     ):
         assert part in out
     assert "overlap convention" not in out
-    code, out, _ = run(capsys, "explain", path)
+    code, out, _ = run(capsys, "explain", path, "-v")
     assert code == 0
-    for part in (f"a {step}", "stack.exposed", CONSTANTS["exposed"].meaning, "source of the constants"):
-        assert part.replace("a step ", "a step of ") in out
+    for part in (f"a step of {step}", "stack.exposed", CONSTANTS["exposed"].meaning, "source of the constants"):
+        assert part in out
 
 
 def test_the_report_of_a_bound_calls_it_that_and_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", *WORDS, "--overlap", "per_axis")
     assert code == 0
     assert "90%" not in out
-    assert "  lower bound of the step " in out.splitlines()[1]
-    assert f"note: {BOUND}" in out
+    assert re.search(r"^  step +[\d.]+ s, a lower bound$", out, re.MULTILINE)
+    assert BOUND in out
     assert "overlap convention per_axis" in out
 
 
@@ -253,6 +257,7 @@ def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.Cap
 
 def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
     from shardwise.cli.comparison import comparison_report
+    from shardwise.cli.plain import plain
 
     model = sw.load_model("llama-3-8b")
     by_bound = replace(JOB, overlap="per_axis")
@@ -266,7 +271,7 @@ def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
                       within_budget=None)
             for one in pair
         ]  # fmt: skip
-        report = comparison_report(compare(contenders, Limits()))
+        report = plain(comparison_report(compare(contenders, Limits())))
         assert ("which do not compare" in report) == said
 
 
@@ -295,6 +300,6 @@ def test_a_calibration_of_ones_own_and_a_stack_are_refused(capsys: pytest.Captur
     code, _, err = run(capsys, *words, "--stack", "nemo-25")
     assert code == 2
     assert "which has a [calibration] of its own (fused); leave out one of the two" in err
-    code, out, _ = run(capsys, *words)
+    code, out, _ = run(capsys, *words, "-v")
     assert code == 0
     assert "a prediction for fused: ours" in out

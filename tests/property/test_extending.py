@@ -70,7 +70,7 @@ def test_a_stack_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert (own.constants, own.spread) == (kind.constants, kind.spread)
     assert stacks.stack_of_software("My-Trainer 1.2 (my-fork of Megatron)").name == name
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--stack", name]) == 0
-    assert f"a prediction for {name}" in capsys.readouterr().out
+    assert f"predicted for {name}" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_the_engine_runs_it(policy: str) -> None:
 
 def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", f"fsdp=8 recompute={policy}"]) == 0
-    assert f"recompute {policy}" in capsys.readouterr().out
+    assert f"recompute={policy}" in capsys.readouterr().out
     assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"recompute={policy}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"]["recompute"] == policy
     for verb in ("plan", "estimate", "memory"):

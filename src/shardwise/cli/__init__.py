@@ -34,6 +34,8 @@ from shardwise.cli import (
     validate,
     verify,
 )
+from shardwise.cli.plain import plain
+from shardwise.cli.section import short_form
 from shardwise.cli.terminal import ProgressLine, folded, terminal_width
 from shardwise.cost.kept import derivations_kept
 from shardwise.errors import STOPPED, ShardwiseError, told
@@ -121,6 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _answer(arguments: argparse.Namespace) -> str:
     """What a verb prints: on a terminal in its width, but for what programs read."""
     with ProgressLine(arguments.verb, None if arguments.verb in SHOW_THEMSELVES else sys.stderr) as arguments.progress:
-        text: str = arguments.run(arguments)
+        found = arguments.run(arguments)
     for_programs = arguments.json or getattr(arguments, "emit", None)
+    text = (
+        found if isinstance(found, str) else plain(found if getattr(arguments, "verbose", True) else short_form(found))
+    )
     return text if for_programs else folded(text, terminal_width())

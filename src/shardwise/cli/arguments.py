@@ -84,6 +84,11 @@ def add_job_arguments(
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
+def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
+    """`--verbose`, of verbs whose reports have details."""
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the whole report, with all its details")
+
+
 def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) -> None:
     """`--set`, which replaces values of the catalogue."""
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shardwise.cli.interval import INTERVAL, span_text
-from shardwise.cli.table import Row, table
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.planning.compare import Comparison, Contender
 from shardwise.progress import Progress, silent
 from shardwise.search.clusters import misses, remedies
@@ -51,19 +51,21 @@ def _said(met: bool | None) -> str:
     return ABSENT if met is None else "yes" if met else "NO"
 
 
-def comparison_report(comparison: Comparison) -> str:
+def comparison_report(comparison: Comparison) -> Report:
     """The table with what holds for its figures, the choice with its reason, each cluster's layout, what is absent."""
     assert comparison.chosen is not None
     chosen = comparison.contenders[comparison.chosen]
-    sections = [
-        "\n".join([comparison_table(comparison), *_notes(comparison)]),
-        f"chosen: {chosen.cluster}, {comparison.reason}",
-        "\n".join(["layouts", *(f"  {one.cluster:<20} {_layout(one)}" for one in comparison.contenders)]),
+    layouts = Table(rows=tuple((one.cluster, _layout(one)) for one in comparison.contenders), head=False, indent=2)
+    return [
+        Section([comparison_table(comparison), *_notes(comparison, caveats=True)]),
+        Section([f"chosen: {chosen.cluster}, {comparison.reason}"]),
+        Section([layouts], title="layouts"),
+        Section(list(_absent(comparison))),
+        Section(list(_notes(comparison, caveats=False)), title="what the predictions rest on", detail=True),
     ]
-    return "\n\n".join([*sections, *filter(None, ["\n".join(_absent(comparison))])])
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_table(comparison: Comparison) -> Table:
     """A line for each cluster, the chosen one marked; columns of limits that nobody asked for are left out."""
     limits = comparison.limits
     unasked = {"in time": limits.deadline_s is None, "in budget": limits.budget_usd is None}
@@ -76,16 +78,22 @@ def comparison_table(comparison: Comparison) -> str:
     for number, one in enumerate(comparison.contenders):
         mark = "* " if number == comparison.chosen else "  "
         rows.append((mark + one.cluster, *(COLUMNS[name](one) for name in names)))
-    return table(rows, right=range(1, len(rows[0])))
+    return Table(rows=tuple(rows), right=range(1, len(rows[0])))
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
-    """What each estimate says about itself; a note that several share is said once."""
+def _notes(comparison: Comparison, *, caveats: bool) -> Iterator[str]:
+    """What each estimate says about itself, its caveats or the rest; a note that several share is said once."""
     clusters: dict[str, list[str]] = {}
     for one in comparison.contenders:
         for note in one.notes:
-            clusters.setdefault(note, []).append(one.cluster)
+            if one.plan and caveats == (note in one.plan.estimate.caveats):
+                clusters.setdefault(note, []).append(one.cluster)
     yield from (f"  note: {', '.join(names)}: {note}" for note, names in clusters.items())
+    if caveats:
+        yield from _mixed(comparison)
+
+
+def _mixed(comparison: Comparison) -> Iterator[str]:
     predicted = {one.stack is not None for one in comparison.contenders if one.plan}
     if len(predicted) > 1:
         yield "  note: some of these steps are predictions and some bounds, which do not compare"

@@ -6,9 +6,17 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve, resolve_reliability
+from shardwise.cli.arguments import (
+    add_job_arguments,
+    add_verbose_argument,
+    layout_help,
+    parse_layout_text,
+    resolve,
+    resolve_reliability,
+)
 
 if TYPE_CHECKING:
+    from shardwise.cli.section import Report
     from shardwise.planning.plan import Plan
     from shardwise.progress import Progress
 
@@ -20,12 +28,13 @@ def configure(verbs: Any) -> None:
     )
     add_job_arguments(parser)
     parser.add_argument("--layout", type=str, required=True, metavar="TEXT", help=layout_help())
+    add_verbose_argument(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
-    from shardwise.cli.report import plan_report
+    from shardwise.cli.plan_report import plan_report
     from shardwise.planning.payload import estimate_payload
     from shardwise.planning.plan import plan_layout
 

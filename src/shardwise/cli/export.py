@@ -62,17 +62,6 @@ def write_launch(plan: Plan, folder: str) -> None:
     write_folder(folder, export(plan, target).files)
 
 
-def export_line(plan: Plan, file: str | None, folder: str | None) -> str:
-    """The last line of a plan's report: what makes a launch of it, or where that was written."""
-    from shardwise.export.targets import target_for
-
-    if folder:
-        return f"launch written to {folder}"
-    target = target_for(plan)
-    first = "" if file else "with --out plan.json: "
-    return f"{first}shardwise export {file or 'plan.json'} --to {target.name if target else 'TARGET'} --out run/"
-
-
 def write_folder(folder: str, files: Any) -> None:
     """Write texts by name into a folder, which is made. Raises `InputError` for one that cannot be written."""
     from shardwise.errors import InputError

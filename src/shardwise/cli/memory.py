@@ -7,25 +7,24 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, layout_help, parse_layout_text, resolve
+from shardwise.cli.arguments import (
+    add_job_arguments,
+    add_verbose_argument,
+    layout_help,
+    parse_layout_text,
+    resolve,
+)
 from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.job import USUAL_SEQ_LEN
 
 if TYPE_CHECKING:
+    from shardwise.cli.section import Report
     from shardwise.cluster.cluster import Cluster
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
 
-BAR = 28
 BATCH = "micro-batches that fill the pipeline, for every replica"
-# Terms of an estimate by what they are for, in the order of `terms.MEMORY_TERMS`.
-GROUPS = {
-    "model state": ("parameters", "gradients", "master", "optimizer"),
-    "activations": ("activations", "workspace"),
-    "transient": ("gathered", "logits", "buffers"),
-    "runtime": ("runtime",),
-}
 
 
 def configure(verbs: Any) -> None:
@@ -42,11 +41,13 @@ def configure(verbs: Any) -> None:
     parser.add_argument(
         "--plot", type=picture_name, metavar="FILE", help="draw the bars: of layouts, or of one layout's stages"
     )
+    add_verbose_argument(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
+    from shardwise.cli.memory_report import memory_report
     from shardwise.planning.memory import memory_payload
 
     defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> str:
     payload = memory_payload(model, cluster, layouts, defaults)
     if arguments.plot:
         _plot(payload, cluster, arguments.plot)
-    return json.dumps(payload, indent=2) if arguments.json else memory_text(payload)
+    return json.dumps(payload, indent=2) if arguments.json else memory_report(payload, BATCH)
 
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
@@ -103,96 +104,6 @@ def _filling_job(text: str, job: Job) -> Job:
 
     found = parse_fields(text, what="--layout", also=DERIVED)
     return filling_job(job, layout_of({key: value for key, value in found.items() if key not in DERIVED}))
-
-
-def memory_text(payload: Mapping[str, Any]) -> str:
-    """Each layout's tree and stages; several side by side first."""
-    sections = [_head(payload)]
-    if len(payload["layouts"]) > 1:
-        sections.append(_side_by_side(payload["layouts"]))
-    sections += [_layout(one, payload["memory_capacity_bytes"], i + 1) for i, one in enumerate(payload["layouts"])]
-    return "\n\n".join(sections)
-
-
-def _head(payload: Mapping[str, Any]) -> str:
-    """The job; what the user left out is said to be the default."""
-    job, defaults = payload["job"], payload["defaults"]
-    batches = {one["global_batch_tokens"] for one in payload["layouts"]}
-    batch = f"{batches.pop():,} tokens per batch" if len(batches) == 1 else "a batch for each layout"
-    default = f"default: {BATCH}"
-    batch += f" ({default})" if "batch_tokens" in defaults else ""
-    seq_len = f"sequences of {job['seq_len']:,}" + (" (default)" if "seq_len" in defaults else "")
-    return f"memory of a device: {payload['model']['name']} on {payload['cluster']}, {batch}, {seq_len}, {job['precision']}"
-
-
-def _side_by_side(layouts: Sequence[Mapping[str, Any]]) -> str:
-    """The fullest stages, a column for each layout."""
-    from shardwise.units import format_bytes
-
-    fullest = [one["stages"][one["fullest_stage"]] for one in layouts]
-    lines = [
-        "side by side (fullest stages)",
-        f"  {'':<12}" + "".join(f"{f'[{i + 1}]':>11}" for i in range(len(layouts))),
-    ]
-    for name in fullest[0]:
-        if any(stage[name] > 0 for stage in fullest):
-            lines.append(f"  {name:<12}" + "".join(f"{format_bytes(stage[name]):>11}" for stage in fullest))
-    lines.append(f"  {'total':<12}" + "".join(f"{format_bytes(one['memory_bytes']):>11}" for one in layouts))
-    lines.append(f"  {'fits':<12}" + "".join(f"{'yes' if one['fits'] else 'NO':>11}" for one in layouts))
-    return "\n".join(lines)
-
-
-def _layout(one: Mapping[str, Any], capacity: float, number: int) -> str:
-    from shardwise.units import format_bytes
-
-    stages, fullest = one["stages"], one["fullest_stage"]
-    free = f"fits, {one['margin']:.0%} free" if one["fits"] else f"DOES NOT FIT, {-one['margin']:.0%} too much"
-    lines = [
-        f"[{number}] {one['layout']['text']}",
-        f"  {format_bytes(one['memory_bytes'])} of {format_bytes(capacity)} ({free})",
-        f"  batch of {one['global_batch_tokens']:,} tokens, micro-batches of each replica: {one['num_micro_batches']:,}",
-    ]
-    lines += ["", f"  stage {fullest}, the fullest" if len(stages) > 1 else "  every device", *_tree(stages[fullest])]
-    if len(stages) > 1:
-        lines += ["", "  stages", *_stages(stages, capacity, fullest)]
-    return "\n".join(lines)
-
-
-def _tree(memory: Mapping[str, float]) -> list[str]:
-    """Groups and their terms, with bars of the whole."""
-    lines = []
-    for group, names in GROUPS.items():
-        held = {name: memory[name] for name in names if memory[name] > 0}
-        if held:
-            lines.append(_row(f"    {group}", sum(held.values()), sum(memory.values())))
-        if list(held) != [group]:
-            lines += [_row(f"      {name}", value, sum(memory.values())) for name, value in held.items()]
-    return lines
-
-
-def _row(name: str, value: float, whole: float) -> str:
-    from shardwise.units import format_bytes
-
-    bar = "#" * max(1, round(BAR * value / whole))
-    return f"{name:<20}{format_bytes(value):>10}  {value / whole:6.1%}  {bar}"
-
-
-def _stages(stages: Sequence[Mapping[str, float]], capacity: float, fullest: int) -> list[str]:
-    """A bar of the capacity for each stage; equal neighbours on one line."""
-    from shardwise.units import format_bytes
-
-    lines, first = [], 0
-    while first < len(stages):
-        last = first
-        while last + 1 < len(stages) and stages[last + 1] == stages[first]:
-            last += 1
-        total = sum(stages[first].values())
-        bar = "#" * max(1, round(BAR * total / capacity))
-        name = f"{first}" if first == last else f"{first} to {last}"
-        mark = "  <- fullest" if first <= fullest <= last else ""
-        lines.append(f"    {name:<16}{format_bytes(total):>10}  {total / capacity:6.1%}  {bar}{mark}")
-        first = last + 1
-    return lines
 
 
 def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_job_arguments, policies, resolve_reliability, resolve_several
+from shardwise.cli.arguments import (
+    add_job_arguments,
+    add_verbose_argument,
+    policies,
+    resolve_reliability,
+    resolve_several,
+)
+from shardwise.cli.section import Report, Section
 from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
 from shardwise.units import parse_duration, parse_usd
@@ -54,12 +61,13 @@ def configure(verbs: Any) -> None:
         help="write the launch of the framework that the stack is, as `shardwise export` does",
     )
     add_sweep_arguments(parser)
+    add_verbose_argument(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
-    from shardwise.cli.export import export_line, write_launch
+    from shardwise.cli.export import write_launch
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
@@ -74,24 +82,26 @@ def run(arguments: argparse.Namespace) -> str:
     limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
-    reliability = resolve_reliability(arguments)
+    reliability, progress = resolve_reliability(arguments), arguments.progress
     _require_tokens(arguments, job.tokens)
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        found = plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=arguments.progress)
-        _require_within(found, limits, choices, arguments.progress)
-        chosen, shown = found, _one(found, limits, arguments.json)
+        chosen = plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=progress)
+        _require_within(chosen, limits, choices, progress)
+        found: Plan | Comparison = chosen
     else:
-        comparison = plan_clusters(
-            model, clusters, job, limits=limits, choices=choices, reliability=reliability, progress=arguments.progress
+        found = plan_clusters(
+            model, clusters, job, limits=limits, choices=choices, reliability=reliability, progress=progress
         )
-        chosen, shown = _chosen(comparison, choices, arguments.progress), _several(comparison, arguments.json)
+        chosen = _chosen(found, choices, progress)
     if arguments.out:
         dump_plan(chosen, arguments.out)
     if arguments.export:
         write_launch(chosen, arguments.export)
-    return shown if arguments.json else f"{shown}\n\n{export_line(chosen, arguments.out, arguments.export)}"
+    if arguments.json:
+        return _json(found)
+    return [*_report(found, limits), Section(list(_next(chosen, arguments.out, arguments.export)))]
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -139,26 +149,42 @@ def _no_price(chips: Iterable[str]) -> MissingValueError:
     )
 
 
-def _one(found: Plan, limits: Limits, as_json: bool) -> str:
-    from shardwise.cli.report import plan_report
-    from shardwise.cli.run_report import spare_lines
+def _json(found: Plan | Comparison) -> str:
+    from shardwise.planning.compare import Comparison, comparison_payload
     from shardwise.planning.payload import plan_payload
 
-    if as_json:
-        return json.dumps(plan_payload(found), indent=2)
-    return "\n\n".join(filter(None, [plan_report(found), "\n".join(spare_lines(limits, found.run))]))
+    return json.dumps(comparison_payload(found) if isinstance(found, Comparison) else plan_payload(found), indent=2)
 
 
-def _several(comparison: Comparison, as_json: bool) -> str:
+def _report(found: Plan | Comparison, limits: Limits) -> Report:
     from shardwise.cli.comparison import comparison_report
-    from shardwise.planning.compare import comparison_payload
+    from shardwise.cli.plan_report import plan_report
+    from shardwise.cli.run_report import spare_lines
+    from shardwise.planning.compare import Comparison
 
-    return json.dumps(comparison_payload(comparison), indent=2) if as_json else comparison_report(comparison)
+    if isinstance(found, Comparison):
+        return comparison_report(found)
+    head, *details = plan_report(found)
+    return [head, Section(list(spare_lines(limits, found.run))), *details]
+
+
+def _next(chosen: Plan, file: str | None, folder: str | None) -> Iterator[str]:
+    """Where the launch was written, and what to do with the plan now."""
+    from shardwise.export.targets import target_for
+
+    if folder:
+        yield f"launch written to {folder}"
+    target = target_for(chosen)
+    name = file or "plan.json"
+    to_do = [f"shardwise explain {name}"]
+    to_do += [f"shardwise export {name} --to {target.name} --out run/"] if target and not folder else []
+    yield f"next{'' if file else ', with --out plan.json'}: {', '.join(to_do)}"
 
 
 def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress) -> Plan:
     """The plan that was chosen. Where there is none, raises what says why on each cluster."""
     from shardwise.cli.comparison import comparison_table, near_miss
+    from shardwise.cli.plain import plain_block
 
     if comparison.plan is not None:
         return comparison.plan
@@ -168,5 +194,6 @@ def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress)
         one.run.usd is None for one in comparison.contenders if one.run
     ):
         raise _no_price(one.chip for one in comparison.contenders if one.run)
-    lines = (comparison.reason, "", comparison_table(comparison), "", *near_miss(comparison, choices, progress))
+    table = plain_block(comparison_table(comparison))
+    lines = (comparison.reason, "", table, "", *near_miss(comparison, choices, progress))
     raise MissedLimitError("\n".join(lines))

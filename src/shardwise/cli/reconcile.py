@@ -6,9 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import add_verbose_argument
 from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
+    from shardwise.cli.section import Report
     from shardwise.planning.plan import Plan
     from shardwise.reconcile.compare import Reconciliation
 
@@ -30,14 +32,15 @@ def configure(verbs: Any) -> None:
     parser.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
+    add_verbose_argument(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the picture is written first."""
     from pathlib import Path
 
-    from shardwise.cli.reconcile_report import reconcile_text
+    from shardwise.cli.reconcile_report import reconcile_report
     from shardwise.planning.codec import load_plan
     from shardwise.reconcile.compare import reconcile
     from shardwise.reconcile.payload import reconcile_payload
@@ -49,11 +52,11 @@ def run(arguments: argparse.Namespace) -> str:
         _draw(plan, found, arguments.plot)
     if arguments.json:
         return json.dumps(reconcile_payload(plan, found), indent=2)
-    return reconcile_text(plan, found, str(folder))
+    return reconcile_report(plan, found, str(folder))
 
 
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
-    from shardwise.cli.reconcile_report import charts
+    from shardwise.cli.reconcile_charts import charts
     from shardwise.draw.bars import draw_bar_charts
 
     write_picture("--plot", target, draw_bar_charts(charts(plan, found)))

@@ -1,4 +1,4 @@
-"""A run against its plan, as text and as charts."""
+"""A run against its plan, as sections."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from shardwise.cli.interval import INTERVAL, span_text
-from shardwise.draw.bars import Bar, BarChart
-from shardwise.measurement.record import MEASURED_TERMS
+from shardwise.cli.section import STEPS, Bar, Report, Row, Section, Table
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives
 from shardwise.reconcile.compare import REST, Reconciliation
 from shardwise.reconcile.memory import CLOSE as MEMORY_CLOSE
 from shardwise.reconcile.memory import MemoryTerm, StepMemory
 from shardwise.reconcile.time import CLOSE, Attribution, StepTime
-from shardwise.terms import MEMORY_TERMS
 from shardwise.units import counted, format_bytes, format_seconds
 
-BAR = 28
 BAR_IS = "# predicted and measured   + measured only   - predicted only"
 MOST_NAMED = 5  # of what a term depends on; --json has all
 MOST_MISCOUNTED = 10
@@ -25,16 +22,20 @@ LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
 ROUNDING = 1e-9  # of the whole: a smaller difference is none, only how sums round
 
 
-def reconcile_text(plan: Plan, found: Reconciliation, folder: str) -> str:
-    """The report for people."""
-    head = [f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"]
-    head += [f"  {remark}" for remark in found.remarks]
-    head += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _verdict(found))]
-    parts = [
-        head, list(_time(found.time)), list(_memory(found.memory)), list(collective_lines(found.collectives)),
-        ["to mend the plan's seconds", *(f"  {line}" for line in found.advice)] if found.advice else [],
-    ]  # fmt: skip
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+def reconcile_report(plan: Plan, found: Reconciliation, folder: str) -> Report:
+    """The verdict, the terms of the time, what was issued, and what to mend; in detail the terms of the memory."""
+    head = f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"
+    lines = [f"  {remark}" for remark in found.remarks]
+    lines += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _verdict(found))]
+    verdict, *issued = collective_lines(found.collectives)
+    sections = [
+        Section([*lines, f"  {_memory_line(found.memory)}", f"  {verdict}"], title=head),
+        Section([_time(found.time), f"  {BAR_IS}"], name="time of a step"),
+        Section([_memory(found.memory), *_beside(found.memory)], name="memory of a device", detail=True),
+        Section(issued, title="bytes of the collectives, planned and issued", detail=found.collectives.equal),
+        Section([f"  {line}" for line in found.advice], title="to mend the plan's seconds"),
+    ]
+    return [one for one in sections if one.blocks]
 
 
 def _steady(found: Reconciliation) -> str:
@@ -68,48 +69,62 @@ def _attribution(attribution: Attribution) -> Iterator[str]:
         yield f"  it depends on {', '.join(attribution.depends_on[:MOST_NAMED])}"
 
 
-class _Row(NamedTuple):
+class _Line(NamedTuple):
     name: str
     predicted: float | None
     measured: float
     note: str = ""
 
 
-def _table(title: str, rows: Iterable[_Row], whole: float, form: Callable[[float], str]) -> Iterator[str]:
+def _table(title: str, rows: Iterable[_Line], whole: float, form: Callable[[float], str]) -> Table:
     """Rows that are not empty; shares are of `whole`, which was measured."""
     shown = [row for row in rows if row.predicted or row.measured]
     most = max(max(row.predicted or 0.0, row.measured) for row in shown)
-    yield f"{title:<20}{'predicted':>11}{'measured':>11}{'share':>8}{'difference':>12}"
+    cells: list[Row] = [(title, "predicted", "measured", "share", "difference", "", "")]
     for row in shown:
         predicted = "" if row.predicted is None else form(row.predicted)
         measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
         difference = row.measured - (row.predicted or 0.0)
         difference = 0.0 if abs(difference) < ROUNDING * whole else difference
         signed = ("+" if difference >= 0 else "-") + form(abs(difference))
-        numbers = f"{predicted:>11}{measured:>11}{row.measured / whole:>8.1%}{signed:>12}"
-        yield f"  {row.name:<18}{numbers}  {_bar(row, most):<{BAR}}  {row.note}".rstrip()
+        share = f"{row.measured / whole:.1%}"
+        cells.append((f"  {row.name}", predicted, measured, share, signed, _bar(row, most), row.note))
+    return Table(rows=tuple(cells), right=(1, 2, 3, 4))
 
 
-def _bar(row: _Row, most: float) -> str:
-    predicted, measured = (round(BAR * max(value or 0.0, 0.0) / most) for value in (row.predicted, row.measured))
-    return "#" * min(predicted, measured) + "+" * (measured - predicted) + "-" * (predicted - measured)
+def _bar(row: _Line, most: float) -> Bar:
+    predicted, measured = (round(STEPS * max(value or 0.0, 0.0) / most) for value in (row.predicted, row.measured))
+    return Bar("#" * min(predicted, measured) + "+" * (measured - predicted) + "-" * (predicted - measured), row.name)
 
 
-def _time(time: StepTime) -> Iterator[str]:
+def _time(time: StepTime) -> Table:
     rows = [
-        _Row(
+        _Line(
             one.name, one.predicted_s, one.measured_s,
             f"{format_seconds(one.hidden_s)} hidden" if one.hidden_s > LEAST_HIDDEN * time.predicted_s else "",
         )
         for one in time.terms
     ]  # fmt: skip
-    yield from _table("time of a step", rows, time.measured_s, format_seconds)
-    yield f"  {BAR_IS}"
+    return _table("time of a step", rows, time.measured_s, format_seconds)
 
 
-def _memory(memory: StepMemory) -> Iterator[str]:
-    rows = [_Row(one.name, one.predicted, one.measured, _judged(one)) for one in (*memory.terms, memory.total)]
-    yield from _table("memory of a device", rows, memory.total.measured, format_bytes)
+def _memory_line(memory: StepMemory) -> str:
+    """The whole, and which terms are not as predicted."""
+    total = memory.total
+    off = [one.name for one in (*memory.terms, total) if one.within is False]
+    verdict = f"NOT within {MEMORY_CLOSE:.0%}: {', '.join(off)}" if off else f"every term within {MEMORY_CLOSE:.0%}"
+    return (
+        f"memory {format_bytes(total.predicted or 0.0)} predicted, {format_bytes(total.measured)} measured; {verdict}"
+    )
+
+
+def _memory(memory: StepMemory) -> Table:
+    rows = [_Line(one.name, one.predicted, one.measured, _judged(one)) for one in (*memory.terms, memory.total)]
+    return _table("memory of a device", rows, memory.total.measured, format_bytes)
+
+
+def _beside(memory: StepMemory) -> Iterator[str]:
+    """What is in no term."""
     if memory.runtime:
         yield f"  beside tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragments"
     if memory.allocated_bytes is not None and memory.reserved_bytes is not None:
@@ -155,30 +170,3 @@ def collective_lines(found: Collectives) -> Iterator[str]:
     left = len(found.miscounted) - MOST_MISCOUNTED
     if left > 0:
         yield f"  and {left} more that differ; --json has all"
-
-
-def charts(plan: Plan, found: Reconciliation) -> tuple[BarChart, BarChart]:
-    """Predicted above measured, of time and of memory."""
-    time, memory = found.time, found.memory
-    about = f"{plan.model.name}, {plan.layout}, on {found.machine}"
-    seconds = [
-        {one.name: one.predicted_s or 0.0 for one in time.terms},
-        {one.name: one.measured_s for one in time.terms},
-    ]
-    held = [
-        {one.name: one.predicted or 0.0 for one in memory.terms},
-        {one.name: max(one.measured, 0.0) for one in memory.terms},
-    ]
-    return (
-        _chart("Time of a step", about, seconds, MEASURED_TERMS, "s"),
-        _chart("Memory of a device", about, held, MEMORY_TERMS, "B"),
-    )  # fmt: skip
-
-
-def _chart(title: str, about: str, both: list[dict[str, float]], order: Iterable[str], unit: str) -> BarChart:
-    names = [name for name in order if any(parts.get(name, 0.0) > 0 for parts in both)]
-    bars = tuple(
-        Bar(label=label, parts={name: parts.get(name, 0.0) for name in names})
-        for label, parts in zip(("predicted", "measured"), both, strict=True)
-    )
-    return BarChart(title=f"{title}: predicted and measured", subtitle=about, bars=bars, unit=unit)

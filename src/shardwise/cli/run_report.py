@@ -18,6 +18,12 @@ from shardwise.units import (
 )
 
 
+def run_text(run: Run) -> str:
+    """The run in one line: days with interruptions, chip-hours, dollars."""
+    dollars = f", {format_usd(run.usd)}" if run.usd is not None else ""
+    return f"{format_count(run.tokens)} tokens in {format_days(run.days)}, {format_count(run.chip_hours)} chip-hours{dollars}"
+
+
 def run_lines(run: Run) -> Iterator[str]:
     """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
     days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)

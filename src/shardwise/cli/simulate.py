@@ -6,10 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import at_least, write_file
+from shardwise.cli.arguments import add_verbose_argument, at_least, write_file
 from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
+    from shardwise.cli.section import Report
     from shardwise.planning.plan import Plan
     from shardwise.simulate.result import Simulation
 
@@ -44,12 +45,13 @@ def configure(verbs: Any) -> None:
         "--trace", metavar="FILE", help="write every kernel and transfer as a trace for Chrome and Perfetto (JSON)"
     )
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    add_verbose_argument(parser)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.cli.simulate_report import simulation_text
+    from shardwise.cli.simulate_report import simulation_report
     from shardwise.planning.codec import load_plan
     from shardwise.simulate.result import simulation_payload
 
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> str:
     return (
         json.dumps(simulation_payload(found, plan.estimate), indent=2)
         if arguments.json
-        else simulation_text(found, plan)
+        else simulation_report(found, plan)
     )
 
 

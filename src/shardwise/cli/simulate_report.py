@@ -1,11 +1,11 @@
-"""A simulated step as text for people."""
+"""A simulated step as sections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.cli.report import overlap_text
-from shardwise.cli.table import table
+from shardwise.cli.section import Report, Row, Section, Table
+from shardwise.cli.summary import overlap_text
 from shardwise.cost.rates import exposed_share
 from shardwise.planning.plan import Plan
 from shardwise.schedule.picture import title_of
@@ -17,46 +17,46 @@ from shardwise.units import format_bytes, format_percent, format_seconds
 MOST_PARTS = 8  # of the critical path, in text
 
 
-def simulation_text(found: Simulation, plan: Plan) -> str:
-    """The step beside its estimate, what its length is made of, and of a pipeline each rank."""
+def simulation_report(found: Simulation, plan: Plan) -> Report:
+    """The step beside its estimate; in detail what its length is made of, and of a pipeline each rank."""
     how = (
         "starts and waits where the list has them" if found.found.overlap == LIST else f"overlap {found.found.overlap}"
     )
     contention = f", kernels {found.found.contention:g} times as long beside traffic" * (found.found.contention > 1.0)
     difference = found.step_time_s / plan.estimate.step_time_s - 1.0
     head = [
-        f"{plan.model.name}: {plan.layout}",
         f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
         f"{format_seconds(plan.estimate.step_time_s)} estimated "
         f"({overlap_text(plan.job.convention, exposed_share(plan.cluster))}): {difference:+.1%}",
         f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
     ]
-    sections = ["\n".join(head), _terms(found, plan), _path(found)]
     if plan.layout.pp > 1:
-        sections.append(_ranks(found))
-    return "\n\n".join(sections)
+        head.append(f"  {title_of(found.found.actions)}; bubble {format_percent(found.bubble)} of the rest of the step")
+    path = Section([_path(found), *_across(found)], detail=True, name="critical path")
+    sections = [Section(head, title=f"{plan.model.name}: {plan.layout}"), Section([_terms(found, plan)]), path]
+    return [*sections, _ranks(found)] if plan.layout.pp > 1 else sections
 
 
-def _terms(found: Simulation, plan: Plan) -> str:
+def _terms(found: Simulation, plan: Plan) -> Table:
     """Where the seconds go, simulated and estimated."""
     estimated = plan.estimate.time
-    rows = [("seconds of a step", "simulated", "estimated")]
+    rows: list[Row] = [("seconds of a step", "simulated", "estimated")]
     for name in dict.fromkeys((*found.time, *estimated)):
         pair = found.time.get(name, 0.0), estimated.get(name, 0.0)
         if max(pair) > 1e-9 * found.step_time_s:
             rows.append((_named(name, found), format_seconds(pair[0]), format_seconds(pair[1])))
     rows.append(("step", format_seconds(found.step_time_s), format_seconds(plan.estimate.step_time_s)))
-    return table(rows, right=(1, 2))
+    return Table(rows=tuple(rows), right=(1, 2))
 
 
 def _named(term: str, found: Simulation) -> str:
     return f"exposed {term}" if term in found.exposed else term
 
 
-def _path(found: Simulation) -> str:
+def _path(found: Simulation) -> Table:
     """The critical path by what it is made of, and across ranks."""
     parts = found.critical_path
-    rows = [("critical path", "seconds", "share")]
+    rows: list[Row] = [("critical path", "seconds", "share")]
     rows += [(_words(part), format_seconds(part.seconds), format_percent(part.seconds / found.step_time_s))
              for part in parts[:MOST_PARTS]]  # fmt: skip
     rest = sum(part.seconds for part in parts[MOST_PARTS:])
@@ -64,7 +64,7 @@ def _path(found: Simulation) -> str:
         rows.append(
             (f"{len(parts) - MOST_PARTS} others", format_seconds(rest), format_percent(rest / found.step_time_s))
         )
-    return "\n".join([table(rows, right=(1, 2)), *_across(found)])
+    return Table(rows=tuple(rows), right=(1, 2))
 
 
 def _words(part: Part) -> str:
@@ -84,11 +84,10 @@ def _across(found: Simulation) -> Iterator[str]:
     )
 
 
-def _ranks(found: Simulation) -> str:
+def _ranks(found: Simulation) -> Section:
     """Of each rank what it computes, waits for and holds."""
-    rows = [("rank", "computes", "exposed", "waits for stages", "memory")]
+    rows: list[Row] = [("rank", "computes", "exposed", "waits for stages", "memory")]
     for number, (rank, memory) in enumerate(zip(found.found.ranks, found.memories, strict=True)):
         computed, exposed = (format_seconds(sum(one.values())) for one in (rank.computed, rank.exposed))
         rows.append((str(number), computed, exposed, format_seconds(rank.bubble_s), format_bytes(memory.peak_bytes)))
-    title = f"{title_of(found.found.actions)}; bubble {format_percent(found.bubble)} of the rest of the step"
-    return f"{title}\n\n{table(rows, right=range(5))}"
+    return Section([Table(rows=tuple(rows), right=range(5))], detail=True, name="each rank")

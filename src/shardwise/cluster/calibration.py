@@ -172,10 +172,9 @@ class Calibration:
         found = self.spread.get(SPREAD_OF[moe])
         return (step_s * found[0], step_s * found[1]) if found else None
 
-    def described(self, *, moe: bool) -> str:
-        """What a prediction for a kind of model rests on: the source, and why its interval is not the stack's own."""
-        note = self.spread_notes.get(SPREAD_OF[moe])
-        return "; ".join((self.source, note)) if note else self.source
+    def caveat(self, *, moe: bool) -> str | None:
+        """Why the interval of a prediction for a kind of model is not the stack's own; None where it is."""
+        return self.spread_notes.get(SPREAD_OF[moe])
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""

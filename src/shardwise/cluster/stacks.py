@@ -235,7 +235,7 @@ def constants_of(chip: str, stack: Stack) -> dict[str, float]:
 def calibration_of(chip: str, stack: Stack) -> Calibration:
     """What published runs say about a chip under a stack, with the spread of predictions for what is known or not.
 
-    `source` names what no run was of, and what stands for it.
+    `spread_notes` name what no run was of, or too few, and what stands for it.
     """
     spread = {
         kind: fitted()["spread"]["known" if num_runs(chip, stack, kind) >= KNOWN else "unknown"][kind]
@@ -245,19 +245,28 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
         stack=stack.name, fused_attention=not stack.unfused_attention,
         spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
         constants=constants_of(chip, stack), loss=stack.loss,
-        source="; ".join((fitted()["source"], *_without_runs(chip, stack))), spread_notes=dict(_few_runs(chip, stack)),
+        source=fitted()["source"], spread_notes=_spread_notes(chip, stack),
     )  # fmt: skip
 
 
+def _spread_notes(chip: str, stack: Stack) -> dict[str, str]:
+    """By kind of model why the spread is that of an unknown stack; of kinds whose own it is nothing."""
+    without, few = tuple(_without_runs(chip, stack)), dict(_few_runs(chip, stack))
+    found = {kind: "; ".join((*without, *([few[kind]] if kind in few else []))) for kind in SPREAD_OF}
+    return {kind: note for kind, note in found.items() if note}
+
+
 def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
-    """What none of the runs was of, and what stands for it."""
+    """What no published run was of, and what stands for it."""
     like = stands_for(chip)
     if like is None:
-        yield f"none is of {chip}, which has what is expected of any chip"
+        yield f"no published run is of {chip}, which has what is expected of any chip"
     elif like != chip:
-        yield f"none is of {chip}, which is taken to be as {like}"
-    if not is_measured(stack):
-        yield f"unknown stack, with the defaults of its kind, {stack.kind}"
+        yield f"no published run is of {chip}, which is taken to be as {like}"
+    if not stack.known:
+        yield f"the stack is not known, and has the defaults of its kind, {stack.kind}: --stack NAME narrows the interval"
+    elif not is_measured(stack):
+        yield f"no published run is of {stack.name}, which has the defaults of its kind, {stack.kind}"
 
 
 def _few_runs(chip: str, stack: Stack) -> Iterator[tuple[str, str]]:
@@ -266,7 +275,7 @@ def _few_runs(chip: str, stack: Stack) -> Iterator[tuple[str, str]]:
         return
     for kind in SPREAD_OF:
         if num_runs(chip, stack, kind) < KNOWN:
-            words = f"fewer than {KNOWN} of them are of {stack.name} on {chip} with {MODELS[kind]}"
+            words = f"fewer than {KNOWN} published runs are of {stack.name} on {chip} with {MODELS[kind]}"
             yield kind, f"{words}: the interval is that of a new stack"
 
 

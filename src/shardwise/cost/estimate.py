@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
@@ -26,12 +26,14 @@ BOUND = (
     "a bound: kernels and links at the best that micro-benchmarks reach; published runs took about 1.5 times as long "
     "(--stack NAME predicts; see: show stacks)"
 )
+PREDICTION = "a prediction for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a layout costs. `time` (seconds of the slowest stage, by term) adds up to `step_time_s`; `hidden` is traffic
-    behind compute; `memory` (bytes of the fullest device, by term) adds up to `memory_bytes`."""
+    behind compute; `memory` (bytes of the fullest device, by term) adds up to `memory_bytes`. `notes` say whether it is a bound
+    or a prediction, what that rests on, and what to know of it."""
 
     step_time_s: float
     tokens_per_s_per_device: float
@@ -49,6 +51,11 @@ class Estimate:
     interval90: tuple[float, float] | None = None
     waste: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """The notes that change how the numbers are to be taken: all but what a prediction was fitted to."""
+        return caveats(self.notes)
 
     def __repr__(self) -> str:
         around = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
@@ -75,6 +82,11 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
             "estimate: the step's time or memory is no finite number; smaller sizes, or rates that a chip can have, are required"
         )
     return found
+
+
+def caveats(notes: Iterable[str]) -> tuple[str, ...]:
+    """The notes of an estimate without the one that says what a prediction was fitted to."""
+    return tuple(note for note in notes if not note.startswith(PREDICTION))
 
 
 def mfu_format(job: Job) -> str:
@@ -113,8 +125,9 @@ def _interval90(pricing: Pricing, step_s: float) -> tuple[float, float] | None:
 def _notes(pricing: Pricing) -> tuple[str, ...]:
     """Whether the estimate is a bound or a prediction, and what makes it so."""
     chip, calibration = pricing.cluster.chip, pricing.cluster.calibration
-    rests_on = calibration.described(moe=bool(pricing.architecture.num_experts)) if calibration else ""
-    found = [BOUND if calibration is None else f"a prediction for {calibration.stack}: {rests_on}"]
+    found = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
+    caveat = calibration.caveat(moe=bool(pricing.architecture.num_experts)) if calibration else None
+    found += [caveat] if caveat else []
     if chip.matmul_fraction == 1.0 and calibration is None:
         found.append(
             f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"

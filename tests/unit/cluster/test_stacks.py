@@ -55,7 +55,7 @@ def test_every_stack_can_be_named(name: str) -> None:
     assert calibration is not None
     assert calibration.stack == name
     assert calibration.constants.keys() == CONSTANTS.keys()
-    assert ("unknown stack" in calibration.source) == (name not in fitted()["stacks"])
+    assert ("the defaults of its kind" in (calibration.caveat(moe=False) or "")) == (name not in fitted()["stacks"])
 
 
 def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with() -> None:
@@ -78,13 +78,11 @@ def test_a_prediction_says_what_makes_its_own_interval_wide() -> None:
     job = sw.Job(global_batch_tokens=2**17, seq_len=4096)
     layout = sw.Layout(fsdp=8, zero_stage=3)
     notes = {
-        name: sw.estimate(sw.load_model(name), cluster, job, layout).notes[0]
-        for name in ("llama-3.2-1b", "olmoe-1b-7b")
+        name: sw.estimate(sw.load_model(name), cluster, job, layout).caveats for name in ("llama-3.2-1b", "olmoe-1b-7b")
     }
-    assert "fewer than" not in notes["llama-3.2-1b"]
-    assert "moe" not in notes["llama-3.2-1b"]
-    assert notes["olmoe-1b-7b"].endswith(
-        "fewer than 5 of them are of torchtitan on h100 with mixtures of experts: the interval is that of a new stack"
+    assert notes["llama-3.2-1b"] == ()
+    assert notes["olmoe-1b-7b"] == (
+        "fewer than 5 published runs are of torchtitan on h100 with mixtures of experts: the interval is that of a new stack",
     )
 
 
@@ -100,8 +98,8 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
     stack = stack_named("nemo-25")
     like, none = calibration_of("h800", stack), calibration_of("mi300x", stack)
     assert (LIKE["h800"], like.constants) == ("h100", constants_of("h100", stack))
-    assert like.source.endswith("none is of h800, which is taken to be as h100")
-    assert none.source.endswith("none is of mi300x, which has what is expected of any chip")
+    assert like.caveat(moe=False) == "no published run is of h800, which is taken to be as h100"
+    assert none.caveat(moe=True) == "no published run is of mi300x, which has what is expected of any chip"
     assert none["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     assert none["exposed"] == fitted()["stacks"]["nemo-25"]["exposed"]
     wide = calibration_of("h100", stack_named("fused")).spread
@@ -132,7 +130,7 @@ def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path)
         assert cluster.calibration is not None
         assert cluster.calibration.constants == constants_of("h100", stack_named("nemo-25"))
         assert cluster.calibration.clock == pytest.approx((power / 700) ** (1 / 3))
-        assert "none is of" not in cluster.calibration.source
+        assert cluster.calibration.caveat(moe=False) is None
         seconds.append(sw.estimate(model, cluster, job, sw.Layout(fsdp=8, zero_stage=3)).step_time_s)
     assert 1.1 < seconds[1] / seconds[0] < 2 ** (1 / 3)
 

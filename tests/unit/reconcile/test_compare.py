@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli.reconcile_report import charts, reconcile_text
+from shardwise.cli.plain import plain
+from shardwise.cli.reconcile_charts import charts
+from shardwise.cli.reconcile_report import reconcile_report
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
 from shardwise.job import Job
@@ -175,7 +177,7 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
     bars = charts(PLAN, found)[0].bars
     assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
-    shares = re.findall(r" (\d+\.\d)%  ", reconcile_text(PLAN, found, "runs/a").split("memory of a device")[0])
+    shares = re.findall(r" (\d+\.\d)%  ", plain(reconcile_report(PLAN, found, "runs/a")).split("memory of a device")[0])
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
@@ -185,7 +187,7 @@ def test_a_difference_that_only_rounds_is_none() -> None:
 
     def line(difference_s: float) -> str:
         terms = (TimeTerm(name="forward", predicted_s=whole, measured_s=whole + difference_s), *found.time.terms[1:])
-        text = reconcile_text(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a")
+        text = plain(reconcile_report(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a"))
         return next(line for line in text.splitlines() if "forward" in line)
 
     assert line(1e-10 * whole).split("%")[1].split()[:2] == ["+0", "s"]
