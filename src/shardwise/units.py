@@ -162,6 +162,17 @@ def binary_reading(value: int) -> tuple[int, str] | None:
     return (int(count * binary), f"{count:g}{prefix.upper()}i") if (count * binary).is_integer() else None
 
 
+def format_binary(value: int) -> str:
+    """A whole number with the largest binary prefix that leaves it whole.
+
+    >>> format_binary(4194304), format_binary(3000)
+    ('4Mi', '3000')
+    """
+    prefixes = ("Ti", "Gi", "Mi", "Ki")
+    prefix = next((prefix for prefix in prefixes if value and value % int(_PREFIXES[prefix]) == 0), "")
+    return f"{value // int(_PREFIXES[prefix])}{prefix}"
+
+
 def counted(number: int, thing: str) -> str:
     """So many things: "1 step", "1,024 steps", "2 batches"."""
     return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")

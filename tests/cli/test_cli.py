@@ -62,6 +62,7 @@ FLAGS = {
         "--from",
         "--help",
         "--json",
+        "--layout",
         "--plot",
         "--set",
         "--unfused",
@@ -70,6 +71,7 @@ FLAGS = {
     ],
     "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace", "--verbose"],
     "show": ["--chip", "--help", "--json"],
+    "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run"],
     "export": ["--help", "--json", "--out", "--to"],
     "read": [
         "--batch-seqs",

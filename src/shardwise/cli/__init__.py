@@ -14,6 +14,7 @@ from shardwise.cli import (
     collective,
     estimate,
     explain,
+    explore,
     export,
     instructions,
     kv_cache,
@@ -55,6 +56,7 @@ VERBS = (
     collective,
     schedule,
     simulate,
+    explore,
     export,
     read,
     mfu,
@@ -69,7 +71,7 @@ VERBS = (
     reconcile,
 )
 
-SHOW_THEMSELVES = ("train",)  # verbs with lines of their own for what is being done
+SHOW_THEMSELVES = ("train", "explore")  # verbs with lines of their own for what is being done
 READER_LEFT = 0  # `| head` has all that it wanted
 
 

@@ -70,6 +70,9 @@ def configure(verbs: Any) -> None:
         help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE}"; may be repeated',
     )  # fmt: skip
     parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw the chip's rooflines with the kernels")
+    parser.add_argument(
+        "--layout", type=str, metavar="TEXT", help='of a model: the kernels of one device of a layout, such as "tp=8"'
+    )
     add_set_argument(parser, "chip", "chip.pcie_bytes_per_s=15GB/s")
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
@@ -93,7 +96,10 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
     from shardwise.cli.roofline_report import kernel_text, kernels_text
     from shardwise.draw.line_chart import Point
     from shardwise.draw.lines import draw_lines
+    from shardwise.errors import InputError
 
+    if arguments.layout is not None:
+        raise InputError("--layout is of a model's block; a kernel has its sizes")
     found = _kernels(arguments, chip)
     if arguments.plot:
         points = [Point(label=kernel_label(one), x=one.cost.intensity, y=one.attainable_flops_per_s) for one in found]
@@ -131,9 +137,11 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
     from shardwise.books.roofline.payload import block_payload
     from shardwise.cli.roofline_report import block_text
     from shardwise.draw.lines import draw_lines
+    from shardwise.layout.layout import Layout
 
     model, sizes = _model_and_sizes(arguments)
-    found = block_roofline(model, chip, sizes["B"], sizes["T"])
+    layout = None if arguments.layout is None else Layout.parse(arguments.layout)
+    found = block_roofline(model, chip, sizes.get("B", layout.micro_batch_seqs if layout else 1), sizes["T"], layout)
     if arguments.plot:
         write_picture("--plot", arguments.plot, draw_lines(block_chart(found, chip, links)))
     payload = block_payload(found, model, chip)
@@ -165,7 +173,7 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
         if used
     ]
     require(problems)
-    return model, {"B": 1} | sizes
+    return model, sizes
 
 
 def parse_sizes(text: str) -> dict[str, int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.books.rules import critical_intensity
 from shardwise.cluster.chip import Chip
 from shardwise.cost.rates import rates_of
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.job import precision_named
-from shardwise.layout.family import Family, atomic_degrees
+from shardwise.layout.family import atomic_degrees, family_of
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of
 from shardwise.lowering.kernels import Kernel
@@ -70,15 +70,19 @@ class BlockRoofline:
         return sum(one.flops for one in self.operations if one.phase == phase)
 
 
-def block_roofline(architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int) -> BlockRoofline:
-    """A block of `num_seqs` sequences on one chip in bf16: the kernels that its derived program runs, nothing sharded.
+def block_roofline(
+    architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int, layout: Layout | None = None
+) -> BlockRoofline:
+    """A block of `num_seqs` sequences on one chip in bf16: the kernels that its derived program runs, on one device of a
+    `layout` (None: nothing is sharded). Nothing is computed again.
 
     Attention is causal and flash; of a model with windows on some layers it is the mean of its layers. Neighbouring
     elementwise operations are one kernel. Peak and bandwidth are the vendor's.
     """
-    degrees = atomic_degrees(architecture, degrees_of(Layout(micro_batch_seqs=num_seqs)))
+    sharded = replace(layout or Layout(), micro_batch_seqs=num_seqs, recompute="none", recompute_layers=None)
+    degrees = atomic_degrees(architecture, degrees_of(sharded))
     pricer = UnitPricer(architecture, rates_of(chip, None), precision_named("bf16"))
-    values = unit_values(architecture, seq_len, degrees)
+    values = unit_values(architecture, seq_len, degrees, sharded.cp_variant)
     dtype = pricer.precision.activations
     peak = chip.peak(dtype)
 
@@ -89,7 +93,7 @@ def block_roofline(architecture: Architecture, chip: Chip, num_seqs: int, seq_le
             flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
         )  # fmt: skip
 
-    family = pricer.of_structure(Family(zero_stage=0, sequence_parallel=False, recompute="none"))
+    family = pricer.of_structure(family_of(sharded))
     parts = pricer.parts(family, "block")
     found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(

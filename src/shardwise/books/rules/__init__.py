@@ -33,6 +33,7 @@ from shardwise.books.rules.bounds import (
     tp_max_degree,
     tp_min_d_ff,
 )
+from shardwise.books.rules.critical_batch import BatchTradeoff, critical_batch_of_loss, tokens_per_param_optimal
 from shardwise.books.rules.kernels import (
     KernelCost,
     attended_pairs,
@@ -114,6 +115,7 @@ from shardwise.books.rules.transformer import (
 )
 
 __all__ = [
+    "BatchTradeoff",
     "BlockFlops",
     "Bounds",
     "GatherOrReduce",
@@ -148,6 +150,7 @@ __all__ = [
     "checkpoint_bytes",
     "contracting_split_min_dim",
     "contracting_split_times",
+    "critical_batch_of_loss",
     "critical_intensity",
     "critical_size",
     "dcn_bytes_per_s",
@@ -197,6 +200,7 @@ __all__ = [
     "stage_layers",
     "time_bounds",
     "tokens_per_chip",
+    "tokens_per_param_optimal",
     "tp_comms_over_math",
     "tp_elements",
     "tp_is_compute_bound",

@@ -1,0 +1,110 @@
+"""`shardwise explore`: a page on which degrees are dragged, and a plan's memory, time and timeline follow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shardwise.errors import InputError
+from shardwise.output import write
+
+if TYPE_CHECKING:
+    from shardwise.explore.known import Known
+
+PORT = 8631
+MOST_PORT = 65535
+DESCRIPTION = """Serve a page on this machine: drag a degree, and see what it does to memory, time, bubble, timeline and roofline,
+beside the best layout and the front of all. Opens a plan, or llama-3-8b on h100:64. With --run what a run measured stands
+beside what was predicted. Its address is the whole state of the page. Stop it with Ctrl-C."""
+EPILOG = """examples:
+  shardwise explore
+  shardwise explore plan.json --run runs/a
+  shardwise explore --at "model=llama-3-70b&cluster=h100:512&batch_tokens=4Mi&seq_len=8192&layout=tp=8+pp=4+fsdp=16"
+  shardwise explore plan.json --json"""
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "explore", help="drag a layout's degrees on a page of this machine, and see what changes",
+        description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    parser.add_argument(
+        "--run",
+        dest="of_run",
+        metavar="FOLDER",
+        help="the folder of a run of the plan, which `shardwise train --out` named",
+    )
+    parser.add_argument(
+        "--at", metavar="QUERY", help="the state to open: the part of the page's address behind the question mark"
+    )
+    parser.add_argument(
+        "--port", default=str(PORT), metavar="N", help=f"where to listen (default: {PORT}; 0: any that is free)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS",
+        help="the address to listen on (default: this machine alone; on another one the page asks for a token)",
+    )  # fmt: skip
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    parser.add_argument("--json", action="store_true", help="print the payload of the view as JSON, and serve nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The payload as JSON; otherwise serve until Ctrl-C, which is how the verb ends."""
+    from shardwise.explore.explorer import QUESTIONS, Explorer
+    from shardwise.explore.state import parse_query
+
+    known, query = _known(arguments), arguments.at or ""
+    state = parse_query(query) if query else known.start
+    if arguments.json:
+        question = state.view if state.view in QUESTIONS else "overview"
+        return json.dumps(Explorer(known).answer(question, query), indent=2)
+    return _serve(arguments, known, query)
+
+
+def _known(arguments: argparse.Namespace) -> Known:
+    from pathlib import Path
+
+    from shardwise.explore.known import Known, known_of
+    from shardwise.planning.codec import load_plan
+
+    if arguments.plan is None:
+        if arguments.of_run is not None:
+            raise InputError(
+                "--run: found without a plan; the plan that was run is required, such as explore plan.json --run runs/a"
+            )
+        return Known()
+    return known_of(load_plan(arguments.plan), None if arguments.of_run is None else Path(arguments.of_run))
+
+
+def _serve(arguments: argparse.Namespace, known: Known, query: str) -> str:
+    from shardwise.units import parse_count
+
+    try:
+        from shardwise.explore.serving import bound, serve
+    except ModuleNotFoundError as error:
+        raise InputError(f"explore: {error.name} is not installed; pip install 'shardwise[explore]'") from None
+    from shardwise.explore.explorer import Explorer
+    from shardwise.explore.searches import Searches
+
+    port = parse_count(arguments.port, what="--port", least=0)
+    if port > MOST_PORT:
+        raise InputError(f"--port: found {port}; 0 to {MOST_PORT} is required")
+    address = bound(arguments.host, port)
+    url = address.url + (("&" if address.token else "?") + query if query else "")
+    write(f"{url}\nthe explorer is at this address; stop it with Ctrl-C\n", sys.stdout)
+    if not arguments.no_browser:
+        import webbrowser
+
+        webbrowser.open(url)
+    searches = Searches()
+    try:
+        serve(Explorer(known, searches), address)
+    finally:
+        searches.close()
+    return "stopped"

@@ -1,0 +1,68 @@
+"""States in, payloads out; what is kept between questions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwise.errors import chosen
+from shardwise.explore.asked import Asked, asked
+from shardwise.explore.known import Known
+from shardwise.explore.searches import Searches, Values
+from shardwise.explore.state import State, parse_query
+from shardwise.explore.views.batch import batch
+from shardwise.explore.views.copy import copy
+from shardwise.explore.views.memory import memory
+from shardwise.explore.views.notation import notation
+from shardwise.explore.views.overview import overview
+from shardwise.explore.views.pareto import pareto
+from shardwise.explore.views.roofline import roofline
+from shardwise.explore.views.run import run
+from shardwise.explore.views.schedule import schedule
+from shardwise.explore.views.timeline import timeline
+from shardwise.explore.views.why import why
+
+KEPT = 32  # layouts with their plans, some 100 KB each
+
+# By the name that a page asks for.
+QUESTIONS: Mapping[str, Callable[[Asked], dict[str, Any]]] = {
+    "overview": overview, "timeline": timeline, "roofline": roofline, "pareto": pareto, "notation": notation,
+    "memory": memory, "schedule": schedule, "batch": batch, "run": run, "why": why, "copy": copy,
+}  # fmt: skip
+
+
+class Explorer:
+    """Answers the page's questions about what is known. Without `searches` nothing is searched."""
+
+    def __init__(self, known: Known, searches: Searches | None = None) -> None:
+        self.known, self.searches = known, searches
+        self.kept: OrderedDict[State, Asked] = OrderedDict()
+
+    def state(self, query: str) -> State:
+        """The state of an address; without a query that of the opened plan. Raises `InputError`."""
+        return parse_query(query) if query else self.known.start
+
+    def answer(self, question: str, query: str) -> dict[str, Any]:
+        """The payload of a question. Raises `ShardwiseError` for what cannot be answered."""
+        ask = chosen(QUESTIONS, question, "question")
+        return ask(self.asked(self.state(query)))
+
+    def asked(self, state: State) -> Asked:
+        """The values of a state; those of a few layouts are kept, with their plans."""
+        known, found = self.known, None
+        if self.searches:
+            found = self.searches.ask(state.setting, lambda: self._values(state))
+        key = replace(state, view="overview", details=())
+        kept = self.kept.pop(key, None)
+        if kept is None or state.layout is None:
+            kept = asked(state, known, found)
+        again = kept.again(replace(state, layout=kept.layout), found)
+        self.kept[key] = again
+        while len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
+        return again
+
+    def _values(self, state: State) -> Values:
+        return self.known.model(state), self.known.cluster(state), self.known.job(state)

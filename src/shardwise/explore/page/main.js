@@ -1,0 +1,133 @@
+// The explorer's page: an address in, figures out.
+
+import { drawBatch } from "./batch.js";
+import { drawMemory } from "./bars.js";
+import { Controls } from "./controls.js";
+import { Copy } from "./copy.js";
+import { h } from "./dom.js";
+import { drawMeasured } from "./measured.js";
+import { drawNotation } from "./notation.js";
+import { drawPriced, drawVerdict } from "./overview.js";
+import { drawPareto } from "./pareto.js";
+import { drawRoofline } from "./roofline.js";
+import { drawSchedule } from "./schedule.js";
+import { Store, answer } from "./store.js";
+import { drawTimeline } from "./timeline.js";
+import { Why } from "./why.js";
+
+const VIEWS = { overview: "Overview", notation: "Notation", memory: "Memory", schedule: "Schedule", batch: "Critical batch", run: "Run" };
+const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch, run: drawMeasured };
+const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
+const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
+const AGAIN = 700; // milliseconds between looks at a search
+
+const content = document.getElementById("content"), live = document.getElementById("live");
+const store = new Store(location.search.slice(1));
+const controls = new Controls(document.getElementById("controls"), go);
+const why = new Why((name) => answer("why", store.edited({ term: name })));
+const copy = new Copy((target) => answer("copy", store.edited({ target })));
+const slots = { verdict: h("div", {}), priced: h("div", {}), timeline: h("div", {}), roofline: h("div", {}), pareto: h("div", {}) };
+let last = null, settling = null, looking = null;
+
+function context() {
+  const style = getComputedStyle(content);
+  const width = content.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 34;
+  return { width, half: width > 760 ? (width - 50) / 2 : width, why: why.show, go: (edit, options) => go(edit, { push: true, ...options }) };
+}
+
+// Change the state, and show what follows.
+async function go(edit, { dragging = false, push = false } = {}) {
+  if (!Object.keys(edit).length) return;
+  await show(store.edited(edit), { dragging, push });
+}
+
+async function show(query, { dragging = false, push = false } = {}) {
+  const view = new URLSearchParams(query).get("view") ?? "overview";
+  const question = view === "run" || view === "notation" || view === "batch" || view === "schedule" || view === "memory" ? view : "overview";
+  document.documentElement.dataset.busy = "true";
+  const payload = await store.ask(question, query);
+  if (payload === null) return;
+  document.documentElement.dataset.busy = "false";
+  if (payload.failed) { failed(payload.failed, query, view, push); return; }
+  last = payload;
+  store.take(payload.query, { push });
+  tabs(payload.view);
+  if (payload.controls) controls.update(payload.controls);
+  document.title = `${payload.layout} · ${payload.model} · shardwise`;
+  draw(payload);
+  if (question === "overview") figures(dragging);
+}
+
+// A state that has no numbers: what is wrong, with the choices as they were.
+function failed(problems, query, view, push) {
+  store.take(query, { push });
+  tabs(view);
+  last = null;
+  content.replaceChildren(h("section", { class: "verdict cannot" }, h("h1", {}, h("span", { class: "mark bad", "aria-hidden": "true" }, "✕"), "No answer"), h("ul", {}, problems.map((problem) => h("li", {}, problem))),
+    h("p", {}, h("button", { type: "button", onclick: () => go({ layout: null, view: null }, { push: true }) }, "take the best layout of this job"))));
+  live.textContent = problems[0];
+}
+
+function draw(payload) {
+  const here = context();
+  if (payload.view === "overview") {
+    if (content.firstChild !== slots.verdict) content.replaceChildren(slots.verdict, slots.priced, slots.timeline, h("div", { class: "pair" }, slots.roofline, slots.pareto));
+    slots.verdict.replaceChildren(drawVerdict(payload, here));
+    slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
+    content.classList.toggle("stale", payload.problems.length > 0);
+    live.textContent = slots.verdict.querySelector("h1").textContent;
+  } else if (payload.view === "memory") {
+    content.replaceChildren(...widget(payload, here));
+  } else {
+    content.replaceChildren(...[DRAW[payload.view](payload, here)].flat());
+  }
+}
+
+// The memory widget: sizes and degrees on sliders, the cluster follows.
+function widget(payload, here) {
+  if (payload.problems.length) return [drawVerdict({ ...payload, verdict: null }, here)];
+  const [one] = payload.memory.layouts;
+  return [h("section", { class: "verdict" }, h("h1", {}, h("span", { class: "claim" }, one.fits ? `Fits with ${Math.round(100 * one.margin)}% headroom` : `Does not fit: ${Math.round(-100 * one.margin)}% too much`), h("span", { class: "claim" }, payload.cluster)), h("p", { class: "quiet" }, payload.layout)),
+    drawMemory(payload.memory, here)];
+}
+
+// Figures that take longer than a drag allows: once it rests.
+function figures(dragging) {
+  clearTimeout(settling);
+  settling = setTimeout(async () => {
+    const query = store.query;
+    for (const [name, drawing] of Object.entries(FIGURES)) {
+      const payload = await store.ask(name, query);
+      if (payload === null || query !== store.query) return;
+      slots[name].replaceChildren(payload.failed ? h("section", { class: "panel" }, h("p", { class: "quiet" }, payload.failed[0])) : drawing(payload, name === "timeline" ? context() : { ...context(), width: context().half }));
+    }
+    look();
+  }, dragging ? SETTLED : 0);
+}
+
+// While a search runs, what it has found so far.
+function look() {
+  clearTimeout(looking);
+  if (last?.search?.state !== "searching") return;
+  looking = setTimeout(() => { if (!controls.dragged) show(store.query); else look(); }, AGAIN);
+}
+
+function tabs(view) {
+  const items = Object.entries(VIEWS).filter(([name]) => name !== "run" || view === "run" || document.documentElement.dataset.run === "true");
+  const links = items.map(([name, title]) => h("a", { href: `?${store.edited({ view: name === "overview" ? null : name })}`, "aria-current": name === view ? "page" : null, onclick: (event) => { event.preventDefault(); go({ view: name === "overview" ? null : name }, { push: true }); } }, title));
+  if (view === "run") document.documentElement.dataset.run = "true";
+  const focused = document.activeElement?.closest?.("#head nav a")?.textContent;
+  document.getElementById("head").replaceChildren(h("strong", { class: "name" }, "shardwise"), h("nav", { "aria-label": "views" }, links),
+    h("div", { class: "tools" }, h("button", { type: "button", onclick: () => copy.open() }, "copy as"), h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐")));
+  if (focused) [...document.querySelectorAll("#head nav a")].find((link) => link.textContent === focused)?.focus();
+}
+
+function theme() {
+  const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
+}
+
+addEventListener("popstate", () => show(location.search.slice(1)));
+let resizing = null;
+addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => show(store.query), 120); });
+show(store.query);

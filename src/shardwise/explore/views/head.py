@@ -1,0 +1,29 @@
+"""What the payload of every view begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.explore.asked import Asked
+from shardwise.explore.state import write_query
+
+SCHEMA = "shardwise.explore/1"
+
+
+def head(asked: Asked) -> dict[str, Any]:
+    """What every view has: the whole address, the layout in words, and what a search found so far."""
+    state = asked.state
+    return {
+        "schema": SCHEMA, "view": state.view, "query": write_query(state), "layout": str(asked.layout),
+        "model": asked.model.name, "cluster": asked.cluster.name, "search": _search(asked),
+    }  # fmt: skip
+
+
+def _search(asked: Asked) -> dict[str, Any] | None:
+    """How far the search is and the best it found; the front is a view's own."""
+    found = asked.found
+    if found is None:
+        return None
+    best = found["best"]
+    shown = best and {name: best[name] for name in ("layout", "text", "step_time_s", "memory_bytes")}
+    return {"state": found["state"], "best": shown, "problems": found["problems"]}

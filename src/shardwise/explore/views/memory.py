@@ -1,0 +1,26 @@
+"""The memory widget: sizes of a model and degrees, each on a slider, and what they take of a device; the cluster follows.
+
+The widget is that of Tazi et al., The Ultra-Scale Playbook, 2025 ("Memory usage breakdown"), with pipelines, context and expert
+parallelism, recipes and optimizers beside it; its numbers are those of `shardwise memory`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.errors import ShardwiseError
+from shardwise.explore.asked import Asked
+from shardwise.explore.controls import controls
+from shardwise.explore.views.head import head
+from shardwise.planning.memory import memory_payload
+
+
+def memory(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise memory`, and what can be changed."""
+    shown = head(asked) | {"controls": controls(asked, free=True), "memory": None, "problems": list(asked.problems)}
+    if asked.problems:
+        return shown
+    try:
+        return shown | {"memory": memory_payload(asked.model, asked.cluster, [(asked.job, asked.plan.layout)], [])}
+    except ShardwiseError as error:
+        return shown | {"problems": list(error.problems)}

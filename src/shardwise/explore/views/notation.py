@@ -1,0 +1,96 @@
+"""Which device holds what: every weight of the model in the named-axis notation, where it rests, where it is used, and who has
+which part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from shardwise.cost.pricing import Pricing
+from shardwise.derive.derivation import derived_unit
+from shardwise.derive.shardings import gradient_rest, hidden_spec, optimizer_rest, padded, weight_rest, weight_use
+from shardwise.explore.asked import Asked
+from shardwise.explore.controls import controls
+from shardwise.explore.views.head import head
+from shardwise.layout.family import TP, Family, atomic_degrees
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import degrees_of
+from shardwise.layout.placement import default_placement
+from shardwise.model.decoder import unit_counts
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Spec
+
+ATOMS = {"tp": TP, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
+MOST_PARTS = 16  # of a dim that are drawn
+MOST_RANKS = 8  # that are named of those that hold a part
+
+
+def notation(asked: Asked) -> dict[str, Any]:
+    """The mesh as ranks are numbered, and each weight of each kind of unit: specs at rest, in use, of its gradient and of the
+    optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
+    asked.require_legal()
+    plan = asked.plan
+    family = Pricing(plan.model, plan.cluster, plan.job, plan.layout).family
+    mesh = mesh_of(asked, plan.layout)
+    own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
+    units = {}
+    for kind, times in unit_counts(plan.model).items():
+        unit = derived_unit(plan.model.structure, family, kind)
+        sizes = padded(plan.model.dims, mesh)
+        weights = [_weight(name, dims, _specs(unit.family, dims), sizes, own) for name, dims in unit.weights.items()]
+        units[kind] = {"times": times, "weights": weights}
+    return head(asked) | {
+        "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
+        "hidden": str(hidden_spec(family)), "units": units, "controls": controls(asked),
+    }  # fmt: skip
+
+
+def _specs(family: Family, dims: tuple[str, ...]) -> dict[str, Spec]:
+    """Where a weight and what belongs to it lie."""
+    use = weight_use(family, dims)
+    return {
+        "rest": weight_rest(family, dims), "use": use, "gradient": gradient_rest(family, use),
+        "optimizer": optimizer_rest(family, dims),
+    }  # fmt: skip
+
+
+def mesh_of(asked: Asked, layout: Layout) -> Mesh:
+    """The atomic axes as ranks are numbered, the innermost axis of the placement last."""
+    placement = layout.placement or default_placement(asked.cluster.topology)
+    sizes = atomic_degrees(asked.model, degrees_of(replace(layout, placement=placement)))
+    atoms = [atom for axis in reversed(placement.axes) for atom in ATOMS.get(axis, (axis,))]
+    return Mesh(tuple((atom, int(sizes[atom])) for atom in atoms))
+
+
+def _weight(
+    name: str, dims: tuple[str, ...], specs: dict[str, Spec], sizes: dict[str, int], mesh: Mesh
+) -> dict[str, Any]:
+    whole = math.prod(sizes[dim] for dim in dims)
+    return {
+        "name": name, "shape": {dim: sizes[dim] for dim in dims}, "elements": whole,
+        "specs": {state: str(spec) for state, spec in specs.items()},
+        "shards": {state: _shard(spec, sizes, mesh) for state, spec in specs.items()},
+    }  # fmt: skip
+
+
+def _shard(spec: Spec, sizes: dict[str, int], mesh: Mesh) -> dict[str, Any]:
+    """A device's part: its shape, its elements (the fullest), how many devices hold each, and who holds which."""
+    parts = [mesh.size(axis for axis in axes if axis in mesh.names) for axes in spec.axes]
+    shape = [-(-sizes[dim] // degree) for dim, degree in zip(spec.dims, parts, strict=True)]
+    return {"shape": shape, "elements": math.prod(shape), "parts": parts, "copies": mesh.num_devices // max(1, math.prod(parts)),
+            "holders": list(_holders(spec, parts, mesh))}  # fmt: skip
+
+
+def _holders(spec: Spec, parts: list[int], mesh: Mesh) -> Iterator[dict[str, Any]]:
+    """For the parts along the dims that are split, the first ranks of the first pipeline stage that hold each."""
+    if math.prod(min(number, MOST_PARTS) for number in parts) > MOST_PARTS**2 or mesh.num_devices > 1 << 12:
+        return
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        place = tuple(mesh.position(coordinate, [axis for axis in axes if axis in mesh.names]) for axes in spec.axes)
+        if all(index < MOST_PARTS for index in place):
+            ranks.setdefault(place, []).append(rank)
+    for place, holding in sorted(ranks.items()):
+        yield {"place": place, "ranks": holding[:MOST_RANKS], "num_ranks": len(holding)}

@@ -1,0 +1,94 @@
+"""The simulated step: what `shardwise simulate` prints, and spans to draw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwise.errors import InputError
+from shardwise.explore.asked import Asked
+from shardwise.layout.legality import degrees_of, num_micro_batches
+from shardwise.lowering.instruction import COMPUTE
+from shardwise.simulate.memory import RankMemory
+from shardwise.simulate.picture import events
+from shardwise.simulate.result import PHASES, simulate, simulation_payload
+from shardwise.simulate.step import Simulated
+from shardwise.simulate.streams import Event
+from shardwise.simulate.work import Kernel
+
+MOST_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
+MOST_RANKS = 16  # rows
+FINEST = 4000  # spans of all rows together: what is nearer than a step's part by it is drawn as one
+MOST_LABELS = 600  # passes that a label fits on
+CURVE = 160  # points of a curve
+TERMS = {phase: term for term, phase in PHASES.items()}
+
+
+def timeline(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share."""
+    require_few_passes(asked)
+    plan = asked.plan
+    found = simulate(plan.model, plan.cluster, plan.job, plan.layout)
+    step = found.found
+    shown = min(len(found.memories), MOST_RANKS)
+    return {
+        "simulation": simulation_payload(found, plan.estimate), "num_ranks": len(found.memories), "end_s": step.step_time_s,
+        "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
+        "ranks": [_rank(step, rank, found.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
+    }  # fmt: skip
+
+
+def require_few_passes(asked: Asked) -> None:
+    """Raise `InputError` for more passes than a picture shows."""
+    layout = asked.layout
+    micro_batches = int(num_micro_batches(asked.job, degrees_of(layout)))
+    passes = 2 * micro_batches * layout.pp * layout.num_virtual_stages
+    if passes > MOST_PASSES:
+        raise InputError(
+            f"timeline: found {passes:,} passes ({micro_batches:,} micro-batches through {layout.pp * layout.num_virtual_stages} "
+            f"stages, forward and backward); at most {MOST_PASSES:,} are simulated here: a larger micro-batch or a smaller batch"
+        )
+
+
+def _rank(found: Simulated, rank: int, memory: RankMemory, finest_s: float) -> dict[str, Any]:
+    streams: dict[str, list[tuple[float, float, str]]] = {}
+    for one, start, end in events(found, rank):
+        streams.setdefault(one.stream, []).append((start, end, _term(one)))
+    passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in found.slots(rank)]
+    return {
+        "rank": rank, "compute": list(_merged(streams.pop(COMPUTE, []), finest_s)),
+        "streams": {name: list(_merged(spans, finest_s)) for name, spans in sorted(streams.items())},
+        "passes": passes if len(passes) * found.actions.num_ranks <= MOST_LABELS else [],
+        "curve": _thinned(memory.curve), "bubble_s": found.ranks[rank].bubble_s,
+    }  # fmt: skip
+
+
+def _term(one: Event) -> str:
+    """The term of an estimate that an event is counted in: its phase, or its axis."""
+    return TERMS.get(one.what.phase, one.what.phase) if isinstance(one.what, Kernel) else one.what.axis
+
+
+def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[tuple[float, float, str, float]]:
+    """Spans in order, those of one term that a picture does not tell apart as one, with the share of it that is busy."""
+    last: tuple[float, float, str, float] | None = None  # start, end, term, busy seconds
+    for start, end, term in sorted(spans):
+        if last and term == last[2] and start - last[1] <= finest_s:
+            last = (last[0], max(last[1], end), term, last[3] + end - start)
+            continue
+        if last:
+            yield _shared(*last)
+        last = (start, end, term, end - start)
+    if last:
+        yield _shared(*last)
+
+
+def _shared(start: float, end: float, term: str, busy_s: float) -> tuple[float, float, str, float]:
+    return start, end, term, min(1.0, busy_s / (end - start)) if end > start else 1.0
+
+
+def _thinned(curve: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:
+    """So many points of a curve, each the highest of those that it stands for."""
+    size = -(-len(curve) // CURVE)
+    return [
+        (curve[first][0], max(held for _, held in curve[first : first + size])) for first in range(0, len(curve), size)
+    ]

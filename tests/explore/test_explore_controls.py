@@ -1,0 +1,83 @@
+"""Every option of a slider is a state; what goes with a degree follows it; what cannot run says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.explore.asked import Asked, asked
+from shardwise.explore.controls import controls
+from shardwise.explore.known import Known
+from shardwise.explore.state import parse_query, write_query
+
+QUERY = "model={model}&cluster={cluster}&batch_tokens=4Mi&seq_len=4096&layout={layout}"
+CASES = [
+    ("llama-3-8b", "h100:64", "tp=2+pp=4+fsdp=8"),
+    ("mixtral-8x7b", "h100:64", "ep=8+fsdp=64"),
+    ("llama-3-70b", "tpu-v5p:4x4x8", "tp=4+fsdp=32"),
+    ("gpt-2", "a100-80gb:8", "dp=8"),
+    ("deepseek-v3", "h800:1024", "ep=64+fsdp=64+pp=16"),
+]
+
+
+def at(model: str, cluster: str, layout: str) -> Asked:
+    return asked(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), Known())
+
+
+def edited(of: Asked, edit: dict[str, str | None]) -> Asked:
+    query = dict(part.split("=", 1) for part in write_query(of.state).split("&"))
+    query = {key: value for key, value in {**query, **edit}.items() if value is not None}
+    return asked(parse_query("&".join(f"{key}={value}" for key, value in query.items())), Known())
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize(("model", "cluster", "layout"), CASES)
+def test_options_are_states_that_run_or_say_why_not(model: str, cluster: str, layout: str, free: bool) -> None:
+    of = at(model, cluster, layout)
+    for control in controls(of, free=free):
+        assert control["value"] in [option["value"] for option in control["options"]], control["name"]
+        if control["group"] != "layout":
+            continue
+        for option in control["options"]:
+            if not option["edit"]:
+                assert option["problem"]
+                continue
+            changed = edited(of, option["edit"])
+            assert list(changed.problems[:1]) == ([option["problem"]] if option["problem"] else [])
+            if not option["problem"]:
+                assert changed.layout.num_devices == changed.cluster.num_devices
+
+
+def value(of: Asked, name: str, text: str, *, free: bool = False) -> Asked:
+    control = next(one for one in controls(of, free=free) if one["name"] == name)
+    return edited(of, next(option["edit"] for option in control["options"] if option["value"] == text))
+
+
+def test_a_degree_takes_its_devices_from_the_replicas() -> None:
+    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8")
+    assert (of.layout.tp, of.layout.fsdp, of.layout.sequence_parallel) == (8, 8, True)
+    back = value(of, "tp", "1")
+    assert (back.layout.tp, back.layout.fsdp, back.layout.sequence_parallel) == (1, 64, False)
+
+
+def test_stages_bring_their_schedule_and_sharding_its_axis() -> None:
+    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "pp", "4")
+    assert (of.layout.schedule, of.layout.fsdp) == ("1f1b", 16)
+    assert value(of, "num_virtual_stages", "2").layout.schedule == "interleaved"
+    plain = value(of, "zero_stage", "0").layout
+    assert (plain.dp, plain.fsdp) == (16, 1)
+    again = value(value(of, "zero_stage", "0"), "zero_stage", "1").layout
+    assert (again.dp, again.fsdp, again.zero_stage) == (1, 16, 1)
+
+
+def test_an_illegal_degree_stays_and_says_what_is_possible() -> None:
+    tp = next(one for one in controls(at("llama-3-8b", "h100:64", "fsdp=64")) if one["name"] == "tp")
+    problem = next(option["problem"] for option in tp["options"] if option["value"] == "64")
+    assert "heads_by_tp" in problem
+    assert "tp may be one of 1, 2, 4, 8, 16, 32" in problem
+
+
+def test_in_the_memory_view_the_cluster_follows() -> None:
+    of = value(at("llama-3-8b", "h100:64", "fsdp=64"), "tp", "8", free=True)
+    assert (of.layout.tp, of.layout.fsdp, of.cluster.name) == (8, 64, "h100:512")
+    wider = value(at("llama-3-8b", "h100:64", "fsdp=64"), "d_model", "8192", free=True)
+    assert (wider.model.d_model, wider.model.head_dim) == (8192, 256)

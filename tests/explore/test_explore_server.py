@@ -1,0 +1,241 @@
+"""Hostile requests: a clear 4xx for each, no traceback, nothing of this machine, and memory that stays where it was."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+from shardwise.errors import InputError
+from shardwise.explore.explorer import QUESTIONS, Explorer
+from shardwise.explore.guard import COOKIE, allowed_hosts
+from shardwise.explore.known import Known
+from shardwise.explore.searches import MOST_KEPT, Searches
+from shardwise.explore.server import application
+from shardwise.explore.serving import bound
+from shardwise.explore.state import KEYS, State
+
+HOST = "127.0.0.1:8631"
+MOST_GROWTH = 200e6  # bytes that 200 hostile requests may leave behind
+MOST_S = 20.0  # of any one of them
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    app = application(Explorer(Known()), allowed_hosts("127.0.0.1", 8631))
+    with TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True) as found:
+        yield found
+
+
+HUGE = (
+    "9" * 300, "1e308", "-1", "0", "nan", "inf", "1e15", "999999999999", "0x10", "1/0", "true", "[]", "{}", "null", "'; drop",
+)  # fmt: skip
+DEGREES = (
+    "tp", "pp", "fsdp", "dp", "cp", "ep", "micro_batch_seqs", "num_virtual_stages", "recompute_layers", "layers_per_stage",
+)  # fmt: skip
+PATHS = (
+    "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "page/../state.py", "etc/passwd", ".git/config",
+    "index.html%00.js",
+)  # fmt: skip
+FILES = (
+    "/etc/passwd", "/proc/self/environ", "..", "file:///etc/passwd", "http://10.0.0.1/x.toml", "x.toml", "config.json",
+    "\\\\host\\share",
+)  # fmt: skip
+SIZES = (
+    "num_layers", "d_model", "num_heads", "vocab_size", "num_experts", "d_ff", "head_dim", "name", "__class__", "numerics",
+)  # fmt: skip
+
+
+def hostile() -> Iterator[str]:
+    """Paths with queries that no page sends."""
+    for key in KEYS:
+        yield from (f"/ask/overview?{key}={quote(value)}" for value in HUGE[:: 1 + len(key) % 3])
+    for name in DEGREES:
+        values = ("999999999", "-2", "1e9", "x", "1,1,1", "131072")
+        yield from (f"/ask/overview?layout={name}={quote(value)}" for value in values)
+    yield from (f"/{path}" for path in PATHS)
+    yield from (f"/ask/{quote(name)}" for name in ("../overview", "__class__", "eval", "overview/x", "a" * 500))
+    for key in ("model", "cluster", "stack", "precision"):
+        yield from (f"/ask/overview?{key}={quote(name)}" for name in FILES)
+    for field in SIZES:
+        yield from (f"/ask/memory?model.{field}={quote(value)}" for value in ("999999999", "-1", "0", "x" * 600))
+    for name in ("timeline", "schedule", "pareto"):
+        yield from (f"/ask/{name}?cluster=h100:{size}" for size in ("10000000", "99999999999999", "0"))
+    yield "/ask/overview?" + "&".join(f"k{number}=1" for number in range(500))
+    yield "/ask/overview?" + "a" * 3000
+    yield "/ask/overview?model=" + "%F0%28%8C%28"
+    yield "/ask/why?term=" + quote("time.<script>alert(1)</script>")
+    yield "/ask/copy?target=" + quote("$(touch /tmp/x)")
+
+
+def test_there_are_two_hundred_of_them() -> None:
+    assert len(set(hostile())) >= 200
+
+
+def test_hostile_requests_get_a_clear_refusal(client: TestClient) -> None:
+    client.get("/ask/overview")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for path in hostile():
+        started = time.perf_counter()
+        answer = client.get(path)
+        assert time.perf_counter() - started < MOST_S, path
+        assert answer.status_code == 200 or 400 <= answer.status_code < 500, path
+        assert "Traceback" not in answer.text
+        assert "root:" not in answer.text
+        if answer.status_code >= 400:
+            assert json.loads(answer.text)["error"]["problems"], path
+        else:
+            json.loads(answer.text, parse_constant=pytest.fail)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < MOST_GROWTH
+
+
+def test_random_queries_get_an_answer_or_a_reason(client: TestClient) -> None:
+    random_ = random.Random(0)
+    words = [
+        "1",
+        "8",
+        "64Ki",
+        "1e30",
+        "tp=8",
+        "pp=4 fsdp=2",
+        "h100:8",
+        "tpu-v5p:4x4x4",
+        "gpt-2",
+        "none",
+        "\u202e",
+        "é" * 40,
+        " ",
+        "=",
+        "tp==",
+        "@0,1",
+    ]
+    for _ in range(60):
+        pairs = [f"{random_.choice(KEYS)}={quote(random_.choice(words))}" for _ in range(random_.randint(1, 4))]
+        question = random_.choice(list(QUESTIONS))
+        answer = client.get(f"/ask/{question}?{'&'.join(pairs)}")
+        assert answer.status_code in (200, 422), pairs
+        assert "Traceback" not in answer.text
+
+
+OTHER_HOSTS = (
+    "evil.example",
+    "127.0.0.1",
+    "127.0.0.1:80",
+    "localhost.evil.example:8631",
+    "",
+    "127.0.0.1:8631.evil.example",
+)
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+def test_other_names_of_this_machine_get_nothing(client: TestClient, host: str) -> None:
+    assert client.get("/ask/overview", headers={"host": host}).status_code == 421
+    assert client.get("/", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "https://127.0.0.1:8631"}, {"origin": "http://localhost:8631"},
+     {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}],
+)  # fmt: skip
+def test_other_origins_get_nothing(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get("/ask/overview", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_nothing_is_written(client: TestClient, method: str) -> None:
+    answer = client.request(method, "/ask/overview", content=b"x" * 100_000)
+    assert answer.status_code == 405
+
+
+def test_long_addresses_and_heads_are_refused(client: TestClient) -> None:
+    assert client.get("/ask/overview?" + "a" * 5000).status_code == 414
+    assert client.get("/ask/overview", headers={"x": "y" * 20_000}).status_code == 431
+
+
+def test_every_answer_has_the_security_headers(client: TestClient) -> None:
+    for answer in (
+        client.get("/"),
+        client.get("/ask/overview"),
+        client.get("/nothing"),
+        client.get("/", headers={"host": "x"}),
+    ):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_off_loopback_a_token_is_required() -> None:
+    app = application(Explorer(Known()), allowed_hosts("10.0.0.5", 8631), token="secret")
+    with TestClient(app, base_url="http://10.0.0.5:8631", follow_redirects=False) as found:
+        assert found.get("/ask/overview").status_code == 401
+        assert found.get("/?token=wrong").status_code == 401
+        assert found.get("/ask/overview", headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
+        entered = found.get("/?token=secret")
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert "HttpOnly" in entered.headers["set-cookie"]
+        assert found.get("/ask/overview").status_code == 200
+
+
+def test_a_port_that_is_taken_says_so() -> None:
+    first = bound("127.0.0.1", 0)
+    first.socket.listen()
+    port = first.socket.getsockname()[1]
+    assert first.token is None
+    with pytest.raises(InputError, match="--port 0"):
+        bound("127.0.0.1", port)
+    first.socket.close()
+
+
+class Once:
+    """What a search is asked for, and how often."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> tuple[object, object, object]:
+        import shardwise as sw
+
+        self.asked += 1
+        return sw.load_model("gpt-2"), sw.load_cluster("h100:8"), sw.Job(global_batch_tokens=1 << 16, seq_len=1024)
+
+
+def test_a_search_runs_once_in_a_process_of_its_own() -> None:
+    searches, values, setting = Searches(), Once(), State(model="gpt-2")
+    try:
+        assert searches.ask(setting, values)["state"] == "searching"
+        found = searches.wait(setting, values, 120)
+        assert found["state"] == "done"
+        assert found["front"]
+        assert searches.ask(setting, values) is found
+        assert values.asked == 1
+    finally:
+        searches.close()
+    assert searches.child is None
+
+
+def test_a_search_that_takes_too_long_is_ended() -> None:
+    searches = Searches(most_s=0.01)
+    try:
+        found = searches.wait(State(), Once(), 60)
+        assert "took more than" in found["problems"][0]
+    finally:
+        searches.close()
+
+
+def test_results_are_kept_within_a_limit() -> None:
+    searches = Searches()
+    with searches.changed:
+        for number in range(2 * MOST_KEPT):
+            searches._keep(State(batch_tokens=number + 1), {"state": "done"})
+        assert len(searches.found) == MOST_KEPT
+    searches.close()
+    assert not searches.thread.is_alive()

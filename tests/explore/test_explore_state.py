@@ -1,0 +1,90 @@
+"""A state and its address are one another; what is no state is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.cluster.load import load_cluster
+from shardwise.errors import InputError, ShardwiseError
+from shardwise.explore.asked import asked
+from shardwise.explore.known import Known, known_of
+from shardwise.explore.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.load import load_model
+from shardwise.search.plan import plan
+
+POWERS = st.sampled_from([1, 2, 4, 8])
+LAYOUTS = st.builds(
+    lambda tp, pp, fsdp, recompute: Layout.parse(f"tp={tp} pp={pp} fsdp={fsdp} recompute={recompute}"),
+    POWERS, POWERS, POWERS, st.sampled_from(["none", "selective", "full"]),
+)  # fmt: skip
+STATES = st.builds(
+    State, view=st.sampled_from(VIEWS), batch_tokens=st.integers(1, 10**12), seq_len=st.integers(1, 10**7),
+    tokens=st.none() | st.floats(1, 1e15), layout=st.none() | LAYOUTS, stack=st.none() | st.just("nemo-25"),
+    changes=st.just(()) | st.just((("job.optimizer", "adamw"), ("model.num_layers", "40"))),
+    details=st.just(()) | st.just((("term", "time.tp"),)),
+)  # fmt: skip
+
+
+@given(STATES)
+def test_the_address_of_a_state_is_the_state(state: State) -> None:
+    assert parse_query(write_query(state)) == state
+
+
+def test_placements_travel_in_the_address() -> None:
+    text = "tp=2 fsdp=4 placement=tp,cp,fsdp,dp,pp@0,1"
+    state = State(layout=Layout.parse(text))
+    assert "placement=tp,cp,fsdp,dp,pp@0,1" in write_query(state)
+    assert parse_query(write_query(state)) == state
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("bacth_tokens=1Mi", "batch_tokens"), ("view=admin", "one of overview"), ("layout=tp=0", "at least 1"),
+        ("layout=tpp=2", "did you mean 'tp'"), ("batch_tokens=-1", "at least 1"), ("batch_tokens=nan", "found 'nan'"),
+        ("seq_len=1e400", "finite"), ("model=a&model=b", "more than once"), ("model=a%00b", "printable"),
+        ("model=%ff", "no UTF-8"), ("x" * (MOST_CHARACTERS + 1), "at most"), ("&".join(f"k{n}=1" for n in range(99)), "keys"),
+        ("model.=3", "NAME=VALUE"),
+    ],
+)  # fmt: skip
+def test_what_is_no_state_is_refused_with_its_reason(query: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_query(query)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "model=/etc/passwd", "model=../../config.json", "model=config.json", "cluster=/etc/passwd.toml", "cluster=my.toml",
+        "cluster=h100:9999999", "cluster=h100:0", "stack=nothing", "model.num_layers=100000", "model.num_heads=99999",
+        "precision=int1", "model.name=", "job.loss=none",
+    ],
+)  # fmt: skip
+def test_names_of_the_network_are_names_and_never_paths(query: str) -> None:
+    with pytest.raises(ShardwiseError):
+        asked(parse_query(query), Known())
+
+
+def test_a_plan_opens_at_its_own_state() -> None:
+    job = Job(global_batch_tokens=1 << 19, seq_len=4096)
+    found = plan(load_model("llama-3.2-1b"), load_cluster("h100:8"), job)
+    known = known_of(found)
+    assert (known.start.model, known.start.cluster, known.start.stack) == ("llama-3.2-1b", "h100:8", None)
+    assert asked(known.start, known).plan.estimate == found.estimate
+
+
+def test_a_plan_of_another_model_keeps_it_under_a_name_of_its_own() -> None:
+    model = replace(load_model("llama-3.2-1b"), num_layers=20)
+    found = plan(model, load_cluster("h100:8", stack="nemo-25"), Job(global_batch_tokens=1 << 19, seq_len=4096))
+    known = known_of(found)
+    assert (known.start.model, known.start.stack) == ("llama-3.2-1b@plan", "nemo-25")
+    again = asked(parse_query(write_query(known.start)), known)
+    assert again.model.num_layers == 20
+    assert again.plan.estimate.step_time_s == found.estimate.step_time_s

@@ -1,0 +1,187 @@
+"""What the page shows is what the commands print with --json."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.errors import InputError
+from shardwise.explore.explorer import QUESTIONS, Explorer
+from shardwise.explore.known import Known
+from shardwise.explore.searching import found_for
+from shardwise.explore.server import dumped
+from shardwise.explore.views.numbers import NUMBERS
+from shardwise.planning.plan import plan_layout
+from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+
+JOB = "model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192"
+LAYOUTS = ["tp=2 pp=4 fsdp=8 zero_stage=1", "fsdp=64", "tp=8 cp=2 fsdp=4 recompute=full"]
+ARGUMENTS = ["llama-3-8b", "h100:64", "--batch-tokens", "1Mi", "--seq-len", "8192"]
+
+
+def ask(question: str, layout: str, more: str = "") -> dict[str, Any]:
+    found = Explorer(Known()).answer(question, f"{JOB}&layout={layout.replace(' ', '+')}{more}")
+    payload: dict[str, Any] = json.loads(dumped(found))
+    return payload
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    payload: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return payload
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_estimate_and_memory_are_those_of_the_commands(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask("overview", layout)
+    assert found["estimate"] == printed(capsys, "estimate", *ARGUMENTS, "--layout", layout)
+    assert found["memory"] == printed(capsys, "memory", *ARGUMENTS, "--layout", layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_roofline_is_that_of_the_command(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask("roofline", layout)
+    assert found["roofline"] == printed(capsys, "roofline", "llama-3-8b", "T=8192", "h100", "--layout", layout)
+
+
+def test_the_schedule_is_that_of_the_command_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask("schedule", LAYOUTS[0])
+    assert found["schedule"] == printed(capsys, *shlex.split(found["command"])[1:])
+
+
+def test_the_timeline_is_the_simulation_of_the_plan() -> None:
+    found = ask("timeline", LAYOUTS[0])
+    assert found["num_ranks"] == 4
+    own = found["simulation"]
+    for rank, shown in zip(own["ranks"], found["ranks"], strict=True):
+        drawn = sum((end - start) * busy for start, end, _, busy in shown["compute"])
+        assert drawn == pytest.approx(sum(rank["computed_s"].values()))
+        assert max(held for _, held in shown["curve"]) == rank["peak_bytes"]
+        assert all(0 <= start <= end <= found["end_s"] * (1 + 1e-9) for start, end, _, _ in shown["compute"])
+
+
+def test_a_layout_that_cannot_run_says_why_and_keeps_its_choices() -> None:
+    found = ask("overview", "tp=64")
+    assert "heads_by_tp" in found["problems"][0]
+    assert found["estimate"] is None
+    assert {"tp", "pp", "model"} <= {control["name"] for control in found["controls"]}
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *(f"time.{n}" for n in TIME_TERMS), *(f"memory.{n}" for n in MEMORY_TERMS)])
+def test_every_number_says_where_it_is_from(name: str) -> None:
+    why = ask("why", LAYOUTS[0], f"&term={name}")["why"]
+    assert why["words"]
+    assert why["formula"]
+    assert why["source"]
+    assert why["kind"].startswith(("a prediction", "a bound"))
+    tree, _, own = name.partition(".")
+    estimate = ask("overview", LAYOUTS[0])["estimate"]
+    expected = (
+        estimate["estimate"][tree][own] if own else {**estimate, **estimate["estimate"], **estimate["layout"]}[name]
+    )
+    assert why["value"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_formulas_of_numbers_give_their_values() -> None:
+    why = {name: ask("why", LAYOUTS[0], f"&term={name}")["why"] for name in NUMBERS}
+    inputs = {name: {one["symbol"]: one["value"] for one in found["inputs"]} for name, found in why.items()}
+    for name in ("step_time_s", "memory_bytes"):
+        assert sum(inputs[name].values()) == pytest.approx(why[name]["value"])
+    flops, tokens, devices, peak, step = inputs["mfu"].values()
+    assert why["mfu"]["value"] == pytest.approx(flops * tokens / (devices * peak * step))
+    tokens, step, devices = inputs["tokens_per_s_per_device"].values()
+    assert why["tokens_per_s_per_device"]["value"] == pytest.approx(tokens / step / devices)
+
+
+def test_a_bound_says_that_it_is_one() -> None:
+    assert ask("why", LAYOUTS[1], "&overlap=sum")["why"]["kind"].startswith("a bound")
+    assert ask("overview", LAYOUTS[1], "&overlap=sum")["verdict"]["kind"] == "bound"
+
+
+def test_copied_commands_and_python_give_the_same_step(capsys: pytest.CaptureFixture[str]) -> None:
+    more = "&stack=nemo-25&precision=fp8_delayed&model.num_layers=16"
+    own = ask("overview", LAYOUTS[0], more)["estimate"]["estimate"]["step_time_s"]
+    command = ask("copy", LAYOUTS[0], f"{more}&target=command")["files"]["command"]
+    assert printed(capsys, *shlex.split(command)[1:])["estimate"]["step_time_s"] == own
+    code = ask("copy", LAYOUTS[0], f"{more}&target=python")["files"]["python"]
+    *imports, call = [line for line in code.splitlines() if line]
+    names: dict[str, Any] = {}
+    exec("\n".join(imports), names)
+    assert eval(call, names).step_time_s == own
+
+
+def test_every_target_is_copied_or_says_why_not() -> None:
+    for target in ask("copy", LAYOUTS[0])["targets"]:
+        found = ask("copy", LAYOUTS[0], f"&target={target}")
+        assert bool(found["files"]) != bool(found["problems"])
+
+
+def test_notation_accounts_for_every_parameter() -> None:
+    found = ask("notation", LAYOUTS[1])
+    model = sw.load_model("llama-3-8b")
+    weights = [(unit["times"], one) for unit in found["units"].values() for one in unit["weights"]]
+    assert sum(times * one["elements"] for times, one in weights) == 8030261248
+    for _, one in weights:
+        for shard in one["shards"].values():
+            parts = 1
+            for number in shard["parts"]:
+                parts *= number
+            assert parts * shard["copies"] == 64
+            assert shard["elements"] * parts >= one["elements"]
+            held = [rank for holder in shard["holders"] for rank in holder["ranks"]]
+            assert len(held) == len(set(held))
+    assert model.num_layers == found["units"]["block"]["times"]
+
+
+def test_the_search_finds_what_plan_chooses() -> None:
+    job = sw.Job(global_batch_tokens=1 << 19, seq_len=4096)
+    model, cluster = sw.load_model("llama-3.2-1b"), sw.load_cluster("h100:8")
+    first, last = found_for(model, cluster, job)
+    chosen = sw.plan(model, cluster, job)
+    assert first["state"] == "searching"
+    assert last["best"] == first["best"]
+    assert last["best"]["text"] == str(chosen.layout)
+    assert last["best"]["step_time_s"] == chosen.estimate.step_time_s
+    times, bytes_ = ([one[name] for one in last["front"]] for name in ("step_time_s", "memory_bytes"))
+    assert bytes_ == sorted(bytes_)
+    assert times == sorted(times, reverse=True)
+    for one in last["points"]:
+        assert any(
+            other["step_time_s"] <= one["step_time_s"] and other["memory_bytes"] <= one["memory_bytes"]
+            for other in last["front"]
+        )
+    point = last["front"][0]
+    priced = plan_layout(model, cluster, job, sw.Layout.parse(point["layout"])).estimate
+    assert (priced.step_time_s, priced.memory_bytes) == pytest.approx((point["step_time_s"], point["memory_bytes"]))
+
+
+def test_a_job_that_does_not_fit_says_so() -> None:
+    job = sw.Job(global_batch_tokens=1 << 16, seq_len=8192)
+    (found,) = found_for(sw.load_model("llama-3-405b"), sw.load_cluster("h100:8"), job)
+    assert found["best"] is None
+    assert found["problems"]
+
+
+def test_the_critical_batch_takes_twice_the_least_of_both() -> None:
+    found = ask("batch", LAYOUTS[1], "&noise_tokens=1Mi&min_steps=1000")
+    row = next(one for one in found["rows"] if one["batch_tokens"] == found["critical_batch_tokens"])
+    assert (row["steps"], row["tokens"]) == (2000.0, 2 * found["min_tokens"])
+    assert all(
+        (one["tokens"] / 2**20 / 1000 - 1) * (one["steps"] / 1000 - 1) == pytest.approx(1) for one in found["rows"]
+    )
+
+
+def test_a_run_is_asked_for_only_where_one_was_opened() -> None:
+    with pytest.raises(InputError, match="--run FOLDER"):
+        ask("run", LAYOUTS[1])
+
+
+def test_questions_of_many_passes_are_refused() -> None:
+    with pytest.raises(InputError, match="at most 4,096"):
+        Explorer(Known()).answer("timeline", f"{JOB}&layout=tp=8+pp=8".replace("1Mi", "1Gi"))
+    assert set(QUESTIONS) >= {"overview", "timeline", "roofline", "pareto"}
