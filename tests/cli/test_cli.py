@@ -26,7 +26,7 @@ ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp
 
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
-    "explain": ["--against", "--help", "--json", "--term", "--verbose"],
+    "explain": ["--against", "--help", "--json", "--report", "--term", "--verbose"],
     "instructions": ["--all", "--help", "--json", "--pass", "--stage", "--unit"],
     "memory": [
         "--batch-tokens",

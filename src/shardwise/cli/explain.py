@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_verbose_argument, parse_layout_text
+from shardwise.cli.html import add_report_argument, write_report
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
@@ -27,6 +28,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument("plan", metavar="FILE", help="a plan that `plan --out` wrote")
     parser.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
     parser.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
+    add_report_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     add_verbose_argument(parser)
     parser.set_defaults(run=run)
@@ -47,4 +49,6 @@ def run(arguments: argparse.Namespace) -> str | Report:
         plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
         other=other, term_name=arguments.term,
     )  # fmt: skip
+    title = f"{found.model} on {found.cluster}: why this plan"
+    write_report(arguments.report, "explain", title, lambda: explanation_payload(found, plan))
     return json.dumps(explanation_payload(found, plan), indent=2) if arguments.json else explain_report(found)

@@ -14,6 +14,7 @@ from shardwise.cli.arguments import (
     resolve_reliability,
     resolve_several,
 )
+from shardwise.cli.html import add_report_argument, write_plan_report
 from shardwise.cli.section import Report, Section
 from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
@@ -60,6 +61,7 @@ def configure(verbs: Any) -> None:
         metavar="FOLDER",
         help="write the launch of the framework that the stack is, as `shardwise export` does",
     )
+    add_report_argument(parser)
     add_sweep_arguments(parser)
     add_verbose_argument(parser)
     parser.set_defaults(run=run)
@@ -99,6 +101,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
         dump_plan(chosen, arguments.out)
     if arguments.export:
         write_launch(chosen, arguments.export)
+    write_plan_report(arguments.report, chosen)
     if arguments.json:
         return _json(found)
     return [*_report(found, limits), Section(list(_next(chosen, arguments.out, arguments.export)))]

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_verbose_argument
+from shardwise.cli.html import add_report_argument, write_report
 from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
     add_verbose_argument(parser)
+    add_report_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     found = reconcile(plan, read_run(plan, folder))
     if arguments.plot:
         _draw(plan, found, arguments.plot)
+    title = f"{plan.model.name}: {folder.name} against its plan"
+    write_report(arguments.report, "reconcile", title, lambda: reconcile_payload(plan, found))
     if arguments.json:
         return json.dumps(reconcile_payload(plan, found), indent=2)
     return reconcile_report(plan, found, str(folder))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.changes import parse_changes
 from shardwise.cli.arguments import resolve, resolve_reliability, write_file
+from shardwise.cli.html import write_report
 from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.errors import STOPPED, InputError, NothingFitsError, collect, require, told
 from shardwise.output import complain
@@ -59,7 +60,7 @@ def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Ma
     sweeps = parse_sweeps(arguments.sweep)
     _require_alone(arguments, pins, [sweep.name for sweep in sweeps])
     cases: list[Case] = collect(*(partial(_case, arguments, at, pins, maxima) for at in grid(sweeps)))
-    for target in filter(None, (arguments.draw, arguments.csv)):
+    for target in filter(None, (arguments.draw, arguments.csv, arguments.report)):
         require_writable(target)
     points = _planned(arguments, cases)
     _require_a_plan(points)
@@ -141,4 +142,6 @@ def _written(arguments: argparse.Namespace, swept: Swept) -> str:
         write_picture("--draw", arguments.draw, draw_sweep(swept))
     if arguments.csv:
         write_file("--csv", arguments.csv, sweep_csv(swept))
+    title = f"{arguments.model} on {arguments.cluster[0]} over {' and '.join(sweep.name for sweep in swept.sweeps)}"
+    write_report(arguments.report, "sweep", title, lambda: sweep_payload(swept))
     return json.dumps(sweep_payload(swept), indent=2) if arguments.json else sweep_report(swept)

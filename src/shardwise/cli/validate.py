@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.html import add_report_argument, write_report
 from shardwise.cli.pictures import picture_name, write_picture
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def configure(verbs: Any) -> None:
     parser.add_argument(
         "--plot", type=picture_name, metavar="FILE", help="draw predicted against measured step times, and what is left"
     )
+    add_report_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the payload as JSON")
     parser.set_defaults(run=run)
 
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> str:
         from shardwise.calibrate.figures import draw_accuracy
 
         write_picture("--plot", arguments.plot, draw_accuracy(judged))
+    write_report(arguments.report, "validate", "Predictions of published runs", lambda: validate_payload(judged))
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_text(judged)
 
 

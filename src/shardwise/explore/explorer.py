@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.errors import chosen
+from shardwise.errors import ShardwiseError, chosen
 from shardwise.explore.asked import Asked, asked
+from shardwise.explore.controls import controls
 from shardwise.explore.known import Known
 from shardwise.explore.searches import Searches, Values
-from shardwise.explore.state import State, parse_query
+from shardwise.explore.state import VIEWS, State, parse_query
 from shardwise.explore.views.batch import batch
 from shardwise.explore.views.copy import copy
+from shardwise.explore.views.head import head
 from shardwise.explore.views.memory import memory
 from shardwise.explore.views.notation import notation
 from shardwise.explore.views.overview import overview
@@ -45,9 +47,17 @@ class Explorer:
         return parse_query(query) if query else self.known.start
 
     def answer(self, question: str, query: str) -> dict[str, Any]:
-        """The payload of a question. Raises `ShardwiseError` for what cannot be answered."""
+        """The payload of a question; of a layout that cannot run, or a view that cannot show it, the problems in its place.
+
+        Raises `ShardwiseError` for a state that cannot be: an address or a name that is none.
+        """
         ask = chosen(QUESTIONS, question, "question")
-        return ask(self.asked(self.state(query)))
+        found = self.asked(self.state(query))
+        try:
+            return ask(found)
+        except ShardwiseError as error:
+            shown = head(found) | {"controls": controls(found)} if question in VIEWS else {}
+            return shown | {"problems": list(error.problems)}
 
     def asked(self, state: State) -> Asked:
         """The values of a state; those of a few layouts are kept, with their plans."""

@@ -39,6 +39,13 @@ def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[
     yield {"state": "done", "best": best, "problems": [], **_front(result)}
 
 
+def searched(chosen: Plan) -> dict[str, Any]:
+    """The same for a plan that is there: its search again, for the front."""
+    choices = Choices().of_stack(stack_of(chosen.cluster), chosen.job)
+    result = search(chosen.model, chosen.cluster, chosen.job, choices=choices)
+    return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
+
+
 def _best(chosen: Plan) -> dict[str, Any]:
     others = [{**_point(other.layout, other.estimate.step_time_s, other.estimate.memory_bytes), "reason": other.reason}
               for other in chosen.alternatives]  # fmt: skip

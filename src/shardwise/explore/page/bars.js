@@ -2,7 +2,7 @@
 
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
-import { MEMORY, TIME, fill, legend, number, swatch, textOn, words } from "./numbers.js";
+import { MEMORY, TIME, fill, number, swatch, textOn, words } from "./numbers.js";
 
 const HEIGHT = 26;
 const LEAST_LABEL = 58; // pixels that a label needs
@@ -10,66 +10,157 @@ const LEAST_LABEL = 58; // pixels that a label needs
 // Segments of a bar, each with its term, from zero to the width that `per` gives a value.
 function segments(values, order, per, height, format, tree, context) {
   let at = 0;
-  return order.filter((term) => values[term] > 0).map((term) => {
-    const width = values[term] * per;
-    const said = `${words(term)}, ${format(values[term])}`;
-    const ask = context.why && { tabindex: 0, role: "button", onclick: () => context.why(`${tree}.${term}`), onkeydown: (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); context.why(`${tree}.${term}`); }
-    } };
-    const found = svg("g", { class: "segment", "aria-label": said, ...ask }, svg("title", {}, said),
-      svg("rect", { x: at, y: 0, width: Math.max(width, 0.5), height, style: { fill: fill(term) } }),
-      width > LEAST_LABEL && svg("text", { x: at + 6, y: height / 2 + 4, style: { fill: textOn(term) } }, term.slice(0, Math.floor((width - 8) / 6.6))));
-    at += width;
-    return found;
-  });
+  return order
+    .filter((term) => values[term] > 0)
+    .map((term) => {
+      const width = values[term] * per;
+      const said = `${words(term)}, ${format(values[term])}`;
+      const ask = context.why && {
+        tabindex: 0,
+        role: "button",
+        onclick: () => context.why(`${tree}.${term}`),
+        onkeydown: (event) => {
+          if (event.key === "Enter" || event.key === " ") {
+            event.preventDefault();
+            context.why(`${tree}.${term}`);
+          }
+        },
+      };
+      const found = svg(
+        "g",
+        { class: "segment", "aria-label": said, ...ask },
+        svg("title", {}, said),
+        svg("rect", { x: at, y: 0, width: Math.max(width, 0.5), height, style: { fill: fill(term) } }),
+        width > LEAST_LABEL &&
+          svg(
+            "text",
+            { x: at + 6, y: height / 2 + 4, style: { fill: textOn(term) } },
+            term.slice(0, Math.floor((width - 8) / 6.6)),
+          ),
+      );
+      at += width;
+      return found;
+    });
 }
 
 function rows(values, order, format, tree, context) {
   const whole = Object.values(values).reduce((sum, value) => sum + value, 0);
-  return order.filter((term) => values[term] > 0).map((term) => h("li", {}, swatch(term), h("span", { class: "name" }, words(term)),
-    number(format(values[term]), `${tree}.${term}`, context), h("span", { class: "share" }, percent(values[term] / whole))));
+  return order
+    .filter((term) => values[term] > 0)
+    .map((term) =>
+      h(
+        "li",
+        {},
+        swatch(term),
+        h("span", { class: "name" }, words(term)),
+        number(format(values[term]), `${tree}.${term}`, context),
+        h("span", { class: "share" }, percent(values[term] / whole)),
+      ),
+    );
 }
 
 // Memory of a device of each stage, beside what it has.
 export function drawMemory(memory, context) {
   const [one] = memory.layouts;
   const capacity = memory.memory_capacity_bytes;
-  const groups = one.stages.map((stage, index) => ({ stage, first: index, last: index })).reduce((found, next) => {
-    const before = found.at(-1);
-    if (before && JSON.stringify(before.stage) === JSON.stringify(next.stage)) before.last = next.last;
-    else found.push(next);
-    return found;
-  }, []);
-  const name = ({ first, last }) => (one.stages.length === 1 ? "every device" : first === last ? `stage ${first}` : `stages ${first}–${last}`);
+  const groups = one.stages
+    .map((stage, index) => ({ stage, first: index, last: index }))
+    .reduce((found, next) => {
+      const before = found.at(-1);
+      if (before && JSON.stringify(before.stage) === JSON.stringify(next.stage)) before.last = next.last;
+      else found.push(next);
+      return found;
+    }, []);
+  const name = ({ first, last }) =>
+    one.stages.length === 1 ? "every device" : first === last ? `stage ${first}` : `stages ${first}–${last}`;
   const sum = (stage) => Object.values(stage).reduce((total, value) => total + value, 0);
-  const left = 92, width = Math.max(context.width, 280), most = Math.max(capacity, one.memory_bytes) * 1.02;
-  const per = (width - left - 4) / most, step = HEIGHT + 8, height = groups.length * step + 22;
+  const left = 92,
+    width = Math.max(context.width, 280),
+    most = Math.max(capacity, one.memory_bytes) * 1.02;
+  const per = (width - left - 4) / most,
+    step = HEIGHT + 8,
+    height = groups.length * step + 22;
   const limit = left + capacity * per;
-  const figure = svg("svg", { class: "figure", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `memory of a device by stage, of ${bytes(capacity)}` },
-    groups.map((group, index) => svg("g", { transform: `translate(${left} ${index * step})` },
-      svg("rect", { class: "empty", x: 0, y: 0, width: capacity * per, height: HEIGHT }),
-      svg("text", { x: -8, y: HEIGHT / 2 + 4, "text-anchor": "end" }, name(group)),
-      segments(group.stage, MEMORY, per, HEIGHT, bytes, "memory", context))),
+  const figure = svg(
+    "svg",
+    {
+      class: "figure",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "group",
+      "aria-label": `memory of a device by stage, of ${bytes(capacity)}`,
+    },
+    groups.map((group, index) =>
+      svg(
+        "g",
+        { transform: `translate(${left} ${index * step})` },
+        svg("rect", { class: "empty", x: 0, y: 0, width: capacity * per, height: HEIGHT }),
+        svg("text", { x: -8, y: HEIGHT / 2 + 4, "text-anchor": "end" }, name(group)),
+        segments(group.stage, MEMORY, per, HEIGHT, bytes, "memory", context),
+      ),
+    ),
     svg("line", { class: "limit", x1: limit, x2: limit, y1: 0, y2: height - 16 }),
-    svg("text", { class: "axis", x: limit - 4, y: height - 4, "text-anchor": "end" }, `${bytes(capacity)} of a device`));
+    svg("text", { class: "axis", x: limit - 4, y: height - 4, "text-anchor": "end" }, `${bytes(capacity)} of a device`),
+  );
   const fullest = one.stages[one.fullest_stage];
   const heads = ["stage", ...MEMORY.filter((term) => one.stages.some((stage) => stage[term] > 0)), "sum"];
   const whole = one.stages.length === 1 ? "" : `, stage ${one.fullest_stage} the fullest`;
-  return panel("Memory", {}, h("p", { class: "lead" }, number(bytes(one.memory_bytes), "memory_bytes", context), ` of ${bytes(capacity)}${whole}`),
-    figure, h("ul", { class: "terms" }, rows(fullest, MEMORY, bytes, "memory", context)),
-    numbers("bytes of a device of each stage", heads, groups.map((group) => [name(group), ...heads.slice(1, -1).map((term) => bytes(group.stage[term])), bytes(sum(group.stage))])));
+  return panel(
+    "Memory",
+    {},
+    h(
+      "p",
+      { class: "lead" },
+      number(bytes(one.memory_bytes), "memory_bytes", context),
+      ` of ${bytes(capacity)}${whole}`,
+    ),
+    figure,
+    h("ul", { class: "terms" }, rows(fullest, MEMORY, bytes, "memory", context)),
+    numbers(
+      "bytes of a device of each stage",
+      heads,
+      groups.map((group) => [
+        name(group),
+        ...heads.slice(1, -1).map((term) => bytes(group.stage[term])),
+        bytes(sum(group.stage)),
+      ]),
+    ),
+  );
 }
 
 // Seconds of a step by term, and what of the traffic is hidden.
 export function drawTime(estimate, context) {
-  const width = Math.max(context.width, 280), per = (width - 2) / estimate.step_time_s;
+  const width = Math.max(context.width, 280),
+    per = (width - 2) / estimate.step_time_s;
   const hidden = Object.entries(estimate.hidden);
-  const figure = svg("svg", { class: "figure", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "group", "aria-label": `a step of ${seconds(estimate.step_time_s)} by term` },
-    segments(estimate.time, TIME, per, HEIGHT, seconds, "time", context));
-  const interval = estimate.interval90 ? `, 90% prediction interval ${seconds(estimate.interval90[0])} to ${seconds(estimate.interval90[1])}` : ", a bound";
-  return panel("Time of a step", {}, h("p", { class: "lead" }, number(seconds(estimate.step_time_s), "step_time_s", context), interval), figure,
+  const figure = svg(
+    "svg",
+    {
+      class: "figure",
+      viewBox: `0 0 ${width} ${HEIGHT}`,
+      width,
+      height: HEIGHT,
+      role: "group",
+      "aria-label": `a step of ${seconds(estimate.step_time_s)} by term`,
+    },
+    segments(estimate.time, TIME, per, HEIGHT, seconds, "time", context),
+  );
+  const interval = estimate.interval90
+    ? `, 90% prediction interval ${seconds(estimate.interval90[0])} to ${seconds(estimate.interval90[1])}`
+    : ", a bound";
+  return panel(
+    "Time of a step",
+    {},
+    h("p", { class: "lead" }, number(seconds(estimate.step_time_s), "step_time_s", context), interval),
+    figure,
     h("ul", { class: "terms" }, rows(estimate.time, TIME, seconds, "time", context)),
-    h("p", { class: "quiet" }, hidden.length ? `hidden behind compute: ${hidden.map(([axis, value]) => `${axis} ${seconds(value)}`).join(", ")}` : "no traffic is hidden behind compute"));
+    h(
+      "p",
+      { class: "quiet" },
+      hidden.length
+        ? `hidden behind compute: ${hidden.map(([axis, value]) => `${axis} ${seconds(value)}`).join(", ")}`
+        : "no traffic is hidden behind compute",
+    ),
+  );
 }
-
-export { legend };

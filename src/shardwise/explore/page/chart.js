@@ -7,7 +7,8 @@ const EDGE = { left: 64, right: 14, top: 12, bottom: 40 };
 // Where values of a domain go: linear, or logarithmic.
 export function scale(domain, range, log = false) {
   const [low, high] = log ? domain.map(Math.log) : domain;
-  const at = (value) => range[0] + (((log ? Math.log(value) : value) - low) / (high - low || 1)) * (range[1] - range[0]);
+  const at = (value) =>
+    range[0] + (((log ? Math.log(value) : value) - low) / (high - low || 1)) * (range[1] - range[0]);
   return Object.assign(at, { domain, log });
 }
 
@@ -16,14 +17,16 @@ export function ticks([low, high], log, most = 6) {
   if (log) {
     const every = Math.max(1, Math.ceil(Math.log10(high / low) / most));
     const found = [];
-    for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += every) found.push(10 ** power);
+    for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += every)
+      found.push(10 ** power);
     return found.length > 1 ? found : ticks([low, high], false, most);
   }
   const raw = (high - low) / most || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * ([1, 2, 5, 10].find((one) => one * power >= raw) ?? 10);
   const found = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) found.push(index * step);
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1)
+    found.push(index * step);
   return found;
 }
 
@@ -33,25 +36,56 @@ export function axes({ width, height, x, y, label }) {
   const across = scale(x.domain, [EDGE.left, right], x.log);
   const up = scale(y.domain, [height - EDGE.bottom, EDGE.top], y.log);
   const few = Math.max(2, Math.floor((right - EDGE.left) / 90));
-  const root = svg("svg", { class: "figure", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
+  const root = svg("svg", {
+    class: "figure",
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": label,
+  });
   const grid = svg("g", { class: "grid", "aria-hidden": "true" });
   for (const value of ticks(x.domain, x.log, few)) {
     const at = across(value);
-    grid.append(svg("line", { x1: at, x2: at, y1: EDGE.top, y2: height - EDGE.bottom }), svg("text", { x: at, y: height - EDGE.bottom + 15, "text-anchor": "middle" }, x.format(value)));
+    grid.append(
+      svg("line", { x1: at, x2: at, y1: EDGE.top, y2: height - EDGE.bottom }),
+      svg("text", { x: at, y: height - EDGE.bottom + 15, "text-anchor": "middle" }, x.format(value)),
+    );
   }
   for (const value of ticks(y.domain, y.log, 5)) {
     const at = up(value);
-    grid.append(svg("line", { x1: EDGE.left, x2: right, y1: at, y2: at }), svg("text", { x: EDGE.left - 7, y: at + 4, "text-anchor": "end" }, y.format(value)));
+    grid.append(
+      svg("line", { x1: EDGE.left, x2: right, y1: at, y2: at }),
+      svg("text", { x: EDGE.left - 7, y: at + 4, "text-anchor": "end" }, y.format(value)),
+    );
   }
-  grid.append(svg("text", { class: "axis", x: (EDGE.left + right) / 2, y: height - 6, "text-anchor": "middle" }, x.label));
-  grid.append(svg("text", { class: "axis", x: 12, y: (EDGE.top + height - EDGE.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(EDGE.top + height - EDGE.bottom) / 2})` }, y.label));
+  grid.append(
+    svg("text", { class: "axis", x: (EDGE.left + right) / 2, y: height - 6, "text-anchor": "middle" }, x.label),
+  );
+  grid.append(
+    svg(
+      "text",
+      {
+        class: "axis",
+        x: 12,
+        y: (EDGE.top + height - EDGE.bottom) / 2,
+        "text-anchor": "middle",
+        transform: `rotate(-90 12 ${(EDGE.top + height - EDGE.bottom) / 2})`,
+      },
+      y.label,
+    ),
+  );
   const marks = svg("g", { class: "marks" });
   root.append(grid, marks);
   return { root, marks, x: across, y: up };
 }
 
 export function path(points, attributes) {
-  return svg("path", { fill: "none", d: points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""), ...attributes });
+  return svg("path", {
+    fill: "none",
+    d: points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""),
+    ...attributes,
+  });
 }
 
 // The least and the largest of some values, with some room on either side.

@@ -21,14 +21,36 @@ export class Controls {
   build(controls) {
     const focused = document.activeElement?.id;
     const before = this.known;
-    this.known = new Map(controls.map((one) => [one.name, reused(before.get(one.name), one) ?? new (one.ordered ? Slider : Select)(one, this)]));
+    this.known = new Map(
+      controls.map((one) => [
+        one.name,
+        reused(before.get(one.name), one) ?? new (one.ordered ? Slider : Select)(one, this),
+      ]),
+    );
     const groups = [...new Set(controls.map((one) => one.group))];
-    this.form.replaceChildren(...groups.map((group) => h("fieldset", {}, h("legend", {}, GROUPS[group] ?? group),
-      controls.filter((one) => one.group === group).map((one) => this.known.get(one.name).element))));
+    const drawer = this.form.querySelector("details");
+    const open = drawer ? drawer.open : matchMedia("(min-width: 861px)").matches;
+    this.form.replaceChildren(
+      h(
+        "details",
+        { class: "drawer", open },
+        h("summary", {}, "change the job and the layout"),
+        ...groups.map((group) =>
+          h(
+            "fieldset",
+            {},
+            h("legend", {}, GROUPS[group] ?? group),
+            controls.filter((one) => one.group === group).map((one) => this.known.get(one.name).element),
+          ),
+        ),
+      ),
+    );
     document.getElementById(focused ?? "")?.focus();
   }
 }
 
+// Why a choice cannot run, where another option of it could: what all options share is some other choice's to mend.
+const blamed = (option, options) => (option?.problem && options.some((other) => !other.problem) ? option.problem : "");
 const reused = (before, one) => (before && before.ordered === one.ordered ? before : null);
 
 class Slider {
@@ -38,17 +60,37 @@ class Slider {
     const id = `control-${one.name}`;
     this.controls = controls;
     this.shown = h("output", { for: id });
-    this.input = h("input", { id, name: one.name, type: "range", min: 0, step: 1, oninput: () => this.moved(), onchange: () => this.left(), "aria-describedby": `${id}-why` });
+    this.input = h("input", {
+      id,
+      name: one.name,
+      type: "range",
+      min: 0,
+      step: 1,
+      oninput: () => this.moved(),
+      onchange: () => this.left(),
+      "aria-describedby": `${id}-why`,
+    });
     this.ticks = h("span", { class: "ticks", "aria-hidden": "true" });
     this.why = h("span", { class: "why", id: `${id}-why` });
-    this.element = h("div", { class: "control" }, h("label", { for: id }, one.label), this.shown, this.input, this.ticks, this.why);
+    this.element = h(
+      "div",
+      { class: "control" },
+      h("label", { for: id }, one.label),
+      this.shown,
+      this.input,
+      this.ticks,
+      this.why,
+    );
   }
 
   update(one) {
     this.one = one;
     this.options = one.options;
     this.input.max = this.options.length - 1;
-    this.input.value = Math.max(0, this.options.findIndex((option) => option.value === one.value));
+    this.input.value = Math.max(
+      0,
+      this.options.findIndex((option) => option.value === one.value),
+    );
     this.ticks.replaceChildren(...this.options.map((option) => h("i", { class: option.problem ? "cannot" : "" })));
     this.say();
   }
@@ -56,9 +98,12 @@ class Slider {
   say() {
     const option = this.options[this.input.value];
     this.shown.value = option.value;
-    this.why.textContent = option.problem;
-    this.element.classList.toggle("illegal", option.problem !== "");
-    this.input.setAttribute("aria-valuetext", option.problem ? `${option.value}: cannot run, ${option.problem}` : option.value);
+    this.why.textContent = blamed(option, this.options);
+    this.element.classList.toggle("illegal", this.why.textContent !== "");
+    this.input.setAttribute(
+      "aria-valuetext",
+      option.problem ? `${option.value}: cannot run, ${option.problem}` : option.value,
+    );
   }
 
   // While it is dragged the options stay as they were: each is a change of the state that the drag began with.
@@ -79,21 +124,36 @@ class Select {
 
   constructor(one, controls) {
     const id = `control-${one.name}`;
-    this.input = h("select", { id, name: one.name, onchange: () => controls.go(this.options[this.input.selectedIndex].edit, { push: true }), "aria-describedby": `${id}-why` });
+    this.input = h("select", {
+      id,
+      name: one.name,
+      onchange: () => controls.go(this.options[this.input.selectedIndex].edit, { push: true }),
+      "aria-describedby": `${id}-why`,
+    });
     this.why = h("span", { class: "why", id: `${id}-why` });
     this.element = h("div", { class: "control" }, h("label", { for: id }, one.label), this.input, this.why);
   }
 
   update(one) {
-    const options = one.options.some((option) => option.value === one.value) ? one.options : [{ value: one.value, edit: {}, problem: "" }, ...one.options];
+    const options = one.options.some((option) => option.value === one.value)
+      ? one.options
+      : [{ value: one.value, edit: {}, problem: "" }, ...one.options];
     const signature = options.map((option) => option.value + Boolean(option.problem)).join();
     if (signature !== this.signature) {
-      this.input.replaceChildren(...options.map((option) => h("option", { value: option.value, title: option.problem }, option.problem ? `${option.value} (cannot run)` : option.value)));
+      this.input.replaceChildren(
+        ...options.map((option) =>
+          h(
+            "option",
+            { value: option.value, title: option.problem },
+            option.problem ? `${option.value} (cannot run)` : option.value,
+          ),
+        ),
+      );
     }
     Object.assign(this, { options, signature });
     this.input.value = one.value;
     const chosen = options.find((option) => option.value === one.value);
-    this.why.textContent = chosen?.problem ?? "";
-    this.element.classList.toggle("illegal", Boolean(chosen?.problem));
+    this.why.textContent = blamed(chosen, options);
+    this.element.classList.toggle("illegal", this.why.textContent !== "");
   }
 }

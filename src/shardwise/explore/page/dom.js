@@ -29,15 +29,40 @@ export function svg(tag, attributes, ...children) {
 // A section with a heading; `id` names it for the reader's list of landmarks.
 export function panel(title, attributes, ...children) {
   const id = `panel-${title.toLowerCase().replaceAll(/[^a-z]+/g, "-")}`;
-  return h("section", { ...attributes, "aria-labelledby": id, class: `panel ${attributes?.class ?? ""}` }, h("h2", { id }, title), ...children);
+  return h(
+    "section",
+    { ...attributes, "aria-labelledby": id, class: `panel ${attributes?.class ?? ""}` },
+    h("h2", { id }, title),
+    ...children,
+  );
 }
 
 // A table: heads, rows of cells, and which columns are numbers.
 export function table(caption, heads, rows) {
   const cell = (value, column) => h(column ? "td" : "th", column ? {} : { scope: "row" }, value);
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell))))));
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h("caption", {}, caption),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((head) => h("th", { scope: "col" }, head)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) => h("tr", {}, row.map(cell))),
+      ),
+    ),
+  );
 }
 
 // The numbers of a figure as a table, folded away.

@@ -1,7 +1,18 @@
 // Numbers as `shardwise.units` writes them.
 
-const PREFIXES = [["E", 1e18], ["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
-const DURATIONS = [["days", 86400], ["hours", 3600], ["min", 60]];
+const PREFIXES = [
+  ["E", 1e18],
+  ["P", 1e15],
+  ["T", 1e12],
+  ["G", 1e9],
+  ["M", 1e6],
+  ["k", 1e3],
+];
+const DURATIONS = [
+  ["days", 86400],
+  ["hours", 3600],
+  ["min", 60],
+];
 
 // Three significant digits without trailing zeros, as Python's %.3g.
 export function digits(value, count = 3) {

@@ -15,24 +15,46 @@ import { Store, answer } from "./store.js";
 import { drawTimeline } from "./timeline.js";
 import { Why } from "./why.js";
 
-const VIEWS = { overview: "Overview", notation: "Notation", memory: "Memory", schedule: "Schedule", batch: "Critical batch", run: "Run" };
+const VIEWS = {
+  overview: "Overview",
+  notation: "Notation",
+  memory: "Memory",
+  schedule: "Schedule",
+  batch: "Critical batch",
+  run: "Run",
+};
+// The views whose questions have their names; the rest are the overview's.
 const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch, run: drawMeasured };
 const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
 
-const content = document.getElementById("content"), live = document.getElementById("live");
+const content = document.getElementById("content"),
+  live = document.getElementById("live");
 const store = new Store(location.search.slice(1));
 const controls = new Controls(document.getElementById("controls"), go);
 const why = new Why((name) => answer("why", store.edited({ term: name })));
 const copy = new Copy((target) => answer("copy", store.edited({ target })));
-const slots = { verdict: h("div", {}), priced: h("div", {}), timeline: h("div", {}), roofline: h("div", {}), pareto: h("div", {}) };
-let last = null, settling = null, looking = null;
+const slots = {
+  verdict: h("div", {}),
+  priced: h("div", {}),
+  timeline: h("div", {}),
+  roofline: h("div", {}),
+  pareto: h("div", {}),
+};
+let last = null,
+  settling = null,
+  looking = null;
 
 function context() {
   const style = getComputedStyle(content);
   const width = content.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 34;
-  return { width, half: width > 760 ? (width - 50) / 2 : width, why: why.show, go: (edit, options) => go(edit, { push: true, ...options }) };
+  return {
+    width,
+    half: width > 760 ? (width - 50) / 2 : width,
+    why: why.show,
+    go: (edit, options) => go(edit, { push: true, ...options }),
+  };
 }
 
 // Change the state, and show what follows.
@@ -43,12 +65,16 @@ async function go(edit, { dragging = false, push = false } = {}) {
 
 async function show(query, { dragging = false, push = false } = {}) {
   const view = new URLSearchParams(query).get("view") ?? "overview";
-  const question = view === "run" || view === "notation" || view === "batch" || view === "schedule" || view === "memory" ? view : "overview";
+  const question = view in VIEWS ? view : "overview";
   document.documentElement.dataset.busy = "true";
   const payload = await store.ask(question, query);
   if (payload === null) return;
   document.documentElement.dataset.busy = "false";
-  if (payload.failed) { failed(payload.failed, query, view, push); return; }
+  if (payload.failed) {
+    failed(payload.failed, query, view, push);
+    return;
+  }
+  if (payload.view !== question) return show(payload.query, { dragging, push }); // an address without a query opens a view of its own
   last = payload;
   store.take(payload.query, { push });
   tabs(payload.view);
@@ -56,6 +82,7 @@ async function show(query, { dragging = false, push = false } = {}) {
   document.title = `${payload.layout} · ${payload.model} · shardwise`;
   draw(payload);
   if (question === "overview") figures(dragging);
+  else look();
 }
 
 // A state that has no numbers: what is wrong, with the choices as they were.
@@ -63,19 +90,45 @@ function failed(problems, query, view, push) {
   store.take(query, { push });
   tabs(view);
   last = null;
-  content.replaceChildren(h("section", { class: "verdict cannot" }, h("h1", {}, h("span", { class: "mark bad", "aria-hidden": "true" }, "✕"), "No answer"), h("ul", {}, problems.map((problem) => h("li", {}, problem))),
-    h("p", {}, h("button", { type: "button", onclick: () => go({ layout: null, view: null }, { push: true }) }, "take the best layout of this job"))));
+  content.replaceChildren(
+    h(
+      "section",
+      { class: "verdict cannot" },
+      h("h1", {}, h("span", { class: "mark bad", "aria-hidden": "true" }, "✕"), "No answer"),
+      h(
+        "ul",
+        {},
+        problems.map((problem) => h("li", {}, problem)),
+      ),
+      h(
+        "p",
+        {},
+        h(
+          "button",
+          { type: "button", onclick: () => go({ layout: null, view: null }, { push: true }) },
+          "take the best layout of this job",
+        ),
+      ),
+    ),
+  );
   live.textContent = problems[0];
 }
 
 function draw(payload) {
   const here = context();
   if (payload.view === "overview") {
-    if (content.firstChild !== slots.verdict) content.replaceChildren(slots.verdict, slots.priced, slots.timeline, h("div", { class: "pair" }, slots.roofline, slots.pareto));
+    if (content.firstChild !== slots.verdict)
+      content.replaceChildren(
+        slots.verdict,
+        slots.priced,
+        slots.timeline,
+        h("div", { class: "pair" }, slots.roofline, slots.pareto),
+      );
     slots.verdict.replaceChildren(drawVerdict(payload, here));
     slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
-    content.classList.toggle("stale", payload.problems.length > 0);
     live.textContent = slots.verdict.querySelector("h1").textContent;
+  } else if (payload.problems.length) {
+    content.replaceChildren(drawVerdict(payload, here));
   } else if (payload.view === "memory") {
     content.replaceChildren(...widget(payload, here));
   } else {
@@ -85,49 +138,106 @@ function draw(payload) {
 
 // The memory widget: sizes and degrees on sliders, the cluster follows.
 function widget(payload, here) {
-  if (payload.problems.length) return [drawVerdict({ ...payload, verdict: null }, here)];
   const [one] = payload.memory.layouts;
-  return [h("section", { class: "verdict" }, h("h1", {}, h("span", { class: "claim" }, one.fits ? `Fits with ${Math.round(100 * one.margin)}% headroom` : `Does not fit: ${Math.round(-100 * one.margin)}% too much`), h("span", { class: "claim" }, payload.cluster)), h("p", { class: "quiet" }, payload.layout)),
-    drawMemory(payload.memory, here)];
+  return [
+    h(
+      "section",
+      { class: "verdict" },
+      h(
+        "h1",
+        {},
+        h(
+          "span",
+          { class: "claim" },
+          one.fits
+            ? `Fits with ${Math.round(100 * one.margin)}% headroom`
+            : `Does not fit: ${Math.round(-100 * one.margin)}% too much`,
+        ),
+        h("span", { class: "claim" }, payload.cluster),
+      ),
+      h("p", { class: "quiet" }, payload.layout),
+    ),
+    drawMemory(payload.memory, here),
+  ];
 }
 
 // Figures that take longer than a drag allows: once it rests.
 function figures(dragging) {
   clearTimeout(settling);
-  settling = setTimeout(async () => {
-    const query = store.query;
-    for (const [name, drawing] of Object.entries(FIGURES)) {
-      const payload = await store.ask(name, query);
-      if (payload === null || query !== store.query) return;
-      slots[name].replaceChildren(payload.failed ? h("section", { class: "panel" }, h("p", { class: "quiet" }, payload.failed[0])) : drawing(payload, name === "timeline" ? context() : { ...context(), width: context().half }));
-    }
-    look();
-  }, dragging ? SETTLED : 0);
+  settling = setTimeout(
+    async () => {
+      const query = store.query;
+      for (const [name, drawing] of Object.entries(FIGURES)) {
+        if (last.problems.length && name !== "pareto") {
+          slots[name].replaceChildren();
+          continue;
+        }
+        const payload = await store.ask(name, query);
+        if (payload === null || query !== store.query) return;
+        slots[name].replaceChildren(
+          payload.failed || payload.problems
+            ? h("section", { class: "panel" }, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
+            : drawing(payload, name === "timeline" ? context() : { ...context(), width: context().half }),
+        );
+      }
+      look();
+    },
+    dragging ? SETTLED : 0,
+  );
 }
 
 // While a search runs, what it has found so far.
 function look() {
   clearTimeout(looking);
   if (last?.search?.state !== "searching") return;
-  looking = setTimeout(() => { if (!controls.dragged) show(store.query); else look(); }, AGAIN);
+  looking = setTimeout(() => {
+    if (!controls.dragged) show(store.query);
+    else look();
+  }, AGAIN);
 }
 
 function tabs(view) {
-  const items = Object.entries(VIEWS).filter(([name]) => name !== "run" || view === "run" || document.documentElement.dataset.run === "true");
-  const links = items.map(([name, title]) => h("a", { href: `?${store.edited({ view: name === "overview" ? null : name })}`, "aria-current": name === view ? "page" : null, onclick: (event) => { event.preventDefault(); go({ view: name === "overview" ? null : name }, { push: true }); } }, title));
-  if (view === "run") document.documentElement.dataset.run = "true";
+  const items = Object.entries(VIEWS).filter(([name]) => name !== "run" || last?.has_run || view === "run");
+  const links = items.map(([name, title]) =>
+    h(
+      "a",
+      {
+        href: `?${store.edited({ view: name === "overview" ? null : name })}`,
+        "aria-current": name === view ? "page" : null,
+        onclick: (event) => {
+          event.preventDefault();
+          go({ view: name === "overview" ? null : name }, { push: true });
+        },
+      },
+      title,
+    ),
+  );
   const focused = document.activeElement?.closest?.("#head nav a")?.textContent;
-  document.getElementById("head").replaceChildren(h("strong", { class: "name" }, "shardwise"), h("nav", { "aria-label": "views" }, links),
-    h("div", { class: "tools" }, h("button", { type: "button", onclick: () => copy.open() }, "copy as"), h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐")));
+  document
+    .getElementById("head")
+    .replaceChildren(
+      h("strong", { class: "name" }, "shardwise"),
+      h("nav", { "aria-label": "views" }, links),
+      h(
+        "div",
+        { class: "tools" },
+        h("button", { type: "button", onclick: () => copy.open() }, "copy as"),
+        h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐"),
+      ),
+    );
   if (focused) [...document.querySelectorAll("#head nav a")].find((link) => link.textContent === focused)?.focus();
 }
 
 function theme() {
-  const dark = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const dark =
+    document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
 }
 
 addEventListener("popstate", () => show(location.search.slice(1)));
 let resizing = null;
-addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => show(store.query), 120); });
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => show(store.query), 120);
+});
 show(store.query);

@@ -7,12 +7,22 @@ const STATES = { rest: "at rest", use: "in use", gradient: "gradient", optimizer
 
 export function drawNotation(payload, context) {
   const units = Object.entries(payload.units);
-  const every = units.flatMap(([unit, { weights }]) => weights.map((weight) => ({ unit, weight, key: `${unit}.${weight.name}` })));
+  const every = units.flatMap(([unit, { weights }]) =>
+    weights.map((weight) => ({ unit, weight, key: `${unit}.${weight.name}` })),
+  );
   const parts = (one) => one.weight.shards.rest.parts.reduce((product, number) => product * number, 1);
   const first = every.reduce((best, one) => (parts(one) > parts(best) ? one : best), every[0]);
   const shown = h("div", { class: "parts" });
-  const state = h("select", { id: "notation-state", onchange: () => pick() }, Object.entries(STATES).map(([key, name]) => h("option", { value: key }, name)));
-  const weight = h("select", { id: "notation-weight", onchange: () => pick() }, every.map((one) => h("option", { value: one.key }, one.key)));
+  const state = h(
+    "select",
+    { id: "notation-state", onchange: () => pick() },
+    Object.entries(STATES).map(([key, name]) => h("option", { value: key }, name)),
+  );
+  const weight = h(
+    "select",
+    { id: "notation-weight", onchange: () => pick() },
+    every.map((one) => h("option", { value: one.key }, one.key)),
+  );
   const pick = () => {
     const one = every.find((other) => other.key === weight.value);
     shown.replaceChildren(...drawParts(one.weight, state.value, context));
@@ -20,12 +30,43 @@ export function drawNotation(payload, context) {
   weight.value = first.key;
   pick();
   const heads = ["weight", "shape", ...Object.values(STATES), "part at rest", "copies"];
-  const rows = every.map(({ unit, weight: one }) => [`${unit}.${one.name}`, Object.entries(one.shape).map(([dim, size]) => `${dim}=${count(size)}`).join(" "),
-    ...Object.keys(STATES).map((key) => one.specs[key]), one.shards.rest.shape.map(count).join(" × "), count(one.shards.rest.copies)]);
-  const sizes = payload.mesh.filter((one) => one.size > 1).map((one) => `${one.axis}: ${one.size}`).join(", ");
+  const rows = every.map(({ unit, weight: one }) => [
+    `${unit}.${one.name}`,
+    Object.entries(one.shape)
+      .map(([dim, size]) => `${dim}=${count(size)}`)
+      .join(" "),
+    ...Object.keys(STATES).map((key) => one.specs[key]),
+    one.shards.rest.shape.map(count).join(" × "),
+    count(one.shards.rest.copies),
+  ]);
+  const sizes = payload.mesh
+    .filter((one) => one.size > 1)
+    .map((one) => `${one.axis}: ${one.size}`)
+    .join(", ");
   return [
-    panel("The mesh", {}, h("p", { class: "lead" }, `{${sizes || "one device"}}`), h("p", { class: "quiet" }, `Ranks are numbered with the last axis the fastest to vary. The hidden state rests as X${payload.hidden}. W[D_fsdp, F_tp] is split over fsdp along D and over tp along F; {U_tp} is a partial sum over tp.`)),
-    panel("Who holds which part", {}, h("p", { class: "choose" }, h("label", { for: "notation-weight" }, "weight"), weight, h("label", { for: "notation-state" }, "state"), state), shown),
+    panel(
+      "The mesh",
+      {},
+      h("p", { class: "lead" }, `{${sizes || "one device"}}`),
+      h(
+        "p",
+        { class: "quiet" },
+        `Ranks are numbered with the last axis the fastest to vary. The hidden state rests as X${payload.hidden}. W[D_fsdp, F_tp] is split over fsdp along D and over tp along F; {U_tp} is a partial sum over tp.`,
+      ),
+    ),
+    panel(
+      "Who holds which part",
+      {},
+      h(
+        "p",
+        { class: "choose" },
+        h("label", { for: "notation-weight" }, "weight"),
+        weight,
+        h("label", { for: "notation-state" }, "state"),
+        state,
+      ),
+      shown,
+    ),
     panel("Every weight", {}, table("where each weight of a unit lies", heads, rows)),
   ];
 }
@@ -34,23 +75,69 @@ export function drawNotation(payload, context) {
 function drawParts(weight, state, context) {
   const shard = weight.shards[state];
   const dims = Object.keys(weight.shape);
-  const lead = h("p", { class: "lead" }, `${weight.name}${weight.specs[state]}: ${shard.shape.map(count).join(" × ")} of ${dims.map((dim) => `${dim}=${count(weight.shape[dim])}`).join(" × ")}, ${quantity(shard.elements)} elements on a device, each part on ${count(shard.copies)}`);
+  const lead = h(
+    "p",
+    { class: "lead" },
+    `${weight.name}${weight.specs[state]}: ${shard.shape.map(count).join(" × ")} of ${dims.map((dim) => `${dim}=${count(weight.shape[dim])}`).join(" × ")}, ${quantity(shard.elements)} elements on a device, each part on ${count(shard.copies)}`,
+  );
   if (!shard.holders.length) return [lead, h("p", { class: "quiet" }, "too many parts to draw")];
   const split = dims.map((dim, index) => index).filter((index) => shard.parts[index] > 1);
   const [down, across] = [split[0], split[1]];
   const rowsOf = (one) => (down === undefined ? 0 : one.place[down]);
   const columnOf = (one) => (across === undefined ? 0 : one.place[across]);
-  const numRows = 1 + Math.max(...shard.holders.map(rowsOf)), numColumns = 1 + Math.max(...shard.holders.map(columnOf));
-  const width = Math.max(context.width, 300), left = 26, cell = Math.min((width - left - 8) / numColumns, 220), high = 28;
+  const numRows = 1 + Math.max(...shard.holders.map(rowsOf)),
+    numColumns = 1 + Math.max(...shard.holders.map(columnOf));
+  const width = Math.max(context.width, 300),
+    left = 26,
+    cell = Math.min((width - left - 8) / numColumns, 220),
+    high = 28;
   const name = (index) => (index === undefined ? "" : `${dims[index]} in ${shard.parts[index]}`);
-  const text = (one) => { const listed = one.ranks.join(", "); return one.num_ranks > one.ranks.length ? `${listed}, …` : listed; };
-  const figure = svg("svg", { class: "figure", viewBox: `0 0 ${width} ${numRows * high + 44}`, width, height: numRows * high + 44, role: "img", "aria-label": `parts of ${weight.name} and the ranks that hold them` },
-    svg("text", { class: "axis", x: left, y: 12 }, name(across)), svg("text", { class: "axis", x: 12, y: 24 + (numRows * high) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${24 + (numRows * high) / 2})` }, name(down)),
+  const text = (one) => {
+    const listed = one.ranks.join(", ");
+    return one.num_ranks > one.ranks.length ? `${listed}, …` : listed;
+  };
+  const figure = svg(
+    "svg",
+    {
+      class: "figure",
+      viewBox: `0 0 ${width} ${numRows * high + 44}`,
+      width,
+      height: numRows * high + 44,
+      role: "img",
+      "aria-label": `parts of ${weight.name} and the ranks that hold them`,
+    },
+    svg("text", { class: "axis", x: left, y: 12 }, name(across)),
+    svg(
+      "text",
+      {
+        class: "axis",
+        x: 12,
+        y: 24 + (numRows * high) / 2,
+        "text-anchor": "middle",
+        transform: `rotate(-90 12 ${24 + (numRows * high) / 2})`,
+      },
+      name(down),
+    ),
     shard.holders.map((one) => {
-      const fits = Math.floor((cell - 10) / 6.6), full = text(one);
-      return svg("g", { transform: `translate(${left + columnOf(one) * cell} ${20 + rowsOf(one) * high})` }, svg("title", {}, `ranks ${full} (${one.num_ranks})`),
-        svg("rect", { class: "part", width: cell - 2, height: high - 2, style: { fill: `var(--series-${(rowsOf(one) + columnOf(one) * 5) % 13})` } }),
-        svg("text", { x: 6, y: high / 2 + 3, style: { fill: `var(--on-series-${(rowsOf(one) + columnOf(one) * 5) % 13})` } }, full.length > fits ? `${full.slice(0, Math.max(fits - 1, 1))}…` : full));
-    }));
+      const fits = Math.floor((cell - 10) / 6.6),
+        full = text(one);
+      return svg(
+        "g",
+        { transform: `translate(${left + columnOf(one) * cell} ${20 + rowsOf(one) * high})` },
+        svg("title", {}, `ranks ${full} (${one.num_ranks})`),
+        svg("rect", {
+          class: "part",
+          width: cell - 2,
+          height: high - 2,
+          style: { fill: `var(--series-${(rowsOf(one) + columnOf(one) * 5) % 13})` },
+        }),
+        svg(
+          "text",
+          { x: 6, y: high / 2 + 3, style: { fill: `var(--on-series-${(rowsOf(one) + columnOf(one) * 5) % 13})` } },
+          full.length > fits ? `${full.slice(0, Math.max(fits - 1, 1))}…` : full,
+        ),
+      );
+    }),
+  );
   return [lead, h("div", { class: "scroll" }, figure), h("p", { class: "quiet" }, "ranks of the first pipeline stage")];
 }

@@ -2,14 +2,49 @@
 
 import { h } from "./dom.js";
 
-export const TIME = ["forward", "backward", "recompute", "tp", "cp", "ep", "pp", "fsdp", "dp", "control", "host", "bubble", "optimizer"];
-export const MEMORY = ["parameters", "gradients", "master", "optimizer", "activations", "workspace", "gathered", "logits", "buffers", "runtime"];
+export const TIME = [
+  "forward",
+  "backward",
+  "recompute",
+  "tp",
+  "cp",
+  "ep",
+  "pp",
+  "fsdp",
+  "dp",
+  "control",
+  "host",
+  "bubble",
+  "optimizer",
+];
+export const MEMORY = [
+  "parameters",
+  "gradients",
+  "master",
+  "optimizer",
+  "activations",
+  "workspace",
+  "gathered",
+  "logits",
+  "buffers",
+  "runtime",
+];
 // Of the terms whose names say too little.
 const WORDS = {
-  tp: "tensor parallel", cp: "context parallel", ep: "expert parallel", pp: "pipeline", fsdp: "sharded data parallel",
-  dp: "data parallel", control: "loss, norm, router sums",
+  tp: "tensor parallel",
+  cp: "context parallel",
+  ep: "expert parallel",
+  pp: "pipeline",
+  fsdp: "sharded data parallel",
+  dp: "data parallel",
+  control: "loss, norm, router sums",
 };
-const PLAIN = { master: "master weights", gathered: "gathered weights", host: "host transfers", optimizer: "optimizer" };
+const PLAIN = {
+  master: "master weights",
+  gathered: "gathered weights",
+  host: "host transfers",
+  optimizer: "optimizer",
+};
 
 export const words = (term) => PLAIN[term] ?? (WORDS[term] ? `${term}: ${WORDS[term]}` : term);
 export const fill = (term) => `var(--term-${String(term).replaceAll(" ", "-")}, var(--faint))`;
@@ -18,12 +53,27 @@ export const textOn = (term) => `var(--on-${String(term).replaceAll(" ", "-")}, 
 // A number that opens its provenance; plain text where a report has none of it.
 export function number(text, name, context) {
   if (!context?.why) return h("span", { class: "number" }, text);
-  return h("button", { type: "button", class: "number", "data-why": name, onclick: () => context.why(name), title: "formula, inputs and source" }, text);
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "number",
+      "data-why": name,
+      onclick: () => context.why(name),
+      title: "formula, inputs and source",
+    },
+    text,
+  );
 }
 
 // A square of a term's colour.
-export const swatch = (term) => h("span", { class: "swatch", style: { background: fill(term) }, "aria-hidden": "true" });
+export const swatch = (term) =>
+  h("span", { class: "swatch", style: { background: fill(term) }, "aria-hidden": "true" });
 
 export function legend(terms) {
-  return h("ul", { class: "legend", "aria-label": "colours" }, terms.map((term) => h("li", {}, swatch(term), words(term))));
+  return h(
+    "ul",
+    { class: "legend", "aria-label": "colours" },
+    terms.map((term) => h("li", {}, swatch(term), words(term))),
+  );
 }

@@ -10,33 +10,69 @@ const mark = (good) => h("span", { class: `mark ${good ? "good" : "bad"}`, "aria
 // Whether it fits, how far it is from the best, and what bounds it.
 export function drawVerdict(payload, context) {
   if (payload.problems.length) {
-    return h("section", { class: "verdict cannot", "aria-label": "verdict" },
-      h("h1", {}, mark(false), "This layout cannot run"), h("ul", {}, payload.problems.map((problem) => h("li", {}, problem))), best(payload, context));
+    return h(
+      "section",
+      { class: "verdict cannot", "aria-label": "verdict" },
+      h("h1", {}, mark(false), "This layout cannot run"),
+      h(
+        "ul",
+        {},
+        payload.problems.map((problem) => h("li", {}, problem)),
+      ),
+      best(payload, context),
+    );
   }
   const { verdict, estimate } = payload;
   const priced = estimate.estimate;
-  const room = verdict.fits ? `Fits with ${percent(verdict.margin, 0)} headroom` : `Does not fit: ${percent(-verdict.margin, 0)} too much`;
-  return h("section", { class: `verdict ${verdict.fits ? "" : "cannot"}`, "aria-label": "verdict" },
-    h("h1", {}, mark(verdict.fits), h("span", { class: "claim" }, room), h("span", { class: "claim" }, compared(payload)), h("span", { class: "claim" }, `bound by ${verdict.bound}`)),
-    best(payload, context), facts(priced, estimate, verdict, context));
+  const room = verdict.fits
+    ? `Fits with ${percent(verdict.margin, 0)} headroom`
+    : `Does not fit: ${percent(-verdict.margin, 0)} too much`;
+  return h(
+    "section",
+    { class: `verdict ${verdict.fits ? "" : "cannot"}`, "aria-label": "verdict" },
+    h(
+      "h1",
+      {},
+      mark(verdict.fits),
+      h("span", { class: "claim" }, room),
+      h("span", { class: "claim" }, compared(payload)),
+      h("span", { class: "claim" }, `bound by ${verdict.bound}`),
+    ),
+    best(payload, context),
+    facts(priced, estimate, verdict, context),
+  );
 }
 
 function compared({ verdict, search }) {
   if (!search) return verdict.kind === "bound" ? "a bound" : "a prediction";
-  if (verdict.times_the_best === null) return search.problems.length ? "no layout of this job fits" : "searching for the best";
+  if (verdict.times_the_best === null)
+    return search.problems.length ? "no layout of this job fits" : "searching for the best";
   if (verdict.is_best) return "the best layout";
   const times = verdict.times_the_best;
-  if (times < 1.005) return times > 0.995 ? "as fast as the best" : `${percent(1 - times)} faster than the best that leaves a tenth free`;
+  if (times < 1.005)
+    return times > 0.995
+      ? "as fast as the best"
+      : `${percent(1 - times)} faster than the best that leaves a tenth free`;
   return times < 1.1 ? `${percent(times - 1)} slower than the best` : `${digits(times, 2)}× slower than the best`;
 }
 
 // What the search found, as something to take.
 function best({ search, verdict }, context) {
   if (!search) return null;
-  if (!search.best) return h("p", { class: "quiet" }, search.problems.length ? search.problems[0] : "searching all layouts");
+  if (!search.best)
+    return h("p", { class: "quiet" }, search.problems.length ? search.problems[0] : "searching all layouts");
   if (verdict?.is_best) return h("p", { class: "quiet" }, `of all layouts searched, by the rule of shardwise plan`);
-  return h("p", { class: "quiet best" }, `best: ${search.best.text}, ${seconds(search.best.step_time_s)}, ${bytes(search.best.memory_bytes)} `,
-    context.go && h("button", { type: "button", class: "take", onclick: () => context.go({ layout: search.best.layout }) }, "take it"));
+  return h(
+    "p",
+    { class: "quiet best" },
+    `best: ${search.best.text}, ${seconds(search.best.step_time_s)}, ${bytes(search.best.memory_bytes)} `,
+    context.go &&
+      h(
+        "button",
+        { type: "button", class: "take", onclick: () => context.go({ layout: search.best.layout }) },
+        "take it",
+      ),
+  );
 }
 
 function facts(priced, estimate, verdict, context) {
@@ -47,11 +83,28 @@ function facts(priced, estimate, verdict, context) {
     ["tokens/s per device", count(priced.tokens_per_s_per_device), "tokens_per_s_per_device", kind],
     ["MFU", percent(priced.mfu), "mfu", `HFU ${percent(priced.hfu)}`],
     ["memory", bytes(priced.memory_bytes), "memory_bytes", `of ${bytes(priced.memory_capacity_bytes)}`],
-    ["bubble", percent(priced.time.bubble / (priced.step_time_s - priced.time.bubble)), "time.bubble", "idle over ideal time"],
-    ["micro-batches", count(estimate.layout.num_micro_batches), "num_micro_batches", `of ${estimate.layout.micro_batch_seqs} sequence${estimate.layout.micro_batch_seqs > 1 ? "s" : ""}`],
+    [
+      "bubble",
+      percent(priced.time.bubble / (priced.step_time_s - priced.time.bubble)),
+      "time.bubble",
+      "idle over ideal time",
+    ],
+    [
+      "micro-batches",
+      count(estimate.layout.num_micro_batches),
+      "num_micro_batches",
+      `of ${estimate.layout.micro_batch_seqs} sequence${estimate.layout.micro_batch_seqs > 1 ? "s" : ""}`,
+    ],
   ];
-  if (estimate.bound_s) items.splice(1, 0, ["lower bound", seconds(estimate.bound_s), "bound_s", "at the best rates measured"]);
-  return h("dl", { class: "facts" }, items.map(([name, text, key, note]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(text, key, context), h("small", {}, note)))));
+  if (estimate.bound_s)
+    items.splice(1, 0, ["lower bound", seconds(estimate.bound_s), "bound_s", "at the best rates measured"]);
+  return h(
+    "dl",
+    { class: "facts" },
+    items.map(([name, text, key, note]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, number(text, key, context), h("small", {}, note))),
+    ),
+  );
 }
 
 // Memory and time side by side, and what else the estimate says.
@@ -65,6 +118,18 @@ export function drawPriced(payload, context) {
 }
 
 function notes(priced) {
-  const waste = Object.entries(priced.waste).map(([name, value]) => (name === "nearest_full_batch_tokens" ? `a batch without waste: ${count(value)} tokens` : `waste by uneven ${name}: ${percent(value)}`));
-  return panel("What to know", { class: "notes" }, h("ul", {}, [...waste, ...priced.notes].map((note) => h("li", {}, note))));
+  const waste = Object.entries(priced.waste).map(([name, value]) =>
+    name === "nearest_full_batch_tokens"
+      ? `a batch without waste: ${count(value)} tokens`
+      : `waste by uneven ${name}: ${percent(value)}`,
+  );
+  return panel(
+    "What to know",
+    { class: "notes" },
+    h(
+      "ul",
+      {},
+      [...waste, ...priced.notes].map((note) => h("li", {}, note)),
+    ),
+  );
 }

@@ -4,39 +4,113 @@ import { h, numbers, panel, svg, table } from "./dom.js";
 import { count, digits, percent, seconds } from "./format.js";
 import { fill, textOn } from "./numbers.js";
 
-const ROW = 26, LEFT = 60;
-const KINDS = { F: ["forward", "forward"], B: ["backward", "backward"], I: ["optimizer", "backward for activations"], W: ["recompute", "backward for weights"] };
+const ROW = 26,
+  LEFT = 60;
+const KINDS = {
+  F: ["forward", "forward"],
+  B: ["backward", "backward"],
+  I: ["optimizer", "backward for activations"],
+  W: ["recompute", "backward for weights"],
+};
 const kindOf = (action) => action.match(/[FBIW]/)?.[0] ?? "F";
 
 export function drawSchedule(payload, context) {
   const line = payload.schedule;
   const slots = line.ranks.reduce((sum, rank) => sum + rank.slots.length, 0);
   const longest = Math.max(...line.ranks.map((rank) => rank.slots.length));
-  const width = Math.max(context.width, 300, Math.min(longest * 9, 4000)), per = (width - LEFT - 8) / line.makespan_s;
+  const width = Math.max(context.width, 300, Math.min(longest * 9, 4000)),
+    per = (width - LEFT - 8) / line.makespan_s;
   const used = new Set();
-  const figure = svg("svg", { class: "figure", viewBox: `0 0 ${width} ${line.ranks.length * (ROW + 4) + 4}`, width, height: line.ranks.length * (ROW + 4) + 4, role: "img", "aria-label": `${line.schedule}: ${slots} passes on ${line.ranks.length} ranks` },
-    line.ranks.map((rank, index) => svg("g", { transform: `translate(${LEFT} ${index * (ROW + 4) + 2})` },
-      svg("text", { x: -8, y: ROW / 2 + 4, "text-anchor": "end" }, `rank ${rank.rank}`), svg("rect", { class: "empty", width: line.makespan_s * per, height: ROW }),
-      rank.slots.map((slot) => drawn(slot, per, used)))));
-  const keys = [...used].map((kind) => h("li", {}, h("span", { class: "swatch", style: { background: fill(KINDS[kind][0]) } }), `${kind}: ${KINDS[kind][1]}`));
+  const figure = svg(
+    "svg",
+    {
+      class: "figure",
+      viewBox: `0 0 ${width} ${line.ranks.length * (ROW + 4) + 4}`,
+      width,
+      height: line.ranks.length * (ROW + 4) + 4,
+      role: "img",
+      "aria-label": `${line.schedule}: ${slots} passes on ${line.ranks.length} ranks`,
+    },
+    line.ranks.map((rank, index) =>
+      svg(
+        "g",
+        { transform: `translate(${LEFT} ${index * (ROW + 4) + 2})` },
+        svg("text", { x: -8, y: ROW / 2 + 4, "text-anchor": "end" }, `rank ${rank.rank}`),
+        svg("rect", { class: "empty", width: line.makespan_s * per, height: ROW }),
+        rank.slots.map((slot) => drawn(slot, per, used)),
+      ),
+    ),
+  );
+  const keys = [...used].map((kind) =>
+    h(
+      "li",
+      {},
+      h("span", { class: "swatch", style: { background: fill(KINDS[kind][0]) } }),
+      `${kind}: ${KINDS[kind][1]}`,
+    ),
+  );
   return [
-    panel("Schedule", {}, h("p", { class: "lead" }, `${line.schedule}: ${line.stages} stages, ${count(line.micro_batches)} micro-batches; bubble ${percent(line.bubble)} of the ideal time, ${percent(line.idle_fraction)} idle; at most ${digits(line.peak_activations)} micro-batches held`),
-      h("ul", { class: "legend" }, keys), h("div", { class: "scroll" }, figure), h("p", { class: "quiet" }, "stages alike, with the estimate's seconds: ", h("code", {}, payload.command)),
-      numbers("what ranks do", ["rank", "idle", "waits", "micro-batches held"], line.ranks.map((rank) => [rank.rank, seconds(rank.idle_s), seconds(rank.wait_s), digits(rank.peak_activations)]))),
-    panel("All schedules", {}, payload.compared.rows.length
-      ? table("the same stages under each schedule", ["schedule", "virtual stages", "bubble", "micro-batches held", "messages"], payload.compared.rows.map((one) => [one.schedule, one.virtual_stages, percent(one.bubble), digits(one.peak_activations), count(one.messages)]))
-      : h("p", { class: "quiet" }, payload.compared.problem)),
+    panel(
+      "Schedule",
+      {},
+      h(
+        "p",
+        { class: "lead" },
+        `${line.schedule}: ${line.stages} stages, ${count(line.micro_batches)} micro-batches; bubble ${percent(line.bubble)} of the ideal time, ${percent(line.idle_fraction)} idle; at most ${digits(line.peak_activations)} micro-batches held`,
+      ),
+      h("ul", { class: "legend" }, keys),
+      h("div", { class: "scroll" }, figure),
+      h("p", { class: "quiet" }, "stages alike, with the estimate's seconds: ", h("code", {}, payload.command)),
+      numbers(
+        "what ranks do",
+        ["rank", "idle", "waits", "micro-batches held"],
+        line.ranks.map((rank) => [
+          rank.rank,
+          seconds(rank.idle_s),
+          seconds(rank.wait_s),
+          digits(rank.peak_activations),
+        ]),
+      ),
+    ),
+    panel(
+      "All schedules",
+      {},
+      payload.compared.rows.length
+        ? table(
+            "the same stages under each schedule",
+            ["schedule", "virtual stages", "bubble", "micro-batches held", "messages"],
+            payload.compared.rows.map((one) => [
+              one.schedule,
+              one.virtual_stages,
+              percent(one.bubble),
+              digits(one.peak_activations),
+              count(one.messages),
+            ]),
+          )
+        : h("p", { class: "quiet" }, payload.compared.problem),
+    ),
   ];
 }
 
 function drawn(slot, per, used) {
   const width = (slot.end_s - slot.start_s) * per;
   return slot.actions.map((action, index) => {
-    const kind = kindOf(action), high = ROW / slot.actions.length;
+    const kind = kindOf(action),
+      high = ROW / slot.actions.length;
     used.add(kind);
     const label = action.replace(/^\d+/, "").slice(1);
-    return svg("g", { transform: `translate(${slot.start_s * per} ${index * high})` }, svg("title", {}, `${action}, ${seconds(slot.end_s - slot.start_s)}`),
+    return svg(
+      "g",
+      { transform: `translate(${slot.start_s * per} ${index * high})` },
+      svg("title", {}, `${action}, ${seconds(slot.end_s - slot.start_s)}`),
       svg("rect", { class: "pass", width: Math.max(width, 0.5), height: high, style: { fill: fill(KINDS[kind][0]) } }),
-      width > label.length * 7 + 3 && high > 12 && svg("text", { x: width / 2, y: high / 2 + 4, "text-anchor": "middle", style: { fill: textOn(KINDS[kind][0]) } }, label));
+      width > label.length * 7 + 3 &&
+        high > 12 &&
+        svg(
+          "text",
+          { x: width / 2, y: high / 2 + 4, "text-anchor": "middle", style: { fill: textOn(KINDS[kind][0]) } },
+          label,
+        ),
+    );
   });
 }

@@ -56,5 +56,10 @@ export async function answer(question, query) {
 
 // An address that people can read: only what a query must escape is escaped.
 function readable(parameters) {
-  return parameters.toString().replaceAll("%3D", "=").replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%40", "@");
+  return parameters
+    .toString()
+    .replaceAll("%3D", "=")
+    .replaceAll("%3A", ":")
+    .replaceAll("%2C", ",")
+    .replaceAll("%40", "@");
 }

@@ -6,27 +6,59 @@ import { inUnit } from "./format.js";
 export function drawWhy(why, close) {
   const inputs = why.inputs.map((one) => [one.symbol, inUnit(one.value, one.unit), one.meaning]);
   const derived = why.derived.map((one) => [one.what, one.expression, inUnit(one.value, "")]);
-  const interval = why.interval90 ? ` (90%: ${inUnit(why.interval90[0], why.unit)} to ${inUnit(why.interval90[1], why.unit)})` : "";
-  return h("div", { class: "why-body" },
-    h("p", { class: "head" }, h("strong", {}, why.name), h("button", { type: "button", class: "close", onclick: close, "aria-label": "close" }, "✕")),
-    h("p", { class: "lead" }, `${why.unit === "" && why.value < 10 && why.value % 1 ? `${(100 * why.value).toFixed(2)}%` : inUnit(why.value, why.unit)}${interval}`), h("p", {}, why.words),
-    h("dl", {}, h("dt", {}, "formula"), h("dd", {}, h("code", {}, why.formula)), h("dt", {}, "kind"), h("dd", {}, why.kind), h("dt", {}, "source"), h("dd", {}, why.source)),
+  const interval = why.interval90
+    ? ` (90%: ${inUnit(why.interval90[0], why.unit)} to ${inUnit(why.interval90[1], why.unit)})`
+    : "";
+  return h(
+    "div",
+    { class: "why-body" },
+    h(
+      "p",
+      { class: "head" },
+      h("strong", {}, why.name),
+      h("button", { type: "button", class: "close", onclick: close, "aria-label": "close" }, "✕"),
+    ),
+    h(
+      "p",
+      { class: "lead" },
+      `${why.unit === "" && why.value < 10 && why.value % 1 ? `${(100 * why.value).toFixed(2)}%` : inUnit(why.value, why.unit)}${interval}`,
+    ),
+    h("p", {}, why.words),
+    h(
+      "dl",
+      {},
+      h("dt", {}, "formula"),
+      h("dd", {}, h("code", {}, why.formula)),
+      h("dt", {}, "kind"),
+      h("dd", {}, why.kind),
+      h("dt", {}, "source"),
+      h("dd", {}, why.source),
+    ),
     inputs.length ? table("inputs", ["symbol", "value", "meaning"], inputs) : null,
-    derived.length ? table("derived expressions", ["what", "expression", "value"], derived) : null);
+    derived.length ? table("derived expressions", ["what", "expression", "value"], derived) : null,
+  );
 }
 
 // A dialog that shows the provenance of one number at a time; focus goes back to the number.
 export class Why {
   constructor(find) {
     this.find = find;
-    this.dialog = h("dialog", { class: "why-dialog", "aria-label": "where a number is from", onclick: (event) => { if (event.target === this.dialog) this.dialog.close(); } });
+    this.dialog = h("dialog", {
+      class: "why-dialog",
+      "aria-label": "where a number is from",
+      onclick: (event) => {
+        if (event.target === this.dialog) this.dialog.close();
+      },
+    });
     document.body.append(this.dialog);
     this.show = this.show.bind(this);
   }
 
   async show(name) {
     const found = await this.find(name);
-    const body = found?.why ? drawWhy(found.why, () => this.dialog.close()) : h("p", {}, found?.failed?.join("; ") ?? "nothing is known of this number");
+    const body = found?.why
+      ? drawWhy(found.why, () => this.dialog.close())
+      : h("p", {}, (found?.failed ?? found?.problems)?.join("; ") ?? "nothing is known of this number");
     this.dialog.replaceChildren(body);
     if (!this.dialog.open) this.dialog.showModal();
   }

@@ -15,7 +15,8 @@ def head(asked: Asked) -> dict[str, Any]:
     state = asked.state
     return {
         "schema": SCHEMA, "view": state.view, "query": write_query(state), "layout": str(asked.layout),
-        "model": asked.model.name, "cluster": asked.cluster.name, "search": _search(asked),
+        "model": asked.model.name, "cluster": asked.cluster.name, "search": _search(asked), "problems": [],
+        "has_run": asked.known.run is not None,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.explore.asked import Asked
+from shardwise.explore.controls import controls
 from shardwise.explore.views.head import head
 from shardwise.reconcile.compare import reconcile
 from shardwise.reconcile.payload import reconcile_payload
@@ -18,5 +19,6 @@ def run(asked: Asked) -> dict[str, Any]:
         raise InputError("run: no run was opened; shardwise explore plan.json --run FOLDER is required")
     asked.require_legal()
     return head(asked) | {
-        "reconcile": reconcile_payload(asked.plan, reconcile(asked.plan, read_run(asked.plan, asked.known.run)))
+        "controls": controls(asked),
+        "reconcile": reconcile_payload(asked.plan, reconcile(asked.plan, read_run(asked.plan, asked.known.run))),
     }

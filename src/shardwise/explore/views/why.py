@@ -29,13 +29,21 @@ def explained(asked: Asked, name: str) -> dict[str, Any]:
         raise InputError(f"term: {unknown(name, (*NUMBERS, *TERMS))}")
     number = NUMBERS[name]
     inputs = [
-        {"symbol": key, "meaning": "", "value": float(value), "unit": ""} for key, value in number.inputs(asked).items()
+        {"symbol": key, "meaning": "", "value": float(value), "unit": _unit(key)}
+        for key, value in number.inputs(asked).items()
     ]
     return {
         "name": name, "layout": str(asked.layout), "value": number.of(asked), "unit": number.unit, "words": number.words,
         "formula": number.formula, "source": number.source, "kind": kind_of(asked, memory=name in MEMORY), "inputs": inputs,
         "derived": [], "interval90": priced.interval90 if name == "step_time_s" else None,
     }  # fmt: skip
+
+
+def _unit(symbol: str) -> str:
+    """The unit of an input: of a term that of its tree, of others what their names end with."""
+    return {"time": "s", "memory": "B"}.get(
+        symbol.partition(".")[0], symbol.rpartition(", ")[2] if ", " in symbol else ""
+    )
 
 
 def kind_of(asked: Asked, *, memory: bool) -> str:
