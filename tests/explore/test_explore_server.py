@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
+import shardwise as sw
 from shardwise.errors import InputError
 from shardwise.explore.explorer import QUESTIONS, Explorer
 from shardwise.explore.guard import COOKIE, allowed_hosts
@@ -195,28 +196,20 @@ def test_a_port_that_is_taken_says_so() -> None:
     first.socket.close()
 
 
-class Once:
-    """What a search is asked for, and how often."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __call__(self) -> tuple[object, object, object]:
-        import shardwise as sw
-
-        self.asked += 1
-        return sw.load_model("gpt-2"), sw.load_cluster("h100:8"), sw.Job(global_batch_tokens=1 << 16, seq_len=1024)
+def small() -> tuple[object, object, object]:
+    """A model, a cluster and a job that are searched in no time."""
+    return sw.load_model("gpt-2"), sw.load_cluster("h100:8"), sw.Job(global_batch_tokens=1 << 16, seq_len=1024)
 
 
 def test_a_search_runs_once_in_a_process_of_its_own() -> None:
-    searches, values, setting = Searches(), Once(), State(model="gpt-2")
+    searches, setting = Searches(), State(model="gpt-2")
     try:
-        assert searches.ask(setting, values)["state"] == "searching"
-        found = searches.wait(setting, values, 120)
+        assert searches.ask(setting, small())["state"] == "searching"
+        found = searches.wait(setting, small(), 120)
         assert found["state"] == "done"
         assert found["front"]
-        assert searches.ask(setting, values) is found
-        assert values.asked == 1
+        assert searches.ask(setting, small()) is found
+        assert searches.wanted is None
     finally:
         searches.close()
     assert searches.child is None
@@ -225,8 +218,19 @@ def test_a_search_runs_once_in_a_process_of_its_own() -> None:
 def test_a_search_that_takes_too_long_is_ended() -> None:
     searches = Searches(most_s=0.01)
     try:
-        found = searches.wait(State(), Once(), 60)
+        found = searches.wait(State(), small(), 60)
         assert "took more than" in found["problems"][0]
+    finally:
+        searches.close()
+
+
+def test_a_state_that_cannot_be_is_not_searched() -> None:
+    searches = Searches()
+    try:
+        with pytest.raises(InputError):
+            Explorer(Known(), searches).answer("overview", "model=nothing")
+        assert searches.wanted is None
+        assert not searches.found
     finally:
         searches.close()
 

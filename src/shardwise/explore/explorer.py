@@ -63,7 +63,7 @@ class Explorer:
         """The values of a state; those of a few layouts are kept, with their plans."""
         known, found = self.known, None
         if self.searches:
-            found = self.searches.ask(state.setting, lambda: self._values(state))
+            found = self.searches.ask(state.setting, self._values(state))
         key = replace(state, view="overview", details=())
         kept = self.kept.pop(key, None)
         if kept is None or state.layout is None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,14 +25,14 @@ class Searches:
     def __init__(self, most_s: float = MOST_S) -> None:
         self.most_s = most_s
         self.found: OrderedDict[State, Mapping[str, Any]] = OrderedDict()
-        self.wanted: tuple[State, Callable[[], Values]] | None = None
+        self.wanted: tuple[State, Values] | None = None
         self.changed = threading.Condition()
         self.closed = False
         self.child: subprocess.Popen[bytes] | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def ask(self, setting: State, values: Callable[[], Values]) -> Mapping[str, Any]:
+    def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
         """What is known of a setting; where that is not all of it, its search is the next."""
         with self.changed:
             found = self.found.get(setting, SEARCHING)
@@ -43,7 +43,7 @@ class Searches:
                 self.changed.notify_all()
             return found
 
-    def wait(self, setting: State, values: Callable[[], Values], seconds: float) -> Mapping[str, Any]:
+    def wait(self, setting: State, values: Values, seconds: float) -> Mapping[str, Any]:
         """The same once its search has come to an end, or after so many seconds."""
         self.ask(setting, values)
         with self.changed:
@@ -71,14 +71,14 @@ class Searches:
                 self._keep(setting, SEARCHING)
             self._search(setting, values)
 
-    def _search(self, setting: State, values: Callable[[], Values]) -> None:
+    def _search(self, setting: State, values: Values) -> None:
         """Have the child search; what it does not end in time is ended."""
         child = self._started()
         timer = threading.Timer(self.most_s, self._kill)
         timer.daemon = True
         timer.start()
         try:
-            for message in self._messages(child, values()):
+            for message in self._messages(child, values):
                 with self.changed:
                     self._keep(setting, message)
         except (OSError, EOFError, pickle.UnpicklingError):

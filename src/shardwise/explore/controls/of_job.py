@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 from shardwise.cluster.chips import chip_names
 from shardwise.cluster.stacks import stack_named, stack_names
@@ -43,10 +44,11 @@ def _models(asked: Asked) -> Iterator[Option]:
         yield Option(value=name, edit={**anew, "model": name})
 
 
-def _chips(num_devices: int) -> Iterator[Option]:
+@lru_cache(maxsize=16)
+def _chips(num_devices: int) -> tuple[Option, ...]:
     """Every chip of the catalogue, with about as many devices."""
-    for name in chip_names():
-        yield Option(value=name, edit={"cluster": on_chip(name, num_devices), "layout": None, "stack": None})
+    anew: Edit = {"layout": None, "stack": None}
+    return tuple(Option(value=name, edit={**anew, "cluster": on_chip(name, num_devices)}) for name in chip_names())
 
 
 def _devices(asked: Asked) -> Iterator[Option]:

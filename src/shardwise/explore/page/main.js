@@ -76,7 +76,7 @@ async function show(query, { dragging = false, push = false } = {}) {
   }
   if (payload.view !== question) return show(payload.query, { dragging, push }); // an address without a query opens a view of its own
   last = payload;
-  store.take(payload.query, { push });
+  store.take(payload.query, { push, dragging });
   tabs(payload.view);
   if (payload.controls) controls.update(payload.controls);
   document.title = `${payload.layout} · ${payload.model} · shardwise`;

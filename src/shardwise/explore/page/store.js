@@ -17,9 +17,10 @@ export class Store {
     return readable(found);
   }
 
-  take(query, { push = false } = {}) {
-    if (query === this.query && location.search.slice(1) === query) return;
+  // What the page shows now. While a choice is dragged, the address and the history wait until it is let go.
+  take(query, { push = false, dragging = false } = {}) {
     this.query = query;
+    if (dragging || location.search.slice(1) === query) return;
     history[push ? "pushState" : "replaceState"](null, "", `?${query}`);
   }
 

@@ -1,0 +1,240 @@
+"""The explorer in a real Chromium: every view, drags, the keyboard, the numbers of --json, and nothing asked for elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from web.chromium import PATH, WHY, browser, explorer, watched
+
+from shardwise.explore.explorer import Explorer
+from shardwise.explore.known import Known
+from shardwise.units import format_bytes, format_seconds
+
+pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
+
+STATE = "model=llama-3-8b&cluster=h100:64&precision=bf16&batch_tokens=1Mi&seq_len=8192"
+LAYOUT = f"{STATE}&layout=tp=2+pp=4+fsdp=8+zero_stage=1"
+VIEWS = {
+    "overview": "Simulated step", "notation": "Every weight", "memory": "Memory", "schedule": "All schedules",
+    "batch": "Critical batch size",
+}  # fmt: skip
+MOST_TRANSFERRED = 150_000  # bytes of the first view, as they travel
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with explorer() as found:
+        yield found
+
+
+def opened(chromium: Browser, url: str, query: str, **options: Any) -> Page:
+    page = chromium.new_context(viewport={"width": 1280, "height": 900}, **options).new_page()
+    page.goto(f"{url}?{query}")
+    page.wait_for_selector("main h1, main h2")
+    return page
+
+
+def payload(query: str, question: str = "overview") -> dict[str, Any]:
+    return Explorer(Known()).answer(question, query)
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
+    chromium: Browser, url: str, view: str, width: int
+) -> None:
+    page = chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if width < 800 else "light"
+    ).new_page()
+    seen = watched(page)
+    page.goto(f"{url}?{LAYOUT}" + (f"&view={view}" if view != "overview" else ""))
+    expect(page.get_by_role("heading", name=VIEWS[view], exact=True)).to_be_visible()
+    if view == "overview":
+        expect(page.get_by_role("heading", name="Pareto front")).to_be_visible()
+    assert seen.said == []
+    assert {urlsplit(request).netloc for request in seen.requests if not request.startswith("data:")} == {
+        urlsplit(url).netloc
+    }
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    overflowing = page.evaluate(
+        "[...document.querySelectorAll('main .panel')].filter(one => one.getBoundingClientRect().right > innerWidth + 1).length"
+    )
+    assert overflowing == 0
+    page.context.close()
+
+
+def test_little_travels(chromium: Browser, url: str) -> None:
+    page = chromium.new_context().new_page()
+    seen = watched(page)
+    page.goto(f"{url}?{LAYOUT}")
+    page.wait_for_selector(".timeline")
+    assert len(seen.ended) > 20
+    assert seen.transferred <= MOST_TRANSFERRED
+    page.context.close()
+
+
+def test_numbers_are_those_of_the_payload(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    priced = payload(LAYOUT)["estimate"]["estimate"]
+    expect(page.locator('.facts [data-why="step_time_s"]')).to_have_text(format_seconds(priced["step_time_s"]))
+    expect(page.locator('.facts [data-why="memory_bytes"]')).to_have_text(format_bytes(priced["memory_bytes"]))
+    for name, value in priced["time"].items():
+        if value:
+            expect(page.locator(f'.terms [data-why="time.{name}"]')).to_have_text(format_seconds(value))
+    for name, value in payload(LAYOUT)["memory"]["layouts"][0]["stages"][0].items():
+        if value:
+            expect(page.locator(f'.terms [data-why="memory.{name}"]')).to_have_text(format_bytes(value))
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, 1.0, 12.345, 0.000123, 0.0999951, 999.96, 7200.0, 3.8e6, 1e-7, 0.5678692691198841]
+)
+def test_the_page_writes_seconds_and_bytes_as_python_does(chromium: Browser, url: str, value: float) -> None:
+    page = opened(chromium, url, LAYOUT)
+    script = (
+        "async ([value]) => { const f = await import('/format.js'); return [f.seconds(value), f.bytes(value * 1e9)]; }"
+    )
+    assert page.evaluate(script, [value]) == [format_seconds(value), format_bytes(value * 1e9)]
+    page.context.close()
+
+
+def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    page.wait_for_selector(".best", timeout=120_000)  # the search has ended
+    page.wait_for_selector(".on-front")
+    seen = watched(page)
+    script = """async values => {
+        const slider = document.getElementById('control-tp'), shown = [];
+        const step = () => document.querySelector('.facts [data-why=step_time_s]');
+        for (const value of values) {
+            const before = step();
+            slider.value = value;
+            slider.dispatchEvent(new Event('input'));
+            while (step() === before) await new Promise(resolve => setTimeout(resolve, 1));
+            shown.push(step().textContent);
+        }
+        return shown;
+    }"""
+    shown = page.evaluate(script, [0, 1, 2, 3])
+    of = (f"{STATE}&layout=tp={tp}+pp=4+fsdp={16 // tp}+zero_stage=1" for tp in (1, 2, 4, 8))
+    assert shown == [format_seconds(payload(query)["estimate"]["estimate"]["step_time_s"]) for query in of]
+    assert len([request for request in seen.requests if "/ask/overview" in request]) == 4
+    page.context.close()
+
+
+def test_a_slider_moves_degrees_and_the_address_holds_the_state(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, f"{STATE}&layout=fsdp=64")
+    page.focus("#control-tp")
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("fsdp=32[+]tp=2"))
+    shown = page.locator('.facts [data-why="step_time_s"]').text_content()
+    again = opened(chromium, page.url.partition("?")[0], page.url.partition("?")[2])
+    expect(again.locator('.facts [data-why="step_time_s"]')).to_have_text(shown or "")
+    page.go_back()
+    expect(page).to_have_url(re.compile("fsdp=64"))
+    expect(page.locator("#control-tp")).to_have_js_property("value", "0")
+    page.context.close()
+    again.context.close()
+
+
+def test_an_illegal_degree_stays_and_says_why(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, f"{STATE}&layout=fsdp=64")
+    page.focus("#control-tp")
+    page.keyboard.press("End")
+    expect(page.get_by_role("heading", name="This layout cannot run")).to_be_visible()
+    expect(page.locator("#control-tp-why")).to_contain_text("tp may be one of 1, 2, 4, 8, 16, 32")
+    page.keyboard.press("Home")
+    expect(page.locator('.facts [data-why="step_time_s"]')).to_be_visible()
+    page.context.close()
+
+
+def test_the_keyboard_alone_reaches_views_numbers_and_the_front(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.dataset?.why || document.activeElement.textContent"
+            )
+        )
+    assert {"Schedule", "copy as", "control-model", "control-tp", "step_time_s"} <= set(reached)
+    page.focus('.facts [data-why="step_time_s"]')
+    page.keyboard.press("Enter")
+    expect(page.locator("dialog[open]")).to_contain_text("the sum of the terms of time")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    assert page.evaluate("document.activeElement.dataset.why") == "step_time_s"
+    expect(page.get_by_role("heading", name="Pareto front")).to_be_visible(timeout=120_000)
+    page.wait_for_selector(".on-front", timeout=120_000)
+    page.evaluate("[...document.querySelectorAll('summary')].at(-1).focus()")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "take it"
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("^((?!pp=4).)*$"))
+    page.context.close()
+
+
+def test_every_term_says_formula_inputs_and_source(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    for name in page.eval_on_selector_all("[data-why]", "found => [...new Set(found.map(one => one.dataset.why))]"):
+        page.locator(f'[data-why="{name}"]').first.click()
+        for part in ("formula", "kind", "source"):
+            expect(page.locator("dialog[open] dt", has_text=part)).to_be_visible()
+        page.keyboard.press("Escape")
+    page.context.close()
+
+
+def test_copy_as_gives_the_command(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    page.get_by_role("button", name="copy as").click()
+    expect(page.locator("dialog[open] pre")).to_contain_text("shardwise estimate llama-3-8b h100:64")
+    page.select_option("#copy-target", "python")
+    expect(page.locator("dialog[open] pre")).to_contain_text("sw.estimate(")
+    page.context.close()
+
+
+def test_markup_in_an_address_is_text(chromium: Browser, url: str) -> None:
+    page = chromium.new_context().new_page()
+    page.goto(f"{url}?model=%3Cimg+src=x+onerror=document.title=1%3E")
+    expect(page.get_by_role("heading", name="No answer")).to_be_visible()
+    assert page.locator("main img").count() == 0
+    assert page.title() == "shardwise explore"
+    page.context.close()
+
+
+def test_labels_and_roles(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    page.wait_for_selector(".timeline")
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll('input, select, button, svg')].filter(one =>
+            !(one.getAttribute('aria-label') || one.labels?.length || one.textContent.trim())).length"""
+    )
+    assert unnamed == 0
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.locator("h1").count() == 1
+    page.context.close()
+
+
+def test_json_of_the_page_is_that_of_the_command_line(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    found = page.evaluate(f"fetch('/ask/overview?{LAYOUT}').then(answer => answer.json())")
+    own = json.loads(json.dumps(payload(LAYOUT)))
+    assert found["estimate"] == own["estimate"]
+    assert found["memory"] == own["memory"]
+    page.context.close()
