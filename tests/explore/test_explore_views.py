@@ -59,7 +59,7 @@ def test_the_timeline_is_the_simulation_of_the_plan() -> None:
     own = found["simulation"]
     for rank, shown in zip(own["ranks"], found["ranks"], strict=True):
         drawn = sum((end - start) * busy for start, end, _, busy in shown["compute"])
-        assert drawn == pytest.approx(sum(rank["computed_s"].values()))
+        assert drawn == pytest.approx(sum(rank["computed_s"].values()), rel=2e-3)
         assert max(held for _, held in shown["curve"]) == rank["peak_bytes"]
         assert all(0 <= start <= end <= found["end_s"] * (1 + 1e-9) for start, end, _, _ in shown["compute"])
 

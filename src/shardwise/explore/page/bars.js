@@ -5,7 +5,6 @@ import { bytes, percent, seconds } from "./format.js";
 import { MEMORY, TIME, fill, number, swatch, textOn, words } from "./numbers.js";
 
 const HEIGHT = 26;
-const LEAST_LABEL = 58; // pixels that a label needs
 
 // Segments of a bar, each with its term, from zero to the width that `per` gives a value.
 function segments(values, order, per, height, format, tree, context) {
@@ -31,11 +30,11 @@ function segments(values, order, per, height, format, tree, context) {
         { class: "segment", "aria-label": said, ...ask },
         svg("title", {}, said),
         svg("rect", { x: at, y: 0, width: Math.max(width, 0.5), height, style: { fill: fill(term) } }),
-        width > LEAST_LABEL &&
+        width > 7.2 * term.length + 8 &&
           svg(
             "text",
             { x: at + 6, y: height / 2 + 4, style: { fill: textOn(term) } },
-            term.slice(0, Math.floor((width - 8) / 6.6)),
+            term,
           ),
       );
       at += width;

@@ -7,7 +7,7 @@ import { Copy } from "./copy.js";
 import { h } from "./dom.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict } from "./overview.js";
+import { drawPriced, drawVerdict, mark } from "./overview.js";
 import { drawPareto } from "./pareto.js";
 import { drawRoofline } from "./roofline.js";
 import { drawSchedule } from "./schedule.js";
@@ -127,7 +127,7 @@ function draw(payload) {
     slots.verdict.replaceChildren(drawVerdict(payload, here));
     slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
     live.textContent = slots.verdict.querySelector("h1").textContent;
-  } else if (payload.problems.length) {
+  } else if (payload.problems.length && payload.view !== "memory") {
     content.replaceChildren(drawVerdict(payload, here));
   } else if (payload.view === "memory") {
     content.replaceChildren(...widget(payload, here));
@@ -138,25 +138,17 @@ function draw(payload) {
 
 // The memory widget: sizes and degrees on sliders, the cluster follows.
 function widget(payload, here) {
+  const presets = payload.presets.map((one) =>
+    h("button", { type: "button", class: "take", onclick: () => here.go(one.edit) }, one.value),
+  );
+  const row = h("p", { class: "quiet" }, "presets:", presets);
+  if (payload.problems.length) return [drawVerdict(payload, here), row];
   const [one] = payload.memory.layouts;
+  const room = Math.round(100 * Math.abs(one.margin));
+  const claims = [one.fits ? `Fits with ${room}% headroom` : `Does not fit: ${room}% too much`, payload.cluster];
+  const title = h("h1", {}, [mark(one.fits), claims.map((claim) => h("span", { class: "claim" }, claim))]);
   return [
-    h(
-      "section",
-      { class: "verdict" },
-      h(
-        "h1",
-        {},
-        h(
-          "span",
-          { class: "claim" },
-          one.fits
-            ? `Fits with ${Math.round(100 * one.margin)}% headroom`
-            : `Does not fit: ${Math.round(-100 * one.margin)}% too much`,
-        ),
-        h("span", { class: "claim" }, payload.cluster),
-      ),
-      h("p", { class: "quiet" }, payload.layout),
-    ),
+    h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout), row),
     drawMemory(payload.memory, here),
   ];
 }

@@ -5,7 +5,8 @@ import { h, panel } from "./dom.js";
 import { bytes, count, digits, percent, seconds } from "./format.js";
 import { number } from "./numbers.js";
 
-const mark = (good) => h("span", { class: `mark ${good ? "good" : "bad"}`, "aria-hidden": "true" }, good ? "✓" : "✕");
+export const mark = (good) =>
+  h("span", { class: `mark ${good ? "good" : "bad"}`, "aria-hidden": "true" }, good ? "✓" : "✕");
 
 // Whether it fits, how far it is from the best, and what bounds it.
 export function drawVerdict(payload, context) {

@@ -9,8 +9,8 @@ const ROW = 26,
 const KINDS = {
   F: ["forward", "forward"],
   B: ["backward", "backward"],
-  I: ["optimizer", "backward for activations"],
-  W: ["recompute", "backward for weights"],
+  I: ["backward for activations", "backward for activations"],
+  W: ["backward for weights", "backward for weights"],
 };
 const kindOf = (action) => action.match(/[FBIW]/)?.[0] ?? "F";
 

@@ -119,7 +119,7 @@ function labels(passes, at, per) {
   return passes.map(([start, end, name]) => {
     const room = (end - start) * per,
       short = name.replaceAll(/\d+[FBIW]/g, "");
-    const text = room > 6.6 * name.length + 6 ? name : room > 7 * short.length + 2 ? short : "";
+    const text = room > 7 * short.length + 2 ? short : "";
     return svg(
       "g",
       { transform: `translate(${LEFT + start * per} ${at})` },

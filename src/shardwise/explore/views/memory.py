@@ -11,16 +11,32 @@ from typing import Any
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
+from shardwise.explore.controls.control import Edit
 from shardwise.explore.views.head import head
 from shardwise.planning.memory import memory_payload
 
 
+# Those of the widget that the catalogue has; the smallest Llama 3.2 in place of a tiny one.
+PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")
+
+
 def memory(asked: Asked) -> dict[str, Any]:
     """The payload of `shardwise memory`, and what can be changed."""
-    shown = head(asked) | {"controls": controls(asked, free=True), "memory": None, "problems": list(asked.problems)}
+    shown = head(asked) | {
+        "controls": controls(asked, free=True),
+        "memory": None,
+        "presets": _presets(asked),
+        "problems": list(asked.problems),
+    }
     if asked.problems:
         return shown
     try:
         return shown | {"memory": memory_payload(asked.model, asked.cluster, [(asked.job, asked.plan.layout)], [])}
     except ShardwiseError as error:
         return shown | {"problems": list(error.problems)}
+
+
+def _presets(asked: Asked) -> list[dict[str, Any]]:
+    """Models to begin with: their own sizes, on the layout at hand."""
+    own: Edit = {key: None for key, _ in asked.state.changes if key.startswith("model.")}
+    return [{"value": name, "edit": {**own, "model": name}} for name in PRESETS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ MOST_RANKS = 16  # rows
 FINEST = 4000  # spans of all rows together: what is nearer than a step's part by it is drawn as one
 MOST_LABELS = 600  # passes that a label fits on
 CURVE = 160  # points of a curve
+DIGITS = 5  # of a step's seconds: finer than any screen
+Span = tuple[float, float, str, float]  # start, end, term, busy share
 TERMS = {phase: term for term, phase in PHASES.items()}
 
 
@@ -51,13 +54,14 @@ def require_few_passes(asked: Asked) -> None:
 
 
 def _rank(found: Simulated, rank: int, memory: RankMemory, finest_s: float) -> dict[str, Any]:
+    digits = DIGITS - math.floor(math.log10(found.step_time_s))
     streams: dict[str, list[tuple[float, float, str]]] = {}
     for one, start, end in events(found, rank):
         streams.setdefault(one.stream, []).append((start, end, _term(one)))
     passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in found.slots(rank)]
     return {
-        "rank": rank, "compute": list(_merged(streams.pop(COMPUTE, []), finest_s)),
-        "streams": {name: list(_merged(spans, finest_s)) for name, spans in sorted(streams.items())},
+        "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), finest_s), digits),
+        "streams": {name: _rounded(_merged(spans, finest_s), digits) for name, spans in sorted(streams.items())},
         "passes": passes if len(passes) * found.actions.num_ranks <= MOST_LABELS else [],
         "curve": _thinned(memory.curve), "bubble_s": found.ranks[rank].bubble_s,
     }  # fmt: skip
@@ -68,9 +72,9 @@ def _term(one: Event) -> str:
     return TERMS.get(one.what.phase, one.what.phase) if isinstance(one.what, Kernel) else one.what.axis
 
 
-def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[tuple[float, float, str, float]]:
+def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:
     """Spans in order, those of one term that a picture does not tell apart as one, with the share of it that is busy."""
-    last: tuple[float, float, str, float] | None = None  # start, end, term, busy seconds
+    last: Span | None = None  # start, end, term, busy seconds
     for start, end, term in sorted(spans):
         if last and term == last[2] and start - last[1] <= finest_s:
             last = (last[0], max(last[1], end), term, last[3] + end - start)
@@ -82,7 +86,11 @@ def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[
         yield _shared(*last)
 
 
-def _shared(start: float, end: float, term: str, busy_s: float) -> tuple[float, float, str, float]:
+def _rounded(spans: Iterator[Span], digits: int) -> list[Span]:
+    return [(round(start, digits), round(end, digits), term, round(busy, 3)) for start, end, term, busy in spans]
+
+
+def _shared(start: float, end: float, term: str, busy_s: float) -> Span:
     return start, end, term, min(1.0, busy_s / (end - start)) if end > start else 1.0
 
 
