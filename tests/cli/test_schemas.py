@@ -52,6 +52,7 @@ SESSIONS = (
     "schedule compare --stages 4 --micro-batches 8",
     f"{PLAN}; simulate plan.json",
     f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json; simulate plan.json --overlap none",
+    f"{PLAN}; explore plan.json",
     f"{PLAN} --stack megatron; export plan.json --to megatron --out run",
     f"{PLAN} --stack megatron --pin recompute=full --export run; read run/launch.sh --cluster h100:8",
     f"mfu {EXAMPLES}/calibrate/run/train.log {LAUNCH} --row rows.csv",

@@ -56,14 +56,15 @@ def configure(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The payload as JSON; otherwise serve until Ctrl-C, which is how the verb ends."""
-    from shardwise.explore.explorer import QUESTIONS, Explorer
+    from shardwise.explore.explorer import Explorer
+    from shardwise.explore.payload import explore_payload
     from shardwise.explore.state import parse_query
 
     known, query = _known(arguments), arguments.at or ""
-    state = parse_query(query) if query else known.start
     if arguments.json:
-        question = state.view if state.view in QUESTIONS else "overview"
-        return json.dumps(Explorer(known).answer(question, query), indent=2)
+        return json.dumps(explore_payload(Explorer(known), query), indent=2)
+    if query:
+        parse_query(query)  # what is wrong with it is said here, not on the page
     return _serve(arguments, known, query)
 
 

@@ -31,11 +31,7 @@ function segments(values, order, per, height, format, tree, context) {
         svg("title", {}, said),
         svg("rect", { x: at, y: 0, width: Math.max(width, 0.5), height, style: { fill: fill(term) } }),
         width > 7.2 * term.length + 8 &&
-          svg(
-            "text",
-            { x: at + 6, y: height / 2 + 4, style: { fill: textOn(term) } },
-            term,
-          ),
+          svg("text", { x: at + 6, y: height / 2 + 4, style: { fill: textOn(term) } }, term),
       );
       at += width;
       return found;

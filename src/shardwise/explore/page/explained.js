@@ -9,7 +9,7 @@ export function drawExplanation(found, context) {
   const half = { ...context, width: context.half };
   const more = [...found.notes, `${fit.held}; ${fit.regime}: ${fit.because}`];
   return [
-    h("p", { class: "lead" }, found.layout),
+    h("p", { class: "lead" }, found.layout.text),
     h(
       "div",
       { class: "pair" },
@@ -66,7 +66,7 @@ export function drawExplanation(found, context) {
           one.step_time_s === null ? "" : seconds(one.step_time_s),
           one.memory_bytes === null ? "" : bytes(one.memory_bytes),
           one.verdict,
-          one.layout,
+          one.layout.text,
         ]),
       ),
     ),
@@ -76,7 +76,7 @@ export function drawExplanation(found, context) {
       table(
         "why each lost",
         ["layout", "step", "memory", "reason"],
-        found.runners_up.map((one) => [one.layout, seconds(one.step_time_s), bytes(one.memory_bytes), one.reason]),
+        found.runners_up.map((one) => [one.layout.text, seconds(one.step_time_s), bytes(one.memory_bytes), one.reason]),
       ),
     ),
     panel(

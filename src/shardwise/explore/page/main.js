@@ -79,7 +79,7 @@ async function show(query, { dragging = false, push = false } = {}) {
   store.take(payload.query, { push, dragging });
   tabs(payload.view);
   if (payload.controls) controls.update(payload.controls);
-  document.title = `${payload.layout} · ${payload.model} · shardwise`;
+  document.title = `${payload.layout_text} · ${payload.model_name} · shardwise`;
   draw(payload);
   if (question === "overview") figures(dragging);
   else look();
@@ -145,10 +145,10 @@ function widget(payload, here) {
   if (payload.problems.length) return [drawVerdict(payload, here), row];
   const [one] = payload.memory.layouts;
   const room = Math.round(100 * Math.abs(one.margin));
-  const claims = [one.fits ? `Fits with ${room}% headroom` : `Does not fit: ${room}% too much`, payload.cluster];
+  const claims = [one.fits ? `Fits with ${room}% headroom` : `Does not fit: ${room}% too much`, payload.cluster_name];
   const title = h("h1", {}, [mark(one.fits), claims.map((claim) => h("span", { class: "claim" }, claim))]);
   return [
-    h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout), row),
+    h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout_text), row),
     drawMemory(payload.memory, here),
   ];
 }

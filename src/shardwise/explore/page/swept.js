@@ -55,7 +55,7 @@ export function drawSweep(found, context) {
           point.problem === null
             ? [
                 name(point),
-                point.layout,
+                point.layout.text,
                 seconds(point.step_time_s),
                 count(point.tokens_per_s_per_device),
                 percent(point.mfu),

@@ -71,7 +71,7 @@ export function drawTimeline(payload, context) {
       "what the length of the step is made of",
       ["part", "seconds", "share"],
       simulation.critical_path.map((part) => [
-        part.name ?? part.what ?? "",
+        part.axis ? `waiting for ${part.axis}, ${part.unit} ${part.phase}` : `${part.unit} ${part.phase}`,
         seconds(part.seconds),
         percent(part.share),
       ]),

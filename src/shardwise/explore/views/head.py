@@ -7,15 +7,13 @@ from typing import Any
 from shardwise.explore.asked import Asked
 from shardwise.explore.state import write_query
 
-SCHEMA = "shardwise.explore/1"
-
 
 def head(asked: Asked) -> dict[str, Any]:
     """What every view has: the whole address, the layout in words, and what a search found so far."""
     state = asked.state
     return {
-        "schema": SCHEMA, "view": state.view, "query": write_query(state), "layout": str(asked.layout),
-        "model": asked.model.name, "cluster": asked.cluster.name, "search": _search(asked), "problems": [],
+        "view": state.view, "query": write_query(state), "layout_text": str(asked.layout),
+        "model_name": asked.model.name, "cluster_name": asked.cluster.name, "search": _search(asked), "problems": [],
         "has_run": asked.known.run is not None,
     }  # fmt: skip
 

@@ -15,7 +15,6 @@ from shardwise.explore.controls.control import Edit
 from shardwise.explore.views.head import head
 from shardwise.planning.memory import memory_payload
 
-
 # Those of the widget that the catalogue has; the smallest Llama 3.2 in place of a tiny one.
 PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")
 

@@ -9,8 +9,8 @@ from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
 from shardwise.explore.state import layout_text
 from shardwise.explore.views.head import head
-from shardwise.planning.codec import estimate_payload
 from shardwise.planning.memory import memory_payload
+from shardwise.planning.payload import estimate_payload
 
 
 def overview(asked: Asked) -> dict[str, Any]:

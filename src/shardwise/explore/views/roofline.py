@@ -14,4 +14,4 @@ def roofline(asked: Asked) -> dict[str, Any]:
     asked.require_legal()
     chip = asked.cluster.chip
     found = block_roofline(asked.model, chip, asked.layout.micro_batch_seqs, asked.job.seq_len, asked.layout)
-    return {"roofline": block_payload(found, chip), "bandwidths": bandwidths(chip, {})}
+    return {"roofline": block_payload(found, asked.model, chip), "bandwidths": bandwidths(chip, {})}
