@@ -82,8 +82,7 @@ def told_where(judge: Judge, python: Path, folder: Path, sources: Path | None) -
         name = repository.rpartition("/")[2]
         found = sources / name if sources and (sources / name).exists() else folder / name
         if not found.exists():
-            subprocess.run(["git", "clone", "--quiet", f"https://github.com/{repository}", str(found)], check=True)
-            subprocess.run(["git", "-C", str(found), "checkout", "--quiet", commit], check=True)
+            checked_out(repository, commit, found)
         return [judge.option, str(found)]
     if not judge.unpacked:
         return []
@@ -95,6 +94,16 @@ def told_where(judge: Judge, python: Path, folder: Path, sources: Path | None) -
             subprocess.run([*pip, "--target", str(place), package], check=True)
         places.append(str(place))
     return [judge.option, ":".join(places)]
+
+
+def checked_out(repository: str, commit: str, place: Path) -> None:
+    """Put a commit of a repository in a place, whole or not at all."""
+    unfinished = place.with_name(f"{place.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    subprocess.run(["git", "init", "--quiet", str(unfinished)], check=True)
+    for words in (["fetch", "--depth", "1", f"https://github.com/{repository}", commit], ["checkout", "FETCH_HEAD"]):
+        subprocess.run(["git", "-C", str(unfinished), *words, "--quiet"], check=True)
+    unfinished.rename(place)
 
 
 def check(name: str, count: int, sources: Path | None) -> int:
