@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -238,6 +240,16 @@ def test_a_large_log_is_read_line_by_line(tmp_path: Path) -> None:
     path.write_bytes(noise * 20_000 + torchtitan(10, 6500).encode() + b"\n" + b"z" * (4 * BLOCK) + b"\n")
     assert max(map(len, lines_of(path))) <= BLOCK + LONGEST
     assert len(read_training_log([path]).steps) == 1
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    """As of `shardwise mfu <(zcat train.log.gz)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(torchtitan(10, 6500) + "\n" + torchtitan(20, 6500)))
+    writer.start()
+    assert len(read_training_log([pipe]).steps) == 2
+    writer.join()
 
 
 def test_the_last_steps_of_too_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

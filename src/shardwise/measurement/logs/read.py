@@ -57,11 +57,12 @@ class _Reading:
     def file(self, path: Path) -> int:
         """Take a file; how many steps it has."""
         before = self.num_taken
-        if is_events(path):
+        whole = path.is_file()  # rather than a pipe, which cannot be looked at twice
+        if whole and is_events(path):
             self._points(event_points(path, TAGS), EVENTS)
-        elif is_datastore(path):
+        elif whole and is_datastore(path):
             self._points(datastore_points(path, TAGS), HISTORY)
-        elif is_table(path):
+        elif whole and is_table(path):
             self._points(table_points(path, TAGS), TABLE)
         else:
             self._points(self._lines(path), LINES)
