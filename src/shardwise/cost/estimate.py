@@ -117,7 +117,7 @@ def _priced(pricing: Pricing) -> Estimate:
 
 
 def _interval90(pricing: Pricing, step_s: float) -> tuple[float, float] | None:
-    """Between which nine of ten measured step times lie; None without a calibration, whose estimate is a bound."""
+    """The 90% prediction interval of the step; None without a calibration, whose estimate is a bound."""
     calibration = pricing.cluster.calibration
     return calibration.interval(step_s, moe=bool(pricing.architecture.num_experts)) if calibration else None
 

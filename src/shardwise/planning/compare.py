@@ -108,7 +108,7 @@ class Contender:
 
     @property
     def interval90(self) -> tuple[float, float] | None:
-        """Between which nine of ten measured step times lie, in seconds; None for a bound."""
+        """The 90% prediction interval in seconds; None for a bound."""
         return self.plan.estimate.interval90 if self.plan else None
 
     @property

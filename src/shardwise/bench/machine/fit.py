@@ -29,7 +29,7 @@ Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"
 COUNTS = {"norm forward": 2, "norm backward": 2, "sum": 7}
 ELEMENTWISE = ("norm", "rotary of a query", "rotary of a key", "activation")
 LEAST_SPREAD = 0.1  # of a prediction: what repeats of operations on a quiet machine do not show
-NORMAL_90 = 1.645  # nine of ten lie within so many standard deviations
+NORMAL_90 = 1.645  # 90% lie within so many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class Fit:
 def spread_of(
     rounds: Sequence[Seconds], samples: Iterable[Sample], misses: Iterable[float] = ()
 ) -> tuple[float, float]:
-    """The factors between which nine of ten steps are expected around a prediction; 10% at least.
+    """The 90% prediction interval as factors on a prediction; 10% wide at least.
 
     Two deviations that are taken to be independent: that of repeats of a layer's operations around their median, and that of
     whole steps, measured over predicted, around 1.

@@ -99,4 +99,4 @@ def report(found: Found) -> Iterator[str]:
     checked = ", ".join(f"{miss:.2f} (d_model {name})" for name, miss in found.misses.items())
     yield f"whole steps, measured over predicted, which nothing is fitted to: {checked}"
     low, high = calibration.spread["dense"]
-    yield f"nine of ten steps are expected at {low:.2f} to {high:.2f} of a prediction"
+    yield f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction"
