@@ -212,7 +212,7 @@ def test_without_the_entry_it_is_refused_too(capsys: pytest.CaptureFixture[str])
 def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's schedule in the tables."""
     names: dict[str, Any] = {}
-    exec(block("A schedule of pipelines", "python"), names)
+    exec(block("A pipeline schedule", "python"), names)
     name = names["actions"](2, 2).name
     assert name not in pipelines.ACTION_LISTS
     for table in (pipelines.ACTION_LISTS, pipelines.SCHEDULES):
