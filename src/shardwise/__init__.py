@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline, rules
+    from shardwise.api.figures import Figure, figure
     from shardwise.api.launches import export_plan, read_launch
     from shardwise.api.plans import explain, plan, plan_clusters, simulation
     from shardwise.api.schemas import json_schemas
@@ -58,6 +59,7 @@ _HOME = {
     "Comparison": "shardwise.planning.compare",
     "Estimate": "shardwise.cost.estimate",
     "Explanation": "shardwise.planning.explain",
+    "Figure": "shardwise.api.figures",
     "InputError": "shardwise.errors",
     "Job": "shardwise.job",
     "KernelRoofline": "shardwise.books.roofline",
@@ -81,6 +83,7 @@ _HOME = {
     "estimate": "shardwise.api.costs",
     "explain": "shardwise.api.plans",
     "export_plan": "shardwise.api.launches",
+    "figure": "shardwise.api.figures",
     "json_schemas": "shardwise.api.schemas",
     "load_chip": "shardwise.cluster.chips",
     "load_cluster": "shardwise.cluster.load",
@@ -108,6 +111,7 @@ __all__ = [
     "Comparison",
     "Estimate",
     "Explanation",
+    "Figure",
     "InputError",
     "Job",
     "KernelRoofline",
@@ -131,6 +135,7 @@ __all__ = [
     "estimate",
     "explain",
     "export_plan",
+    "figure",
     "json_schemas",
     "load_chip",
     "load_cluster",

@@ -73,6 +73,7 @@ FLAGS = {
     "show": ["--chip", "--help", "--json"],
     "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run"],
     "export": ["--help", "--json", "--out", "--to"],
+    "figures": ["--help", "--json", "--out"],
     "read": [
         "--batch-seqs",
         "--cluster",

@@ -51,6 +51,7 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
         ["rehearse", "--help"],
         ["schedule", "--help"],
         ["simulate", "--help"],
+        ["figures", "--help"],
     ],
 )
 def test_help_loads_no_numpy(arguments: list[str]) -> None:

@@ -1,9 +1,8 @@
-"""`shardwise roofline` and `shardwise memory` as a user meets them, and the script that draws every figure."""
+"""`shardwise roofline` and `shardwise memory` as a user meets them."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from shardwise.terms import MEMORY_TERMS
 MATMUL = ["matmul", "B=240,D=8192,F=28672", "tpu-v5e"]
 JOB = ["--batch-tokens", "512Ki", "--seq-len", "8192"]
 MEMORY = ["llama-3-8b", "h100:8", *JOB]
-ROOT = Path(__file__).parents[2]
 
 
 def run(verb: ModuleType, *arguments: str) -> str:
@@ -338,23 +336,3 @@ def test_verbs_load_no_framework() -> None:
         "assert not {'numpy', 'torch', 'jax'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_figure_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    specification = importlib.util.spec_from_file_location("figures", ROOT / "examples" / "figures.py")
-    assert specification is not None
-    assert specification.loader is not None
-    figures = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(figures)
-    monkeypatch.setattr(figures, "MODELS", ("llama-3.2-1b", "llama-3-8b"))
-    monkeypatch.setattr(figures, "NODES", (1,))
-    assert figures.main(str(tmp_path / "pictures")) == 0
-    drawn = sorted(path.stem for path in (tmp_path / "pictures").iterdir())
-    assert drawn == [
-        "attention-share", "matmul-bf16-weights", "matmul-int8-weights", "memory", "memory-by-length", "roofline-h100",
-        "roofline-tpu-v5e", "strategies-16x16x16", "strategies-4x4x4", "utilisation",
-    ]  # fmt: skip
-    assert len(capsys.readouterr().out.splitlines()) == len(drawn)
-    assert {"llama-3.2-1b", "llama-3-8b", "1"} <= texts(tmp_path / "pictures" / "utilisation.svg")

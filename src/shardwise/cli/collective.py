@@ -203,8 +203,9 @@ def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[in
 
 def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
+    from shardwise.draw.strip import draw_strip
     from shardwise.errors import InputError
-    from shardwise.network.frames import MOST_DEVICES, draw_simulation
+    from shardwise.network.frames import MOST_DEVICES, strip_of
     from shardwise.network.messages import KINDS, simulate
     from shardwise.sharding.collective import Kind
 
@@ -224,4 +225,4 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     shape = (report.num_devices,) if ring else tuple(size for size in report.axes if size > 1)
     wraps = (True,) if ring else tuple(w for w, size in zip(report.wraps, report.axes, strict=True) if size > 1)
     done = simulate(Kind(report.kind), report.bytes, shape, wraps, one_way=one_way or ring, split=False)
-    write_picture("--draw", target, draw_simulation(done))
+    write_picture("--draw", target, draw_strip(strip_of(done)))

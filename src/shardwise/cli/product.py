@@ -218,12 +218,14 @@ def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payloa
     if not arguments.draw:
         return {}, ""
     from shardwise.derive.picture import moments
-    from shardwise.sharding.draw import draw_tensors, draw_text
+    from shardwise.draw.grids import draw_grids
+    from shardwise.sharding.draw import draw_text, shards_chart
 
     made = report.made
     lying = list(moments(made, report.steps))
     if arguments.draw == "-":
         shown = (f"{one.heading}\n{draw_text(one.name, one.spec, made.mesh)}" for one in lying)
         return {}, "\n\n".join(shown)
-    write_picture("--draw", arguments.draw, draw_tensors(f"{made.expression}: who holds what", lying, made.mesh))
+    chart = shards_chart(f"{made.expression}: who holds what", lying, made.mesh)
+    write_picture("--draw", arguments.draw, draw_grids(chart))
     return {}, f"drawn to {arguments.draw}"

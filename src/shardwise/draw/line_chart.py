@@ -87,4 +87,5 @@ class LineChart:
 
     def y_range(self) -> tuple[float, float]:
         values = [y for _, y in self.plotted()]
-        return self.y.ends([min(values) / HEADROOM, max(values) * HEADROOM])
+        room = 1.0 if self.y.linear else HEADROOM
+        return self.y.ends([min(values) / room, max(values) * room])

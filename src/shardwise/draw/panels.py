@@ -7,9 +7,9 @@ and names stand as well as numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from shardwise.draw.axis import SHOWN
 from shardwise.draw.canvas import HEADING, LEFT, MARGIN, ROW, SMALL, Canvas
@@ -23,6 +23,7 @@ LEAST_WIDTH, LINE = 84.0, 15.0  # of a column; of a line of text under it
 ABOVE, BELOW = 22.0, 8.0  # pixels over the highest value, for its label, and on a logarithmic axis under the lowest
 DASH, MARKED = (6, 4), (2, 3)
 MOST_TICKS = 5
+ENTRY = SIZE + 4.0  # height of a legend's entry
 DECADE = 10.0  # values that span as much are drawn on a logarithmic axis
 
 
@@ -79,18 +80,20 @@ class _Panels:
     def __init__(self, chart: PanelChart) -> None:
         self.chart = chart
         texts = [text_width(line, SMALL) + 10 for one in chart.columns for line in one.lines]
-        self.width = max([LEAST_WIDTH, *texts, *(text_width(one.label) + 10 for one in chart.columns)])
+        self.width = max([LEAST_WIDTH, *texts, *(text_width(one.label, bold=True) + 10 for one in chart.columns)])
         self.left = MARGIN + LEFT
         self.right = self.left + self.width * len(chart.columns)
         first = HEADING + (ROW if chart.mark is not None else 0.0)
         self.tops = list(accumulate([first + HEAD] + [HEIGHT + HEAD] * (len(chart.panels) - 1)))
         self.bottom = self.tops[-1] + HEIGHT
-        legend = [text_width(name) for panel in chart.panels for name in _entries(panel)]
-        edges = [self.right + MARGIN + 30 + max(legend, default=0.0)]
+        self.legends = list(_legends(chart.panels))
+        named = [text_width(name) for _, names in self.legends for name in names]
+        edges = [self.right + MARGIN + 30 + max(named, default=0.0)]
         edges += [MARGIN + text_width(chart.axis_title)]
         edges += [] if chart.mark is None else [self.mark_left(chart.mark) + text_width(chart.mark_label)]
         lines = max((len(one.lines) for one in chart.columns), default=0)
-        height = self.bottom + 22 + LINE * lines + ROW + MARGIN
+        below = self.bottom + 22 + LINE * lines + ROW
+        height = max(below, *(y + ENTRY * len(names) for y, names in self.legend_places())) + MARGIN
         self.canvas = Canvas(max(edges) + MARGIN, height, chart.title, chart.subtitle)
 
     def x(self, column: int) -> float:
@@ -107,7 +110,27 @@ class _Panels:
         for panel, top in zip(self.chart.panels, self.tops, strict=True):
             _Panel(self, panel, top).draw()
         self.columns()
+        for (first, names), (y, _) in zip(self.legends, self.legend_places(), strict=True):
+            self.legend(self.chart.panels[first], names, y)
         return self.canvas
+
+    def legend_places(self) -> Iterator[tuple[float, list[str]]]:
+        """How far down each legend begins: beside its panel, under the one before."""
+        end = 0.0
+        for first, names in self.legends:
+            start = max(end, self.tops[first] + 10.0)
+            yield start, names
+            end = start + ENTRY * len(names)
+
+    def legend(self, panel: Panel, names: Sequence[str], y: float) -> None:
+        left, colours = self.right + MARGIN, part_colours(panel.parts)
+        for number, name in enumerate(names):
+            middle = y + ENTRY * number
+            if name == panel.dashed:
+                self.canvas.path([(left, middle), (left + 18, middle)], stroke=INK, width=1.5, dash=DASH)
+            else:
+                self.canvas.rect(left, middle - 7, 14, 14, fill=colours[name], radius=2)
+            self.canvas.text(left + 22, middle + 4, name)
 
     def mark(self) -> None:
         if self.chart.mark is None:
@@ -154,7 +177,6 @@ class _Panel:
             self.bars()
         else:
             self.points()
-        self.legend()
 
     def grid(self) -> None:
         for tick in self.ticks():
@@ -206,18 +228,13 @@ class _Panel:
         """A value on the page's colour: lines of the grid and others run behind it."""
         self.canvas.text_on_paper(x, y, text, size=SMALL, anchor="middle")
 
-    def legend(self) -> None:
-        left, y = self.page.right + MARGIN, self.top + 10
-        for name in self.panel.parts if self.stacked else ():
-            if any(self.panel.parts[name]):
-                self.canvas.rect(left, y - 9, 14, 14, fill=self.colours[name], radius=2)
-                self.canvas.text(left + 22, y + 3, name)
-                y += SIZE + 4
-        if self.panel.dashed:
-            self.canvas.path([(left, y), (left + 18, y)], stroke=INK, width=1.5, dash=DASH)
-            self.canvas.text(left + 22, y + 4, self.panel.dashed)
 
-
-def _entries(panel: Panel) -> list[str]:
-    """What stands beside a panel: names of stacked parts, what they are compared with."""
-    return [*(panel.parts if len(panel.parts) > 1 else ()), panel.dashed]
+def _legends(panels: Sequence[Panel]) -> Iterator[tuple[int, list[str]]]:
+    """Where legends stand and what they name: beside the first of neighbouring panels that have the same parts."""
+    numbered = enumerate(panels)
+    for _, alike in groupby(numbered, key=lambda one: (tuple(one[1].parts), one[1].dashed)):
+        run = list(alike)
+        first, panel = run[0]
+        names = panel.parts if len(panel.parts) > 1 else ()
+        there = [name for name in names if any(any(one.parts[name]) for _, one in run)]
+        yield first, [*there, *filter(None, (panel.dashed,))]

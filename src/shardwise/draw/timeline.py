@@ -18,6 +18,7 @@ THIN_HEIGHT, THIN_GAP = 12.0, 2.0
 STRIPE = 3.0  # height of the line that tells the stages of a rank apart
 WIDTHS = (480.0, 1400.0)  # of the plot: wide enough for the labels, between these
 CURVE_WIDTH, CURVE_GAP, NOTE_WIDTH = 260.0, 28.0, 84.0
+TICK_GAP = 24.0  # between the numbers along the axis, at least
 IDLE, STRIPED = "idle", "a stripe: every other stage of a rank"
 
 
@@ -152,7 +153,8 @@ class _Plot:
         self.canvas.text(self.curve_left + CURVE_WIDTH + 8.0, base - ROW_HEIGHT / 2 + 4.5, f"{most:.4g}")
 
     def axis(self) -> None:
-        for tick in even_ticks(self.chart.end, 12) if self.chart.end else ():
+        most = int(self.width / (text_width(format_seconds(0.999 * self.chart.end)) + TICK_GAP))
+        for tick in even_ticks(self.chart.end, most) if self.chart.end else ():
             self.canvas.line(self.x(tick), self.bottom, self.x(tick), self.bottom + 5.0, stroke=FAINT)
             self.canvas.text(self.x(tick), self.bottom + 20.0, format_seconds(tick), anchor="middle")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.draw.drawing import Drawing
-from shardwise.draw.strip import Cell, Frame, Strip, draw_strip
+from shardwise.draw.strip import Cell, Frame, Strip
 from shardwise.errors import InputError
 from shardwise.network.messages import Simulation, State
 from shardwise.network.routes import Grid, Piece
@@ -24,7 +23,7 @@ LEGENDS = {
 }
 
 
-def draw_simulation(done: Simulation) -> Drawing:
+def strip_of(done: Simulation) -> Strip:
     """The collective frame by frame. Raises `InputError` for more devices than a page shows."""
     count = done.grid.num_devices
     if count > MOST_DEVICES:
@@ -32,13 +31,11 @@ def draw_simulation(done: Simulation) -> Drawing:
             f"draw: found {count} devices; at most {MOST_DEVICES} are drawn, such as --axes 8 or --axes 4,4"
         )
     names = device_names(done.grid)
-    return draw_strip(
-        Strip(
-            title=f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
-            subtitle=f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}",
-            devices=names, frames=frames(done), rows=() if done.kind is Kind.ALL_TO_ALL else names,
-            legend=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
-        )
+    return Strip(
+        title=f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
+        subtitle=f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}",
+        devices=names, frames=frames(done), rows=() if done.kind is Kind.ALL_TO_ALL else names,
+        legend=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
     )  # fmt: skip
 
 

@@ -45,7 +45,10 @@ def title_of(actions: ActionList) -> str:
     v = actions.num_virtual_stages
     virtual = f", {v:g} virtual stages on each" if v != 1 else ""
     many = "es" if actions.num_micro_batches > 1 else ""
-    return f"{actions.name}: {counted(actions.num_ranks, 'stage')}{virtual}, {actions.num_micro_batches:,} micro-batch{many}"
+    stages = (
+        f"{actions.name}: {counted(actions.num_ranks, 'stage')}{virtual}" if actions.num_ranks > 1 else "no pipeline"
+    )
+    return f"{stages}, {actions.num_micro_batches:,} micro-batch{many}"
 
 
 def bubble_text(line: Timeline) -> str:

@@ -6,13 +6,10 @@ two that are split. Further split dims are named under the picture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.draw.canvas import HEADING, MARGIN, Canvas
-from shardwise.draw.drawing import Drawing
-from shardwise.draw.palette import PAPER, series, text_on
-from shardwise.draw.text import text_width
+from shardwise.draw.grids import Grid, GridChart
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 
@@ -82,9 +79,8 @@ def _devices(devices: Sequence[int]) -> str:
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-CELL_WIDTH, CELL_HEIGHT, SPACE, HEAD = 64.0, 30.0, 40.0, 50.0
-PAGE_WIDTH = 1100.0
-LEGEND = "0-3: each of these devices holds the shard;   0 + 4, inside of a line: each holds a summand of it, and the sum is due"
+COPIES = "0-3: each of these devices holds the shard."
+SUMMANDS = " 0 + 4, inside of a line: each holds a summand of it, and the sum is due."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,46 +92,20 @@ class Moment:
     spec: Spec
 
 
-def draw_tensors(title: str, moments: Sequence[Moment], mesh: Mesh) -> Drawing:
-    """The grids of several tensors in reading order; shards are coloured, each names the devices that hold it."""
+def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> GridChart:
+    """The shards of several tensors, each with the devices that hold it."""
     shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
-    grids = [_Grid(moment, mesh) for moment in moments]
-    places, x, y, tallest = [], MARGIN, HEADING + 8.0, 0.0
-    for grid in grids:
-        if x > MARGIN and x + grid.width > PAGE_WIDTH:
-            x, y, tallest = MARGIN, y + tallest + SPACE, 0.0
-        places.append((x, y))
-        x, tallest = x + grid.width + SPACE, max(tallest, grid.height)
-    right = max(x + grid.width for (x, _), grid in zip(places, grids, strict=True))
-    right = max(right, MARGIN + text_width(LEGEND))
-    subtitle = f"mesh {shape}: {mesh.num_devices} devices, numbered with the first axis the slowest"
-    canvas = Canvas(right + MARGIN, y + tallest + SPACE + MARGIN, title, subtitle)
-    for grid, (x, y) in zip(grids, places, strict=True):
-        with canvas.group(x=x, y=y):
-            grid.draw(canvas)
-    canvas.text(MARGIN, canvas.height - MARGIN, LEGEND)
-    return canvas
+    moments = tuple(moments)
+    partial = any(moment.spec.partial for moment in moments)
+    return GridChart(
+        title=title, subtitle=f"mesh {shape}: {mesh.num_devices} devices, numbered with the first axis the slowest",
+        grids=tuple(_grid(moment, mesh) for moment in moments), legend=COPIES + (SUMMANDS if partial else ""),
+    )  # fmt: skip
 
 
-class _Grid:
-    """One tensor's shards with what is over them."""
-
-    def __init__(self, moment: Moment, mesh: Mesh) -> None:
-        self.moment = moment
-        (self.rows, self.columns), cells = holders(moment.spec, mesh)
-        self.labels = {place: _holding(summands) for place, summands in sorted(cells.items())}
-        self.cell_width = max(CELL_WIDTH, *(text_width(label) + 18.0 for label in self.labels.values()))
-        self.caption = caption(moment.name, moment.spec)
-        texts = [text_width(moment.heading), text_width(self.caption, bold=True)]
-        self.width, self.height = max(self.columns * self.cell_width, *texts), HEAD + self.rows * CELL_HEIGHT
-
-    def draw(self, canvas: Canvas) -> None:
-        canvas.text(0, 12, self.moment.heading)
-        canvas.text(0, 34, self.caption, bold=True)
-        for (row, column), label in self.labels.items():
-            x, y, fill = column * self.cell_width, HEAD + row * CELL_HEIGHT, series(row * self.columns + column)
-            canvas.rect(x, y, self.cell_width, CELL_HEIGHT, fill=fill, stroke=PAPER, stroke_width=2)
-            if self.moment.spec.partial:
-                canvas.rect(x + 4, y + 4, self.cell_width - 8, CELL_HEIGHT - 8, stroke=text_on(fill), radius=3)
-            middle, base = x + self.cell_width / 2, y + CELL_HEIGHT / 2 + 4.5
-            canvas.text(middle, base, label, anchor="middle", fill=text_on(fill))
+def _grid(moment: Moment, mesh: Mesh) -> Grid:
+    (rows, columns), cells = holders(moment.spec, mesh)
+    return Grid(
+        heading=moment.heading, caption=caption(moment.name, moment.spec), rows=rows, columns=columns,
+        labels={place: _holding(summands) for place, summands in cells.items()}, ringed=bool(moment.spec.partial),
+    )  # fmt: skip

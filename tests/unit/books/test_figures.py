@@ -15,7 +15,6 @@ from shardwise.books.figures import (
     stage_memories,
     strategy_ratios,
     strategy_times,
-    utilisation_map,
 )
 from shardwise.books.roofline import block_roofline, chip_and_links
 from shardwise.books.rules import mixed_math_over_comms
@@ -171,11 +170,3 @@ def test_illegal_layouts_have_no_memory() -> None:
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     with pytest.raises(InputError):
         stage_memories(model, cluster, sw.Job(global_batch_tokens=2**19, seq_len=4096), sw.Layout(dp=4))
-
-
-def test_utilisation() -> None:
-    chart = utilisation_map(
-        ("a", "b"), (1, 4), lambda model, nodes: None if model == "b" and nodes == 1 else 0.5, "job"
-    )
-    assert chart.values == ((0.5, 0.5), (None, 0.5))
-    assert (chart.rows, chart.columns) == (("a", "b"), ("1", "4"))

@@ -7,9 +7,10 @@ import itertools
 
 import pytest
 
+from shardwise.draw.strip import draw_strip
 from shardwise.errors import InputError
 from shardwise.network.collectives import axes_report, link_bytes
-from shardwise.network.frames import device_names, draw_simulation, frames
+from shardwise.network.frames import device_names, frames, strip_of
 from shardwise.network.messages import KINDS, Simulation, simulate
 from shardwise.network.nccl import OPERATIONS, received_bytes
 from shardwise.network.routes import Grid, Message, Piece
@@ -192,7 +193,7 @@ def test_frames_of_a_reduction_and_a_transposition() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drawing_is_the_same_every_time(kind: Kind) -> None:
     def drawn(done: Simulation) -> str:
-        return draw_simulation(done).svg()
+        return draw_strip(strip_of(done)).svg()
 
     first = drawn(simulate(kind, 34e6, (4, 2), (True, False)))
     assert first == drawn(simulate(kind, 34e6, (4, 2), (True, False)))
@@ -201,4 +202,4 @@ def test_a_drawing_is_the_same_every_time(kind: Kind) -> None:
 
 def test_too_many_devices_to_draw() -> None:
     with pytest.raises(InputError, match="at most 16"):
-        draw_simulation(simulate(AG, 1.0, (17,)))
+        strip_of(simulate(AG, 1.0, (17,)))

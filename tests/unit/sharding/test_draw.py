@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwise.draw.drawing import Drawing, Rect, Text
+from shardwise.draw.grids import draw_grids
 from shardwise.draw.palette import PAPER
 from shardwise.draw.text import text_width
-from shardwise.sharding.draw import Moment, draw_tensors, draw_text
+from shardwise.sharding.draw import Moment, draw_text, shards_chart
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_tensor
 from unit.draw.page import check_texts
@@ -44,7 +45,7 @@ def pictured(*given: str, mesh: Mesh) -> tuple[Drawing, list[Rect], list[str]]:
     """The picture, its cells, and the texts that stand in them."""
     tensors = [parse_tensor(text) for text in given]
     moments = [Moment(heading="start", name=one.name, spec=one.spec) for one in tensors]
-    drawing = draw_tensors("title", moments, mesh)
+    drawing = draw_grids(shards_chart("title", moments, mesh))
     cells = [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.stroke == PAPER]
     written = [mark for mark in drawing.marks if isinstance(mark, Text)]
     labels = [

@@ -1,9 +1,9 @@
-"""The data of the pictures: rooflines, communication against the batch, memory of layouts, utilisation by model and nodes.
+"""The data of the pictures: rooflines, communication against the batch, memory, scaling, pipelines, shardings.
 
-Every number comes from the rules or from the estimate; `lines`, `bars` and `heat_map` of `draw` draw what is made here.
+Every number comes from the rules, from the derivation or from the estimate; `draw` draws what is made here.
 """
 
-from shardwise.books.figures.plans import memory_chart, stage_memories, utilisation_map
+from shardwise.books.figures.plans import memory_chart, stage_memories
 from shardwise.books.figures.rooflines import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.books.figures.strategies import Strategies, strategy_ratios, strategy_times
 
@@ -17,5 +17,4 @@ __all__ = [
     "stage_memories",
     "strategy_ratios",
     "strategy_times",
-    "utilisation_map",
 ]

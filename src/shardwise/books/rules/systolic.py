@@ -68,6 +68,14 @@ class SystolicArray:
         """Cycles from the last row's entry to its last sum: down a column, and across to the last one."""
         return 2 * self.side - 2
 
+    def row_at(self, cycle: int, depth: int, column: int) -> int | None:
+        """Which of the rows that enter one after the other a cell multiplies in a cycle, counted from 0; None before the first.
+
+        A row enters the array's first row of cells once the weights are in place, the next one a cycle later, and moves right.
+        """
+        row = cycle - self.fill - depth - column
+        return row if row >= 0 else None
+
     def steady_cycles(self, rows: int) -> int:
         """Cycles that further rows against the same weights add: one each, 8 for [8, 128] · [128, 128]."""
         return self.cycles(2 * rows) - self.cycles(rows)

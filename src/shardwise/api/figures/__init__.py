@@ -1,0 +1,27 @@
+"""Every figure of the books that the product draws from its own functions: one by name, or all with a page."""
+
+from __future__ import annotations
+
+from shardwise.api.figures.book import FIGURES as _BOOK
+from shardwise.api.figures.figure import Figure, figure_payload
+from shardwise.api.figures.page import figures_page
+from shardwise.api.figures.playbook import FIGURES as _PLAYBOOK
+from shardwise.errors import InputError
+from shardwise.names import unknown
+
+__all__ = ["FIGURES", "Figure", "figure", "figure_payload", "figures_page"]
+
+FIGURES: dict[str, Figure] = {one.name: one for one in (*_BOOK, *_PLAYBOOK)}
+
+
+def figure(name: str) -> Figure:
+    """A figure of the books by name. Raises `InputError` that lists the names.
+
+    >>> import shardwise as sw
+    >>> found = sw.figure("pipeline-bubbles")
+    >>> found.book.title, found.charts()[0].title
+    ('The Ultra-Scale Playbook', 'Bubble of a pipeline of 8 stages')
+    """
+    if name not in FIGURES:
+        raise InputError(f"figure: {unknown(name, FIGURES)}")
+    return FIGURES[name]

@@ -1,0 +1,95 @@
+"""`shardwise figures`: the figures of the books, drawn from the product's own functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardwise.cli.pictures import ending_of, write_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwise.api.figures import Figure
+    from shardwise.progress import Progress
+
+DESCRIPTION = """Draw figures of "How to Scale Your Model" and of "The Ultra-Scale Playbook" from the functions
+that plans are made with, beside what the originals show. Without --out they are listed."""
+EPILOG = """examples:
+  shardwise figures
+  shardwise figures strategies-16x16x16 --out strategies.svg
+  shardwise figures zero-stages tp-scaling --out folder/
+  shardwise figures --out figures/    # all of them, and a page: figures/index.html (half a minute)"""
+PAGE = "index.html"
+
+
+def configure(verbs: Any) -> None:
+    """Declare the verb."""
+    parser = verbs.add_parser(
+        "figures", help="draw the figures of the books", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures by name (default: all)")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="a file for one figure, by its ending .svg, .png or .pdf; else a folder, for SVGs and a page",
+    )
+    parser.add_argument("--json", action="store_true", help="print the payload as JSON; of one figure with its numbers")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The list of figures, or where they were drawn to."""
+    from shardwise.api.figures import FIGURES, figure, figure_payload
+    from shardwise.errors import collect
+
+    chosen = collect(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
+    written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
+    if arguments.json:
+        payloads = [figure_payload(one, data=len(chosen) == 1) for one in chosen]
+        return json.dumps(payloads[0] if len(arguments.names) == 1 else payloads, indent=2)
+    return "\n".join(written) if written else _listed(chosen)
+
+
+def _listed(figures: Sequence[Figure]) -> str:
+    """Names by book, with where the originals are and what they show."""
+    lines: list[str] = []
+    for one in figures:
+        if f"{one.book.title}  {one.book.url}" not in lines:
+            lines += ["", f"{one.book.title}  {one.book.url}"]
+        lines += [f"  {one.name}: {one.section}", f"    {one.original}"]
+        lines += [f"    here: {one.here}"]
+    return "\n".join(lines[1:])
+
+
+def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[str]:
+    """Draw to one file, or to a folder with a page. Raises `InputError` where that cannot be written."""
+    if ending_of(target) in (".svg", ".png", ".pdf"):
+        return [_write_one(figures, target)]
+    from pathlib import Path
+
+    from shardwise.api.figures import figures_page
+    from shardwise.cli.arguments import write_file
+    from shardwise.errors import InputError
+
+    folder = Path(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot write {target}: {error.strerror}; choose a writable place") from None
+    for number, one in enumerate(figures, 1):
+        progress(one.name, number, len(figures))
+        write_picture("--out", str(folder / f"{one.name}.svg"), one.drawing())
+    write_file("--out", str(folder / PAGE), figures_page(figures))
+    return [*(str(folder / f"{one.name}.svg") for one in figures), str(folder / PAGE)]
+
+
+def _write_one(figures: Sequence[Figure], target: str) -> str:
+    from shardwise.errors import InputError
+
+    if len(figures) > 1:
+        raise InputError(f"--out: found {target!r} for {len(figures)} figures; a folder, or one NAME, is required")
+    write_picture("--out", target, figures[0].drawing())
+    return target

@@ -1,0 +1,135 @@
+"""`shardwise figures`: every figure of the books is drawn, legible, and beside the original's description."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from unit.draw.page import check_texts, texts
+
+import shardwise as sw
+from shardwise.api.figures import FIGURES, figures_page
+from shardwise.api.figures.figure import Book, Figure
+from shardwise.api.figures.searched import best_layouts
+from shardwise.cli import main
+from shardwise.draw.charts import draw_chart
+
+LONG = "best-layouts"  # plans every model on every number of nodes
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["figures", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != LONG])
+def test_every_figure_is_drawn_and_legible(name: str) -> None:
+    drawing = sw.figure(name).drawing()
+    check_texts(drawing)
+    assert drawing.title
+    assert drawing.description
+
+
+def test_a_map_of_the_best_layouts() -> None:
+    (chart,) = best_layouts(("llama-3.2-1b", "llama-3-8b"), (1, 2))
+    assert (chart.rows, chart.columns) == (("llama-3.2-1b", "llama-3-8b"), ("8", "16"))
+    assert "predicted for" in chart.scale
+    drawing = draw_chart(chart)
+    check_texts(drawing)
+    assert f"{chart.values[0][0]:.1%}" in texts(drawing)
+
+
+def test_what_figures_say_of_crossings_is_drawn() -> None:
+    """The texts beside the plots have numbers; the charts have the same."""
+    (ratios,), (times,) = sw.figure("strategies-4x4x4").charts(), sw.figure("strategies-16x16x16").charts()
+    assert [round(marker.x) for marker in ratios.markers] == [434, 850]  # type: ignore[union-attr]
+    assert "434 and 850" in FIGURES["strategies-4x4x4"].here
+    assert 1.6e6 < times.markers[0].x < 1.65e6  # type: ignore[union-attr]
+    (zero,) = sw.figure("zero-stages").charts()
+    said = re.findall(r"[\d.]+\d", FIGURES["zero-stages"].here.partition(": ")[2])
+    assert [f"{bar.total / 1e9:.3g}" for bar in zero.bars] == said  # type: ignore[union-attr]
+
+
+def test_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    for name, one in FIGURES.items():
+        assert f"  {name}: {one.section}" in out
+        assert one.book.url in out
+
+
+def test_one_figure_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for ending, begin in ((".svg", b"<svg"), (".png", b"\x89PNG")):
+        target = tmp_path / f"bubbles{ending}"
+        assert run(capsys, "pipeline-bubbles", "--out", str(target))[:2] == (0, f"{target}\n")
+        assert target.read_bytes().startswith(begin)
+
+
+def test_figures_and_a_page_in_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = ["zero-stages", "pipeline-1f1b"]
+    code, out, _ = run(capsys, *names, "--out", str(tmp_path / "drawn"))
+    assert code == 0
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == [
+        "index.html", "pipeline-1f1b.svg", "zero-stages.svg",
+    ]  # fmt: skip
+    assert len(out.splitlines()) == 3
+    page = (tmp_path / "drawn" / "index.html").read_text(encoding="utf-8")
+    for name in names:
+        assert f'<img src="{name}.svg"' in page
+        assert FIGURES[name].command in page
+        assert FIGURES[name].section in page
+
+
+def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "zero-stages", "--json")
+    found = json.loads(out)
+    assert found.keys() == {"schema", "name", "book", "section", "url", "original", "here", "command", "charts"}
+    assert found["schema"] == "shardwise.figure/1"
+    assert sum(found["charts"][0]["bars"][0]["parts"].values()) == 120e9
+    _, out, _ = run(capsys, "--json")
+    assert [one["name"] for one in json.loads(out)] == list(FIGURES)
+    _, out, _ = run(capsys, "sharding-fsdp", "--json")
+    assert json.loads(out)["charts"][0]["grids"][0]["labels"]["0,0"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["rooflin"], "figure: found 'rooflin' (did you mean 'roofline'?); one of roofline, "),
+        (["roofline", "zero-stages", "--out", "a.svg"], "--out: found 'a.svg' for 2 figures; a folder, or one NAME"),
+    ],
+)
+def test_wrong_figures(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert problem in err
+
+
+def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "zero-stages", "--out", str(tmp_path / "file"))
+    assert code == 2
+    assert "cannot write" in err
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+
+def test_a_page_holds_no_script() -> None:
+    hostile = "<script>alert(1)</script>"
+    book = Book(title=hostile, url="https://example.org/")
+    one = Figure(name="x", book=book, section=hostile, original=hostile, here=hostile, charts=lambda: ())
+    parser = _Tags()
+    parser.feed(figures_page([one]))
+    assert "script" not in parser.tags
+    assert "figure" in parser.tags

@@ -1,0 +1,83 @@
+"""Figures of pipelines, systolic arrays, split sequences and shardings against counts by hand and cycle by cycle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwise.books.figures.pipelines import bubbles, pipeline_timeline, ring_work
+from shardwise.books.figures.shardings import SCHEMES, sharding_scheme
+from shardwise.books.figures.systolic import systolic_frames, systolic_use
+from shardwise.books.rules import SystolicArray
+from shardwise.draw.grids import GridChart
+from shardwise.verify.systolic import _Cells, run_systolic
+
+
+def test_bubbles_are_the_playbooks() -> None:
+    """Eight stages: 7 of the naive pipeline, 7/8 with eight micro-batches, half of it with twice the stages on a device."""
+    found = {bar.label: bar.total for bar in bubbles().bars}
+    assert found["m = 1, v = 1"] == 7.0
+    assert found["m = 8, v = 1"] == 0.875
+    assert found["m = 8, v = 2"] == found["m = 16, v = 1"] == 0.4375
+    assert found["m = 32, v = 8"] == pytest.approx(7 / 256)
+    assert "m = 1, v = 2" not in found
+
+
+def test_a_naive_pipeline_is_mostly_idle() -> None:
+    chart = pipeline_timeline("naive", 4, 1)
+    busy = sum(span.end - span.start for row in chart.rows for span in row.spans)
+    assert busy / (4 * chart.end) == 0.25
+
+
+def test_work_along_a_split_sequence_is_counted() -> None:
+    """Places of a causal mask of 16 over four ranks: 10, 26, 42 and 58 of 136 in order, 34 each in a zigzag."""
+    ring, zigzag = ring_work().panels
+    mask = np.tril(np.ones((16, 16)))
+    in_order = [mask[4 * rank : 4 * rank + 4].sum() / mask.sum() for rank in range(4)]
+    assert list(ring.parts["scores"]) == pytest.approx(in_order)
+    assert in_order == pytest.approx([share / 136 for share in (10, 26, 42, 58)])
+    assert list(zigzag.parts["scores"]) == pytest.approx([0.25] * 4)
+
+
+def test_frames_of_an_array_are_its_cycles() -> None:
+    """The simulator's registers, cycle by cycle: which row of activations each cell has."""
+    rng = np.random.default_rng(0)
+    left, right = rng.random((2, 3)), rng.random((3, 3))
+    strip = systolic_frames(2, 3)
+    assert len(strip.frames) == run_systolic(left, right, 3).cycles
+    cells = _Cells([left], [right])
+    for frame in strip.frames:
+        cells.step()
+        drawn = {(cell.row, place): cell.colour for place, column in enumerate(frame.columns) for cell in column}
+        held = {(int(i), int(j)): int(cells.place[i, j]) for i, j in np.argwhere(cells.place >= 0)}
+        assert drawn == held
+
+
+def test_an_array_is_as_busy_as_it_is_simulated() -> None:
+    chart = systolic_use(sides=(4,), rows=(2.0, 8.0))
+    one, many = chart.lines
+    rng = np.random.default_rng(0)
+    for line, num_tiles in ((one, 1), (many, 64)):
+        rows, busy = line.points[0]
+        assert rows == 2
+        if num_tiles == 1:
+            assert busy == pytest.approx(run_systolic(rng.random((2, 4)), rng.random((4, 4)), 4).busy)
+        assert busy == SystolicArray(side=4).busy(2, num_tiles)
+
+
+def captions(chart: GridChart) -> list[str]:
+    return [grid.caption for grid in chart.grids]
+
+
+def test_shardings_are_the_books() -> None:
+    """FSDP gathers weights; tensor parallelism gathers activations, and scatters the sum that it leaves."""
+    first, second = sharding_scheme("FSDP", {"X": 4})
+    assert captions(first) == ["In[B_X, D]", "Win[D_X, F]", "Win[D, F]", "Tmp[B_X, F]"]
+    assert captions(second) == ["Tmp[B_X, F]", "Wout[F, D_X]", "Wout[F, D]", "Out[B_X, D]"]
+    first, second = sharding_scheme("tensor parallelism", {"Y": 4})
+    assert captions(first) == ["In[B, D_Y]", "Win[D, F_Y]", "In[B, D]", "Tmp[B, F_Y]"]
+    assert captions(second) == ["Tmp[B, F_Y]", "Wout[F_Y, D]", "Out[B, D]{U_Y}", "Out[B, D_Y]"]
+    assert [grid.ringed for grid in second.grids] == [False, False, True, False]
+    first, _ = sharding_scheme("data parallelism", {"X": 4})
+    assert len(first.grids) == 3, "no communication"
+    assert len(SCHEMES) == 4
