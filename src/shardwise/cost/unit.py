@@ -92,7 +92,8 @@ class UnitPricer:
         return values.once_for_all_rates(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
 
     def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
-        """Compute, activation traffic and activation memory of one unit."""
+        """Compute, activation traffic and activation memory of one unit. Of arrays, traffic is over placements, all else over
+        sizes (`Links.sizes`)."""
         parts, of_memory = self.once(
             values, ("activation", name, family), lambda: self.activation_bytes(name, family, values)
         )
@@ -115,7 +116,7 @@ class UnitPricer:
         return ActivationCost(
             forward_traffic_s={axis: seconds(axis, "forward") for axis in ACTIVATION_AXES},
             backward_traffic_s={axis: seconds(axis, "recompute", "backward") for axis in ACTIVATION_AXES},
-            **{column: links.along(value) for column, value in of_sizes.items()},
+            **of_sizes,
         )
 
     def activation_bytes(self, name: str, family: Family, values: Values) -> tuple[Parts, dict[str, Value]]:

@@ -63,15 +63,17 @@ class StateCost:
 
 
 Cost = TypeVar("Cost", ActivationCost, StateCost)
+Merge = Callable[[Sequence[Value]], Value]
 
 
-def merged(costs: Sequence[Cost], merge: Callable[[Sequence[Value]], Value]) -> Cost:
-    """One cost of several, column by column."""
+def merged(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None = None) -> Cost:
+    """One cost of several, column by column; `merge_traffic` merges those by axis, `merge` if there is none."""
     columns: dict[str, Any] = {}
     for name in (field.name for field in fields(costs[0])):
         values = [getattr(cost, name) for cost in costs]
-        by_axis = isinstance(values[0], Mapping)
-        columns[name] = (
-            {axis: merge([value[axis] for value in values]) for axis in values[0]} if by_axis else merge(values)
-        )
+        if isinstance(values[0], Mapping):
+            of_axis = merge_traffic or merge
+            columns[name] = {axis: of_axis([value[axis] for value in values]) for axis in values[0]}
+        else:
+            columns[name] = merge(values)
     return type(costs[0])(**columns)

@@ -81,9 +81,17 @@ class _Taken(dict[str, Any]):
         return self[axis]
 
 
+def _alike(columns: Sequence[Value]) -> bool:
+    """Whether all are one column, or one number."""
+    first = columns[0]
+    return all(
+        column is first or (np.ndim(column) == 0 and np.ndim(first) == 0 and column == first) for column in columns
+    )
+
+
 def _taken(columns: Sequence[Any], rows: Ints) -> Any:
     first = columns[0]
-    if all(column is first or (np.ndim(column) == 0 and np.ndim(first) == 0 and column == first) for column in columns):
+    if _alike(columns):
         return first.take(rows, mode="clip") if np.ndim(first) else first
     found = np.empty((len(columns), len(rows)))
     for line, column in zip(found, columns, strict=True):
@@ -389,8 +397,9 @@ class _ByMode:
         self.builder = builder
         self.choices, self.job = builder.space.choices, builder.job
         self.modes = builder.modes
-        first, sizes = codes(*(builder.degrees[axis][rows] for axis in ("tp", "cp", "ep")), micro_batch)
-        self.links = replace(builder.placed.links(builder.cluster.reached, rows), sizes=sizes)
+        first, self.sizes = codes(*(builder.degrees[axis][rows] for axis in ("tp", "cp", "ep")), micro_batch)
+        self.num_sizes = len(first)
+        self.links = replace(builder.placed.links(builder.cluster.reached, rows), sizes=self.sizes)
         last = {variant_of(v).waits_for_last: v for v in self.choices.cp_variant}
         self.values = {waits: builder.values(rows[first], micro_batch[first], v) for waits, v in last.items()}
         self.degrees = {axis: column[rows] for axis, column in builder.whole.items()}
@@ -405,8 +414,8 @@ class _ByMode:
         costs = [self.costs(sp, policy, self.modes[number]) for number in tried]
         seconds = [np.where(possible[n], self.seconds(cost), np.inf) for n, cost in zip(tried, costs, strict=True)]
         chosen = np.argmin(np.stack(seconds), axis=0)
-        merged = {unit: _choose(chosen, [cost[unit] for cost in costs]) for unit in costs[0]}
-        return merged, np.array(tried, dtype=np.int64)[chosen]
+        fastest = {unit: self.combined(chosen, [cost[unit] for cost in costs]) for unit in costs[0]}
+        return fastest, np.array(tried, dtype=np.int64)[chosen]
 
     def costs(self, sp: int, policy: int, mode: Mode) -> dict[str, ActivationCost]:
         family = mode_family(3, bool(self.choices.sequence_parallel[sp]), self.choices.recompute[policy], mode)
@@ -431,19 +440,28 @@ class _ByMode:
         block, share = costs["block"], exposed_share(self.builder.cluster)
         work = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
         total: Value = 0.0
-        for phase, compute in work.items():
+        for phase, compute_s in work.items():
+            device_s = self.links.along(compute_s)
             traffic = block.forward_traffic_s if phase == "forward" else block.backward_traffic_s
             shown = (
                 added(traffic.values())
                 if share is None
-                else exposed_s(self.job.convention, compute, traffic, (), share)
+                else exposed_s(self.job.convention, device_s, traffic, (), share)
             )
-            total = total + compute + shown
+            total = total + device_s + shown
         return np.broadcast_to(total, np.shape(self.degrees["cp"]))
 
+    def combined(self, chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
+        """Each column from the cost that was chosen for its row. What depends on sizes alone has a value for each row only here:
+        in all modes it would take more memory than the tables."""
+        rows = chosen * self.num_sizes + self.sizes  # of columns over sizes, one behind the other
 
-def _choose(chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
-    """Each column from the cost that was chosen for its row."""
-    if len(costs) == 1:
-        return costs[0]
-    return merged(costs, lambda c: c[0] if all(v is c[0] for v in c) else np.choose(chosen, c))
+        def of_sizes(columns: Sequence[Value]) -> Value:
+            if _alike(columns):
+                return self.links.along(columns[0])
+            return np.concatenate([np.broadcast_to(column, self.num_sizes) for column in columns]).take(rows)
+
+        def of_traffic(columns: Sequence[Value]) -> Value:
+            return columns[0] if _alike(columns) else np.choose(chosen, columns)
+
+        return merged(costs, of_sizes, of_traffic)
