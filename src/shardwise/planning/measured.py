@@ -77,9 +77,14 @@ def of_log(paths: list[Path], ran: Ran) -> tuple[Ran, Measured]:
 
 
 class LogPayload(TypedDict):
-    """What a log says: whose it is, which of its lines count by which rule, and the first and the last step."""
+    """What a log says: whose it is, which of its lines count by which rule, and the first and the last step.
+
+    `medium` is what it was read from, `by_clock` whether times are those between two entries.
+    """
 
     format: str
+    medium: str
+    by_clock: bool
     rule: str
     torn_lines: int
     first_step: int

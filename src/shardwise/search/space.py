@@ -7,7 +7,7 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
 from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, OF_MODES, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
-from shardwise.model.recompute import POLICIES, policy_names
+from shardwise.model.recompute import FURTHER, POLICIES
 from shardwise.names import did_you_mean, unknown
 from shardwise.planning.abilities import binding_rules, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
@@ -37,7 +37,7 @@ NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # wha
 BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
 FLAGS = ("sequence_parallel", "async_tp")
 NAMED: Mapping[str, Collection[str]] = {  # choices by name
-    "recompute": policy_names(),
+    "recompute": ChainMap(FURTHER, POLICIES),  # as they are when one is chosen
     "cp_variant": VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
