@@ -6,6 +6,9 @@ import argparse
 import re
 from collections.abc import Iterator
 
+from shardwise.cli import build_parser, verb_parsers
+from shardwise.cli.verbs import GROUPS
+
 WIDTH = 100  # of a usage, in characters
 HEAD = """# Command line
 
@@ -14,14 +17,14 @@ Made from the parser of `shardwise` {version}. Every verb takes `-h`. With `--js
 """
 
 
-def cli_reference(parser: argparse.ArgumentParser, version: str) -> str:
+def cli_reference(version: str) -> str:
     """One page: the verbs in the order of `shardwise --help`, each with its usage, arguments and examples."""
-    verbs = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    summaries = {choice.dest: choice.help for choice in verbs._choices_actions}
-    rows = [f"| [`{name}`](#{name}) | {_cell(summaries[name])} |" for name in verbs.choices]
-    parts = [HEAD.format(version=version), "\n".join(["| verb | what it does |", "|---|---|", *rows])]
-    parts += [_escaped(parser.epilog or "")]
-    return "\n\n".join([*parts, *("\n\n".join(_verb(name, verb)) for name, verb in verbs.choices.items())]) + "\n"
+    parts = [HEAD.format(version=version)]
+    for title, group in GROUPS.items():
+        rows = [f"| [`{verb.name}`](#{verb.name}) | {_cell(verb.line)} |" for verb in group]
+        parts.append("\n".join([f"| {title} | |", "|---|---|", *rows]))
+    parts += [_escaped(build_parser().epilog or "")]
+    return "\n\n".join([*parts, *("\n\n".join(_verb(name, verb)) for name, verb in verb_parsers().items())]) + "\n"
 
 
 def _verb(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
@@ -29,8 +32,10 @@ def _verb(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
     if verb.description:
         yield _escaped(verb.description)
     yield f"```text\n{_usage(verb)}\n```"
-    rows = [row for action in verb._actions for row in _rows(action)]
-    yield "\n".join(["| argument | meaning |", "|---|---|", *rows])
+    for group in verb._action_groups:
+        rows = [row for action in group._group_actions for row in _rows(action)]
+        if rows:
+            yield "\n".join([f"| {group.title} | |", "|---|---|", *rows])
     if verb.epilog:
         yield f"```text\n{verb.epilog}\n```"
 

@@ -20,7 +20,6 @@ from links import SCHEME, replace_links
 from schema_pages import schema_files
 
 import shardwise
-from shardwise.cli import build_parser
 
 ROOT = Path(__file__).parents[2]
 OF_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
@@ -38,7 +37,7 @@ def stage(target: Path) -> None:
     for folder in FILES:
         shutil.copytree(ROOT / "docs" / folder, target / folder)
     reference = target / "reference"
-    _write(reference / "cli.md", cli_reference(build_parser(), shardwise.__version__))
+    _write(reference / "cli.md", cli_reference(shardwise.__version__))
     _write(reference / "python.md", names_page(shardwise.__all__))
     for name, text in {**room_pages(), **schema_files()}.items():
         _write(reference / name, text)

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
-
-from typing_extensions import TypedDict
+from typing import Any, TypeVar
 
 from shardwise.names import unknown
 
@@ -26,20 +24,6 @@ Choice = TypeVar("Choice")
 
 SCHEMA = "shardwise.error/1"
 STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
-
-
-class Told(TypedDict):
-    """A sentence for each thing that is wrong, and the exit code."""
-
-    problems: list[str]
-    exit_code: int
-
-
-class ErrorPayload(TypedDict):
-    """What stands on the error stream in place of a payload."""
-
-    schema: Literal["shardwise.error/1"]
-    error: Told
 
 
 class ShardwiseError(Exception):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -17,6 +18,30 @@ FLAG = re.compile(r"(-[-A-Za-z][^\s=]*)(?:=.*)?", re.DOTALL)  # a negative numbe
 USAGE = 2  # exit code of a command line that is wrong
 
 
+class Help(argparse.HelpFormatter):
+    """Paragraphs folded to the width of the terminal; those with an indented line (examples, tables) as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = (part.strip("\n") for part in text.split("\n\n"))
+        return "\n\n".join(part if "\n " in part else _folded(part, width) for part in parts)
+
+
+def _folded(paragraph: str, width: int) -> str:
+    return textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
+
+
+class Group:
+    """Arguments that the help has under a title of their own."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As the parser has it."""
+        action: argparse.Action = self._group.add_argument(*names, **_typed(settings))
+        return action
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that says which flag or choice is nearest to one that it does not know, and with `--json` says it as JSON.
 
@@ -24,12 +49,31 @@ class Parser(argparse.ArgumentParser):
     """
 
     as_json = False
+    examples: tuple[str, ...] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **settings})
+        self._titled: dict[str, Group] = {}
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         """As argparse has it; what takes a value takes one that is not empty, but for a layout: it has every default."""
-        if settings.get("action", "store") in ("store", "append"):
-            settings.setdefault("type", not_empty)
-        return super().add_argument(*names, **settings)
+        return super().add_argument(*names, **_typed(settings))
+
+    def group(self, title: str) -> Group:
+        """The group with this title, which is made when it is first asked for."""
+        if title not in self._titled:
+            self._titled[title] = Group(self.add_argument_group(title))
+        return self._titled[title]
+
+    def groups(self, *titles: str) -> tuple[Group, ...]:
+        """Several of them."""
+        return tuple(map(self.group, titles))
+
+    def describe(self, description: str, examples: Iterable[str], remark: str = "") -> None:
+        """Say what the parser is for, before its arguments; and behind them how it is called, and what else to know."""
+        self.description, self.examples = description, tuple(examples)
+        shown = "\n".join(["examples:", *(f"  {example}" for example in self.examples)])
+        self.epilog = "\n\n".join(filter(None, (shown, remark)))
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -64,6 +108,12 @@ class Parser(argparse.ArgumentParser):
             complain(message)
         else:
             write(message, file)
+
+
+def _typed(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an argument, with the kind of text that it takes where they do not say another."""
+    takes_value = settings.get("action", "store") in ("store", "append")
+    return {"type": not_empty, **settings} if takes_value else settings
 
 
 def asks_for_json(words: Sequence[str]) -> bool:

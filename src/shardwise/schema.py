@@ -7,11 +7,25 @@ the payload's name and version. Parts of it that are values are written as their
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from typing_extensions import TypedDict
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Told(TypedDict):
+    """A sentence for each thing that is wrong, and the exit code."""
+
+    problems: list[str]
+    exit_code: int
+
+
+class ErrorPayload(TypedDict):
+    """What stands on the error stream in place of a payload (`errors.told`); here, for every command loads that."""
+
+    schema: Literal["shardwise.error/1"]
+    error: Told
 
 
 class Fields:

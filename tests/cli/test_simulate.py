@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.cli import build_parser, main
+from shardwise.cli import main, verb_parsers
 from shardwise.cluster.load import load_cluster
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -34,9 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_overlap_can_be_asked_for() -> None:
-    verbs = next(one for one in build_parser()._actions if one.dest == "verb").choices
-    assert isinstance(verbs, dict)
-    (overlap,) = (one for one in verbs["simulate"]._actions if one.dest == "overlap")
+    (overlap,) = (one for one in verb_parsers()["simulate"]._actions if one.dest == "overlap")
     assert tuple(overlap.choices) == OVERLAPS
 
 

@@ -70,7 +70,7 @@ def test_lines_keep_to_the_width_of_a_terminal(
 
 
 def test_what_programs_read_is_not_folded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("shardwise.cli.terminal_width", lambda: 40)
+    monkeypatch.setattr("shardwise.cli.answer.terminal_width", lambda: 40)
     product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
     wide = {}
     for more in ([], ["--json"], ["--emit", "jax"]):
@@ -248,7 +248,7 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     layout = ["--layout", "dp=8 zero_stage=0"]  # which does not fit: what would is searched for
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
-    monkeypatch.setattr("shardwise.cli.ProgressLine", Kept)
+    monkeypatch.setattr("shardwise.cli.answer.ProgressLine", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]
     assert any(SAID[name] in what for what in told), told

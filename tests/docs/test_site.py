@@ -15,7 +15,7 @@ import yaml
 
 import shardwise as sw
 from shardwise.api.schemas import PAYLOADS
-from shardwise.cli import build_parser
+from shardwise.cli import verb_parsers
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "generate"))
@@ -72,18 +72,12 @@ def targets(nav: Any) -> list[str]:
 
 
 def test_the_reference_has_every_verb_and_every_flag() -> None:
-    parser = build_parser()
-    page = cli_pages.cli_reference(parser, "0")
-    for verb, own in verbs().items():
+    page = cli_pages.cli_reference("0")
+    for verb, own in verb_parsers().items():
         section = page.split(f"\n## {verb}\n")[1].split("\n## ")[0]
         for action in own._actions:
             if action.dest != "help":
                 assert all(f"`{name}" in section for name in action.option_strings or [cli_pages.value_of(action)])
-
-
-def verbs() -> dict[str, Any]:
-    parser = build_parser()
-    return next(dict(action.choices) for action in parser._actions if action.dest == "verb")
 
 
 def test_the_reference_has_every_public_name_and_every_room() -> None:
@@ -139,7 +133,7 @@ def test_what_a_site_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
 def test_commands_that_are_not_run_are_commands(document: Path) -> None:
     """What test_sessions.py runs is run there; of all others the verb and the flags exist."""
-    text, known = document.read_text(encoding="utf-8"), verbs()
+    text, known = document.read_text(encoding="utf-8"), verb_parsers()
     written = [command for fence in links.FENCE.finditer(text) for command in COMMAND.findall(fence.group())]
     written += INLINE.findall(links.FENCE.sub("", text))
     for command in written:

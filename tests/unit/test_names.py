@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 
-from shardwise.cli import build_parser
+from shardwise.cli import build_parser, verb_parsers
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.stacks import stack_named
 from shardwise.dtypes import bytes_per_element
@@ -96,13 +94,9 @@ def test_every_choice_by_name_says_which_is_nearest(make: object, hint: str) -> 
     assert f"(did you mean {hint}?)" in str(caught.value)
 
 
-def verbs() -> dict[str, argparse.ArgumentParser]:
-    return next(action.choices for action in build_parser()._actions if isinstance(action.choices, dict))  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("verb", verbs())
+@pytest.mark.parametrize("verb", verb_parsers())
 def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in (flag for action in verbs()[verb]._actions for flag in action.option_strings if "-" in flag[2:]):
+    for flag in (flag for action in verb_parsers()[verb]._actions for flag in action.option_strings if "-" in flag[2:]):
         wrong = "--" + flag[2:].replace("-", "_")
         with pytest.raises(SystemExit) as caught:
             build_parser().parse_args([verb, wrong, "4"])

@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.errors import chosen
 from shardwise.schema import json_schema
 
-# Where the type of each payload of a verb is. The errors of all verbs are `errors:ErrorPayload`.
+# Where the type of each payload of a verb is. The errors of all verbs are `schema:ErrorPayload`.
 PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "plan": ("planning.payload:PlanPayload", "planning.compare:ComparisonPayload", "search.sweep.payload:SweepPayload"),
     "estimate": ("planning.payload:PlanPayload",),
@@ -39,7 +39,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "train": ("measurement.summary:SummaryPayload",),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip
-ERROR = "errors:ErrorPayload"
+ERROR = "schema:ErrorPayload"
 
 
 def json_schemas(verb: str) -> dict[str, dict[str, Any]]:

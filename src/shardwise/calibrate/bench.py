@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from shardwise.calibrate.response import Constants, Observation
 from shardwise.cluster.calibration import CONSTANTS, scaled
@@ -202,14 +201,3 @@ READERS: Mapping[str, tuple[tuple[str, ...], Callable[[TableReader, Machine], tu
     "collective": (("kind", "devices", "bytes"), _collective),
     "attention": (("dtype", "batch", "heads", "seq_len", "head_dim", "causal", "backward"), _attention),
 }
-
-
-def example_lines() -> tuple[Mapping[str, Any], ...]:
-    """A line of each kind, as the help shows them."""
-    return (
-        {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1.5e-3},
-        {"bench": "memory", "bytes": 4e9, "seconds": 1.6e-3},
-        {"bench": "collective", "kind": "all_gather", "devices": 8, "bytes": 1e9, "seconds": 2.9e-3},
-        {"bench": "attention", "dtype": "bf16", "batch": 2, "heads": 32, "seq_len": 8192, "head_dim": 128, "causal": True,
-         "backward": False, "seconds": 2.3e-3},
-    )  # fmt: skip

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from shardwise.job import Job
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
+    from shardwise.parser import Group, Parser
+
+MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
+PLAN = "a file that `shardwise plan --out` wrote"
 
 
 def policies() -> tuple[str, ...]:
@@ -42,56 +46,57 @@ def layout_help() -> str:
     )
 
 
-def add_job_arguments(
-    parser: argparse.ArgumentParser, *, several: bool = False, sizes: tuple[str, str] = ("", "")
-) -> None:
+def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str, str] = ("", "")) -> None:
     """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
-    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
-    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it)"
+    job, cluster = parser.groups("job", "cluster")
+    job.add_argument("model", help=MODEL)
+    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
     if several:
-        parser.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
+        cluster.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
     else:
-        parser.add_argument("cluster", help=what)
+        cluster.add_argument("cluster", help=what)
     batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
-    parser.add_argument(
+    job.add_argument(
         "--batch-tokens",
         required=not batch,
         metavar="N",
         help=f"tokens of one global batch, such as 4Mi, or 32Ki/device{batch}",
     )
-    parser.add_argument(
+    job.add_argument(
         "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
     )
-    parser.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
-    parser.add_argument(
+    job.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
+    job.add_argument(
         "--precision",
         default="bf16",
         metavar="NAME",
         help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
     )
-    parser.add_argument(
-        "--overlap", metavar="NAME",
-        help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or max; "
-        "without it the step is predicted for a stack",
-    )  # fmt: skip
-    parser.add_argument(
+    own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
+    add_set_argument(job, "model, job, chip or run", own)
+    cluster.add_argument(
         "--stack", metavar="NAME",
         help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
         "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
     )  # fmt: skip
-    own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
-    add_set_argument(parser, "model, job, chip or run", own)
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    cluster.add_argument(
+        "--overlap", metavar="NAME",
+        help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or max; "
+        "without it the step is predicted for a stack",
+    )  # fmt: skip
 
 
-def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
-    """`--verbose`, of verbs whose reports have details."""
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the whole report, with all its details")
+def add_output_arguments(parser: Parser, *, verbose: bool = False) -> None:
+    """`--json`; and of verbs whose reports have details `--verbose`."""
+    output = parser.group("output")
+    if verbose:
+        output.add_argument("-v", "--verbose", action="store_true", help="print the whole report, with all its details")
+    output.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
-def add_set_argument(parser: argparse.ArgumentParser, rooms: str, example: str) -> None:
+def add_set_argument(group: Group, rooms: str, example: str) -> None:
     """`--set`, which replaces values of the catalogue."""
-    parser.add_argument(
+    group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help=f"replace a value of {rooms}, such as {example}; may be repeated",
     )  # fmt: skip

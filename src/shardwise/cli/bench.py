@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.parser import Parser
+
 if TYPE_CHECKING:
     from shardwise.bench.clock import Timing
 
@@ -18,43 +21,39 @@ where it stopped. `shardwise calibrate CLUSTER --bench FILE` fits a cluster's co
 
 `bench machine` times the operations of small models on the CPU in all --processes at once, for 10 to 25 seconds, and writes a
 cluster file: plans for it say what `train` takes on this machine."""
-EPILOG = """examples:
-  shardwise bench matmul --out machine.jsonl
-  shardwise bench collectives --processes 8 --out machine.jsonl
-  shardwise bench machine --processes 2 --out machine.toml
-  shardwise calibrate h100:512 --bench machine.jsonl --out my-cluster.toml"""
+EXAMPLES = (
+    "shardwise bench matmul --out machine.jsonl",
+    "shardwise bench collectives --processes 8 --out machine.jsonl",
+    "shardwise bench machine --processes 2 --out machine.toml",
+)
 MOST_PROCESSES = 64
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "bench", help="measure what this machine reaches", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    measurement, output = parser.groups("measurement", "output")
+    measurement.add_argument(
         "what", choices=("matmul", "memory", "attention", "collectives", "all", "machine"), metavar="WHAT",
         help="matmul, memory, attention, collectives or all of these; or machine",
     )  # fmt: skip
-    parser.add_argument(
+    output.add_argument(
         "--out",
         metavar="FILE",
         help="add the lines to this file, or write the machine to it; without it they are only printed",
     )
-    parser.add_argument(
+    measurement.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
-    parser.add_argument(
+    measurement.add_argument(
         "--dtype",
         action="append",
         metavar="NAME",
         help="number format, such as bf16 or fp32; may be repeated (default: bf16 on a GPU, fp32 on a CPU)",
     )
-    parser.add_argument(
+    measurement.add_argument(
         "--processes", metavar="N", help="processes of a collective, or of a machine (default: its GPUs, or 2)"
     )
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -7,7 +7,10 @@ import json
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.calibrate.own import OwnFit
@@ -24,54 +27,42 @@ of a framework's launch (see: read), and behind them its log (see: mfu). It may 
 
 --bench is a file of JSON lines, each a micro-benchmark and the seconds that it took on the device, launches left out:
 
-{lines}
+  {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 0.0015}
+  {"bench": "memory", "bytes": 4e9, "seconds": 0.0016}
+  {"bench": "collective", "kind": "all_gather", "devices": 8, "bytes": 1e9, "seconds": 0.0029}
+  {"bench": "attention", "dtype": "bf16", "batch": 2, "heads": 32, "seq_len": 8192, "head_dim": 128, "seconds": 0.0023}
 
-matmul: [m, k] times [k, n]. memory: a streaming kernel, bytes read and written. collective: {kinds};
+matmul: [m, k] times [k, n]. memory: a streaming kernel, bytes read and written. collective: the kind is one of
+all_gather, reduce_scatter, all_reduce, all_to_all and send_recv;
 bytes of the whole array (of an all_to_all the shards of all devices together), devices from the innermost tier of CLUSTER, or
 from the smallest axis of its torus, outwards. attention: softmax attention as the stack runs it, forward, or with
 "backward": true the backward pass alone; "causal" and "backward" are false when left out."""
-EPILOG = """examples:
-  shardwise calibrate h100:512 --runs mine.csv --out my-cluster.toml
-  shardwise calibrate h100:64 --run launch.sh train.log --run other.sh other.log --out my-cluster.toml
-  shardwise calibrate my-cluster.toml --runs mine.csv --bench machine.jsonl --stack torchtitan --out my-cluster.toml
-  shardwise plan llama-3-70b my-cluster.toml --batch-tokens 4Mi --seq-len 8192"""
+EXAMPLES = (
+    "shardwise calibrate h100:512 --runs mine.csv --out my-cluster.toml",
+    "shardwise calibrate h100:64 --run launch.sh train.log --run other.sh other.log --out my-cluster.toml",
+    "shardwise calibrate my-cluster.toml --runs mine.csv --bench machine.jsonl --stack torchtitan --out my-cluster.toml",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "calibrate", help="fit predictions to runs and micro-benchmarks of your own", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=_Help,
-    )  # fmt: skip
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    cluster, runs, output = parser.groups("cluster", "runs", "output")
+    cluster.add_argument(
         "cluster",
         help="CHIP:COUNT or CHIP:SHAPE, such as h100:512, or a .toml file; a calibration that it has is replaced",
     )
-    parser.add_argument("--runs", metavar="FILE", help="a CSV file with the columns of the published rows")
-    parser.add_argument(
+    runs.add_argument("--runs", metavar="FILE", help="a CSV file with the columns of the published rows")
+    runs.add_argument(
         "--run", dest="own", metavar="FILE", nargs="+", action="append", default=[],
         help="a run: the folder of one of `train`, or a plan or a launch and behind it the log; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--bench", metavar="FILE", help="a file of JSON lines, a micro-benchmark each")
-    parser.add_argument(
+    runs.add_argument("--bench", metavar="FILE", help="a file of JSON lines, a micro-benchmark each")
+    cluster.add_argument(
         "--stack", metavar="NAME", help="the software of all runs, such as torchtitan (default: what most rows name)"
     )
-    parser.add_argument("--name", metavar="NAME", help="of the cluster that is written (default: that of the file)")
-    parser.add_argument("--out", metavar="FILE", help="write the cluster as a .toml file; without it only the report")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Fills in the formats when help is asked for, so that no other verb loads what reads them."""
-
-    def add_text(self, text: str | None) -> None:
-        if text is DESCRIPTION:
-            from shardwise.calibrate.bench import KINDS, example_lines
-
-            lines = "\n".join(f"  {json.dumps(line)}" for line in example_lines())
-            text = DESCRIPTION.replace("{lines}", lines).replace("{kinds}", ", ".join(KINDS))
-        super().add_text(text)
+    output.add_argument("--name", metavar="NAME", help="of the cluster that is written (default: that of the file)")
+    output.add_argument("--out", metavar="FILE", help="write the cluster as a .toml file; without it only the report")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.network.collectives import CollectiveReport
@@ -17,48 +19,44 @@ DESCRIPTION = """How long a collective takes on a chip's network, what bounds it
 
 SIZE is the whole array: what every device has after an all-gather or broadcast and before a reduce-scatter or all-reduce;
 for an all-to-all the shards of all devices together. Bytes ("34MB", "64MiB", "256B") or a shape ("2048x8192", with --dtype)."""
-EPILOG = """examples:
-  shardwise collective all-gather 2048x8192 --axes 4 --on tpu-v5e
-  shardwise collective all-reduce 64MiB --axes 4,4 --on tpu-v5p:4x4x8 --draw all-reduce.svg
-  shardwise collective all-reduce 1GB --axes 16,16,4 --on "tpu-v5e:16x16*4"
-  shardwise collective all-reduce 1GB --axes 512 --on h100"""
+EXAMPLES = (
+    "shardwise collective all-gather 2048x8192 --axes 4 --on tpu-v5e",
+    "shardwise collective all-reduce 64MiB --axes 4,4 --on tpu-v5p:4x4x8 --draw all-reduce.svg",
+    "shardwise collective all-reduce 1GB --axes 512 --on h100",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "collective", help="time one collective on a chip's network", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    collective, cluster, output = parser.groups("collective", "cluster", "output")
+    collective.add_argument(
         "operation", metavar="OP",
         help="all-gather, reduce-scatter, all-reduce, all-to-all, broadcast or send-recv (to the next device)",
     )  # fmt: skip
-    parser.add_argument(
+    collective.add_argument(
         "size", metavar="SIZE", help="the whole array: bytes such as 34MB, or a shape such as 2048x8192"
     )
-    parser.add_argument(
+    collective.add_argument(
         "--axes", required=True, metavar="N[,N...]",
         help="devices that take part, on each axis of a torus (and pods, last), or on each tier of switches from the inside "
         "out (one number fills the tiers)",
     )  # fmt: skip
-    parser.add_argument(
+    cluster.add_argument(
         "--on", required=True, metavar="CHIP_OR_SLICE",
         help="tpu-v5e: each axis is a physical axis of its own, wrapped by the chip's rule; tpu-v5e:4x4, h100:64 or a .toml "
         "file: that cluster",
     )  # fmt: skip
-    parser.add_argument(
+    collective.add_argument(
         "--dtype", default="bf16", metavar="NAME", help="format of a SIZE given as a shape (default: bf16)"
     )
-    parser.add_argument("--one-way", action="store_true", help="use rings of a torus in one direction only")
-    parser.add_argument(
+    collective.add_argument("--one-way", action="store_true", help="use rings of a torus in one direction only")
+    output.add_argument(
         "--draw",
         type=picture_name,
         metavar="FILE",
         help="draw the steps: which device holds what (up to 16 devices)",
     )
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import (
     add_job_arguments,
-    add_verbose_argument,
+    add_output_arguments,
     layout_help,
     parse_layout_text,
     resolve,
     resolve_reliability,
 )
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
     from shardwise.planning.plan import Plan
     from shardwise.progress import Progress
 
+DESCRIPTION = "Price one layout of a training job on a cluster: seconds of a step, bytes of a device, what bounds it."
+EXAMPLES = (
+    'shardwise estimate llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --layout "fsdp=8 recompute=full"',
+    'shardwise estimate llama-3-70b h100:64 --batch-tokens 1Mi --seq-len 8Ki --layout "tp=8 pp=4 fsdp=2" --overlap sum',
+)
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "estimate", help="price one layout", description="Price one layout of a training job on a cluster."
-    )
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_job_arguments(parser)
-    parser.add_argument("--layout", type=str, required=True, metavar="TEXT", help=layout_help())
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    parser.group("job").add_argument("--layout", type=str, required=True, metavar="TEXT", help=layout_help())
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import add_verbose_argument, parse_layout_text
+from shardwise.cli.arguments import PLAN, add_output_arguments, parse_layout_text
 from shardwise.cli.html import add_report_argument, write_report
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
 
-EPILOG = """examples:
-  shardwise explain plan.json
-  shardwise explain plan.json --against "tp=8 pp=8 fsdp=8"
-  shardwise explain plan.json --term memory.activations"""
+DESCRIPTION = "Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput."
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json",
+    'shardwise explain plan.json --against "fsdp=8 recompute=full"',
+    "shardwise explain plan.json --term memory.activations",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "explain", help="say why a plan is what it is, and how another layout compares",
-        description="Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput.",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="FILE", help="a plan that `plan --out` wrote")
-    parser.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
-    parser.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan = parser.group("plan")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
+    plan.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
     add_report_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardwise.cli.arguments import PLAN, add_output_arguments
 from shardwise.errors import InputError
 from shardwise.output import write
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.explore.known import Known
@@ -18,40 +20,36 @@ MOST_PORT = 65535
 DESCRIPTION = """Serve a page on this machine: drag a degree, and see what it does to memory, time, bubble, timeline and roofline,
 beside the best layout and the front of all. Opens a plan, or llama-3-8b on h100:64. With --run what a run measured stands
 beside what was predicted. Its address is the whole state of the page. Stop it with Ctrl-C."""
-EPILOG = """examples:
-  shardwise explore
-  shardwise explore plan.json --run runs/a
-  shardwise explore --at "model=llama-3-70b&cluster=h100:512&batch_tokens=4Mi&seq_len=8192&layout=tp=8+pp=4+fsdp=16"
-  shardwise explore plan.json --json"""
+EXAMPLES = (
+    "shardwise explore",
+    "shardwise explore plan.json --run runs/a",
+    'shardwise explore --at "model=llama-3-70b&cluster=h100:512&batch_tokens=4Mi&seq_len=8192&layout=tp=8+pp=4+fsdp=16"',
+    "shardwise explore plan.json --json",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "explore", help="drag a layout's degrees on a page of this machine, and see what changes",
-        description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan, server = parser.groups("plan", "server")
+    plan.add_argument("plan", nargs="?", metavar="PLAN", help=PLAN)
+    plan.add_argument(
         "--run",
         dest="of_run",
         metavar="FOLDER",
         help="the folder of a run of the plan, which `shardwise train --out` named",
     )
-    parser.add_argument(
+    plan.add_argument(
         "--at", metavar="QUERY", help="the state to open: the part of the page's address behind the question mark"
     )
-    parser.add_argument(
+    server.add_argument(
         "--port", default=str(PORT), metavar="N", help=f"where to listen (default: {PORT}; 0: any that is free)"
     )
-    parser.add_argument(
+    server.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS",
         help="the address to listen on (default: this machine alone; on another one the page asks for a token)",
     )  # fmt: skip
-    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
-    parser.add_argument("--json", action="store_true", help="print the payload of the view as JSON, and serve nothing")
-    parser.set_defaults(run=run)
+    server.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.parser import Parser
+
 if TYPE_CHECKING:
     from shardwise.export.exporting import Exported
     from shardwise.planning.plan import Plan
@@ -14,25 +17,22 @@ if TYPE_CHECKING:
 DESCRIPTION = """Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for SLURM
 and a page that says what they are. What the framework cannot run is refused with the nearest layout that it can; what it has
 no option for is listed. `shardwise show targets` lists the frameworks with their releases."""
-EPILOG = """examples:
-  shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --stack megatron --out plan.json
-  shardwise export plan.json --to megatron --out run/
-  shardwise export plan.json --to megatron --json"""
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --seq-len 8Ki --stack megatron --out plan.json",
+    "shardwise export plan.json --to megatron --out run/",
+    "shardwise export plan.json --to megatron --json",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "export", help="a plan as the launch of a framework", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan, output = parser.groups("plan", "output")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument(
         "--to", required=True, metavar="TARGET", help="the framework, as `shardwise show targets` names it"
     )
-    parser.add_argument("--out", metavar="FOLDER", help="where to write the files; without it they are printed")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.set_defaults(run=run)
+    output.add_argument("--out", metavar="FOLDER", help="where to write the files; without it they are printed")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import ending_of, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,28 +18,25 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Draw figures of "How to Scale Your Model" and of "The Ultra-Scale Playbook" from the functions
 that plans are made with, beside what the originals show. Without --out they are listed."""
-EPILOG = """examples:
-  shardwise figures
-  shardwise figures strategies-16x16x16 --out strategies.svg
-  shardwise figures zero-stages tp-scaling --out folder/
-  shardwise figures --out figures/    # all of them, and a page: figures/index.html (half a minute)"""
+EXAMPLES = (
+    "shardwise figures",
+    "shardwise figures strategies-16x16x16 --out strategies.svg",
+    "shardwise figures zero-stages tp-scaling --out folder/",
+)
+REMARK = "With --out figures/ and no name all are drawn, with a page, figures/index.html, in half a minute."
 PAGE = "index.html"
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "figures", help="draw the figures of the books", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("names", nargs="*", metavar="NAME", help="figures by name (default: all)")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    figures, output = parser.groups("figures", "output")
+    figures.add_argument("names", nargs="*", metavar="NAME", help="figures by name (default: all)")
+    output.add_argument(
         "--out",
         metavar="PATH",
         help="a file for one figure, by its ending .svg, .png or .pdf; else a folder, for SVGs and a page",
     )
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON; of one figure with its numbers")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import write_file
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.explore.report import Kind
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 FLAG = "--report"
 
 
-def add_report_argument(parser: argparse.ArgumentParser) -> None:
+def add_report_argument(parser: Parser) -> None:
     """`--report FILE`."""
-    parser.add_argument(
+    parser.group("output").add_argument(
         FLAG,
         type=_html_name,
         metavar="FILE",

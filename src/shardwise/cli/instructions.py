@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cost.instructions import Priced
@@ -13,27 +16,22 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """What each device does in a step of a plan, in order: kernels, collectives where they start and where they are
 waited for, and what is freed; on which stream, how many bytes, how long by itself, and why. The plan is priced by this list."""
-EPILOG = """examples:
-  shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --out plan.json
-  shardwise instructions plan.json --pass forward --unit block"""
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json",
+    "shardwise instructions plan.json --pass forward --unit block",
+)
 PASSES = ("forward", "backward", "update")
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "instructions", help="what each device of a plan does, in order", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument(
-        "--pass", dest="passes", choices=PASSES, action="append", help="this pass only (may be repeated)"
-    )
-    parser.add_argument("--unit", metavar="NAME", help="this unit only: embedding, block, head, ...")
-    parser.add_argument("--stage", type=int, default=0, metavar="N", help="of this pipeline stage (default: 0)")
-    parser.add_argument("--all", action="store_true", help="what is sliced and freed too")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan = parser.group("plan")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument("--pass", dest="passes", choices=PASSES, action="append", help="this pass only (may be repeated)")
+    plan.add_argument("--unit", metavar="NAME", help="this unit only: embedding, block, head, ...")
+    plan.add_argument("--stage", type=int, default=0, metavar="N", help="of this pipeline stage (default: 0)")
+    plan.add_argument("--all", action="store_true", help="what is sliced and freed too")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

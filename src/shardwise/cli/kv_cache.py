@@ -8,37 +8,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.changes import parse_changes, replaced
-from shardwise.cli.arguments import add_set_argument
+from shardwise.cli.arguments import MODEL, add_output_arguments, add_set_argument
+from shardwise.parser import Parser
 
 MOST = 10**18  # of tokens and sequences
 DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
 cluster beside the weights. Layers with a sliding window keep the window alone."""
-EPILOG = """examples:
-  shardwise kv-cache llama-3-70b --context 8Ki --batch 32
-  shardwise kv-cache gemma-3-27b --context 128Ki --dtype int8 --on tpu-v5e:4x4 --weights int8
-  shardwise kv-cache llama-3-70b --context 8Ki --on h100:8 --no-runtime"""
+EXAMPLES = (
+    "shardwise kv-cache llama-3-70b --context 8Ki --batch 32",
+    "shardwise kv-cache gemma-3-27b --context 128Ki --dtype int8 --on tpu-v5e:4x4 --weights int8",
+    "shardwise kv-cache llama-3-70b --context 8Ki --on h100:8 --no-runtime",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "kv-cache", help="size a model's key-value cache", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("model", help="a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json")
-    parser.add_argument("--context", required=True, metavar="N", help="tokens of each sequence, such as 8Ki")
-    parser.add_argument("--batch", default="1", metavar="N", help="sequences (default: 1)")
-    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="format of keys and values (default: bf16)")
-    parser.add_argument("--on", metavar="CLUSTER", help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    job, cluster = parser.groups("job", "cluster")
+    job.add_argument("model", help=MODEL)
+    job.add_argument("--context", required=True, metavar="N", help="tokens of each sequence, such as 8Ki")
+    job.add_argument("--batch", default="1", metavar="N", help="sequences (default: 1)")
+    job.add_argument("--dtype", default="bf16", metavar="NAME", help="format of keys and values (default: bf16)")
+    cluster.add_argument(
+        "--on", metavar="CLUSTER", help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there"
+    )
+    cluster.add_argument(
         "--weights", default="bf16", metavar="NAME", help="with --on: format of the weights (default: bf16)"
     )
-    parser.add_argument(
+    cluster.add_argument(
         "--no-runtime", action="store_true", help="with --on: leave no memory to the runtime, as the books count"
     )
-    add_set_argument(parser, "model or chip", "model.num_layers=64")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_set_argument(job, "model or chip", "model.num_layers=64")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

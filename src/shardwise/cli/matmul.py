@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from shardwise.cli.product import add_product_arguments, answer
+from shardwise.parser import Parser
+
+DESCRIPTION = (
+    "Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it. "
+    "The text means what numpy.einsum computes from it: dims that the result lacks are summed, each once."
+)
+EXAMPLES = (
+    'shardwise matmul "A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]" --mesh X=4,Y=2 --size I=1024,J=4096,K=8192 --on tpu-v5e:4x2',
+    'shardwise matmul "A[I, J_X] * B[J_X, K] -> C[I, K]" --mesh X=4 --size I=64,J=64,K=64 --backward --run numpy',
+    'shardwise matmul "A[I_X, J] * B[J, K] -> C[I_X, K]" --mesh X=4 --size I=64,J=64,K=64 --emit jax',
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "matmul", help="price a sharded product and find the cheapest way to compute it",
-        description="Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it. "
-        "The text means what numpy.einsum computes from it: dims that the result lacks are summed, each once.",
-    )  # fmt: skip
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_product_arguments(parser)
-    parser.add_argument("--backward", action="store_true", help="also derive the gradients of all operands")
-    parser.add_argument(
+    notation = parser.group("notation")
+    notation.add_argument("--backward", action="store_true", help="also derive the gradients of all operands")
+    notation.add_argument(
         "--free", action="append", default=[], metavar="NAME", help="an operand that may start in any sharding"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -7,15 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import (
-    add_job_arguments,
-    add_verbose_argument,
-    layout_help,
-    parse_layout_text,
-    resolve,
-)
+from shardwise.cli.arguments import add_job_arguments, add_output_arguments, layout_help, parse_layout_text, resolve
 from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.job import USUAL_SEQ_LEN
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
@@ -26,23 +21,25 @@ if TYPE_CHECKING:
 
 BATCH = "micro-batches that fill the pipeline, for every replica"
 
+DESCRIPTION = "What fills the devices under one layout, or several side by side: by term, stage by stage."
+EXAMPLES = (
+    'shardwise memory llama-3-8b h100:8 --layout "fsdp=8 micro_batch_seqs=2" --plot memory.svg',
+    'shardwise memory llama-3-8b h100:8 --layout "tp=8" --layout "fsdp=8 recompute=full" --seq-len 8Ki',
+)
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "memory", help="say what fills the devices under given layouts",
-        description="What fills the devices under one layout, or several side by side: by term, stage by stage.",
-    )  # fmt: skip
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_job_arguments(parser, sizes=(BATCH, str(USUAL_SEQ_LEN)))
-    parser.add_argument(
+    job, output = parser.groups("job", "output")
+    job.add_argument(
         "--layout", type=str, required=True, action="append", metavar="TEXT",
         help=f"{layout_help()}; may be repeated, to compare",
     )  # fmt: skip
-    parser.add_argument(
+    output.add_argument(
         "--plot", type=picture_name, metavar="FILE", help="draw the bars: of layouts, or of one layout's stages"
     )
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cli.arguments import add_set_argument, layout_help
+from shardwise.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.calibrate.row import OwnRow
@@ -19,51 +20,48 @@ torchtitan, Megatron-LM, NeMo, nanotron, MaxText and `shardwise train`: what the
 (event files) and W&B (run-ID.wandb, or an export as CSV or JSON lines). What ran is said by flags, by a plan, by the launch of a
 framework (--launch), or by the folder of a run of `shardwise train`. Without a layout the plan's choice stands beside the
 measurement."""
-EPILOG = """examples:
-  shardwise mfu train.log --model llama-3-8b --cluster h100:64 --batch-tokens 1Mi --seq-len 8192 --layout "fsdp=64"
-  shardwise mfu train.log --launch pretrain_gpt.sh --cluster h100:64 --row runs.csv
-  shardwise mfu outputs/tb/20260504-0910 --launch run.sh --cluster h100:64
-  shardwise mfu --tokens-per-s 410k --model llama-3-8b --cluster h100:64 --seq-len 8192
-  shardwise mfu --step-time 8.1s --plan plan.json
-  shardwise mfu runs/a"""
+EXAMPLES = (
+    "shardwise mfu --tokens-per-s 410k --model llama-3-8b --cluster h100:64 --seq-len 8192",
+    'shardwise mfu train.log --model llama-3-8b --cluster h100:64 --batch-tokens 1Mi --seq-len 8192 --layout "fsdp=64"',
+    "shardwise mfu train.log --launch pretrain_gpt.sh --cluster h100:64 --row runs.csv",
+    "shardwise mfu --step-time 8.1s --plan plan.json",
+    "shardwise mfu runs/a",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "mfu", help="what a measured run is, and where the rest of its time goes", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    measurement = parser.group("measurement")
+    measurement.add_argument(
         "logs",
         metavar="LOG",
         nargs="*",
         help="logs of one run, in order, or its folder: of `shardwise train`, of event files, of W&B",
     )
-    parser.add_argument("--tokens-per-s", metavar="X", help="in place of a log: of all devices, or 6400/device")
-    parser.add_argument("--step-time", metavar="TIME", help="in place of a log: such as 8.1s or 640ms")
+    measurement.add_argument("--tokens-per-s", metavar="X", help="in place of a log: of all devices, or 6400/device")
+    measurement.add_argument("--step-time", metavar="TIME", help="in place of a log: such as 8.1s or 640ms")
     add_ran_arguments(parser)
-    parser.add_argument("--row", metavar="FILE", help="append the run to a CSV file that `calibrate --runs` takes")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
-
-
-def add_ran_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what ran."""
-    parser.add_argument("--plan", metavar="FILE", help="what ran, as a plan: a file that `plan --out` wrote")
-    parser.add_argument(
-        "--launch", metavar="FILE", nargs="+", help="what ran, as the launch of a framework (see: read)"
+    parser.group("output").add_argument(
+        "--row", metavar="FILE", help="append the run to a CSV file that `calibrate --runs` takes"
     )
-    parser.add_argument("--model", metavar="MODEL", help="a model of the catalogue, or a Hugging Face config.json")
-    parser.add_argument("--cluster", metavar="CLUSTER", help="what it ran on, such as h100:64")
-    parser.add_argument("--batch-tokens", metavar="N", help="tokens of a global batch; default: what the log says")
-    parser.add_argument("--seq-len", metavar="N", help="tokens of one sequence, such as 8192 or 8Ki")
-    parser.add_argument("--layout", metavar="TEXT", help=layout_help())
-    parser.add_argument("--precision", metavar="NAME", help="precision recipe (default: bf16; see: show precisions)")
-    parser.add_argument(
+    add_output_arguments(parser)
+
+
+def add_ran_arguments(parser: Parser) -> None:
+    """Flags that say what ran."""
+    job, cluster = parser.groups("job", "cluster")
+    job.add_argument("--plan", metavar="FILE", help="what ran, as a plan: a file that `plan --out` wrote")
+    job.add_argument("--launch", metavar="FILE", nargs="+", help="what ran, as the launch of a framework (see: read)")
+    job.add_argument("--model", metavar="MODEL", help=MODEL)
+    cluster.add_argument("--cluster", metavar="CLUSTER", help="what it ran on, such as h100:64")
+    job.add_argument("--batch-tokens", metavar="N", help="tokens of a global batch; default: what the log says")
+    job.add_argument("--seq-len", metavar="N", help="tokens of one sequence, such as 8192 or 8Ki")
+    job.add_argument("--layout", metavar="TEXT", help=layout_help())
+    job.add_argument("--precision", metavar="NAME", help="precision recipe (default: bf16; see: show precisions)")
+    cluster.add_argument(
         "--stack", metavar="NAME", help="its software (default: the launch's, or what is typical of the chip)"
     )
-    add_set_argument(parser, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
+    add_set_argument(job, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
 
 
 def run(arguments: argparse.Namespace) -> str:

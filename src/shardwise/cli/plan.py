@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import (
     add_job_arguments,
-    add_verbose_argument,
+    add_output_arguments,
     policies,
     resolve_reliability,
     resolve_several,
@@ -18,6 +18,7 @@ from shardwise.cli.html import add_report_argument, write_plan_report
 from shardwise.cli.section import Report, Section
 from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
+from shardwise.parser import Parser
 from shardwise.units import parse_duration, parse_usd
 
 if TYPE_CHECKING:
@@ -26,45 +27,50 @@ if TYPE_CHECKING:
     from shardwise.progress import Progress
     from shardwise.search.space import Choices
 
+DESCRIPTION = (
+    "Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
+    "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest. "
+    "With --sweep a job is planned for each of several values."
+)
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --out plan.json",
+    "shardwise plan llama-3-8b h100:64 tpu-v5p:4x4x4 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --deadline 60d",
+    "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --sweep gpus=8:64:x2 --draw scaling.svg",
+)
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "plan", help="search all layouts and choose the fastest that fits",
-        description="Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
-        "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest. "
-        "With --sweep a job is planned for each of several values.",
-    )  # fmt: skip
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_job_arguments(parser, several=True)
-    parser.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
-    parser.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
-    parser.add_argument(
+    search, output = parser.groups("search", "output")
+    search.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
+    search.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
+    search.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with this, such as tp=8, offload=optimizer or recompute="
         f"{'|'.join(policies())}; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
+    search.add_argument(
         "--max", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with at most this, such as pp=4; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
+    search.add_argument(
         "--runnable", action="store_true",
         help="search only layouts that `train` runs, with its kind of loss",
     )  # fmt: skip
-    parser.add_argument(
+    search.add_argument(
         "--divisible", action="store_true",
         help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", help="write the plan to a file")
-    parser.add_argument(
+    output.add_argument("--out", metavar="FILE", help="write the plan to a file")
+    output.add_argument(
         "--export",
         metavar="FOLDER",
         help="write the launch of the framework that the stack is, as `shardwise export` does",
     )
     add_report_argument(parser)
     add_sweep_arguments(parser)
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -7,8 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import picture_name_or_dash, write_picture
 from shardwise.errors import InputError
+from shardwise.parser import Parser
 from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
 
 if TYPE_CHECKING:
@@ -22,38 +24,37 @@ MOST_SIZE = 10**12  # of a dim: products of such sizes stay finite and exact eno
 Payload = dict[str, Any]
 
 
-def add_product_arguments(parser: argparse.ArgumentParser) -> None:
+def add_product_arguments(parser: Parser) -> None:
     """The expression, its mesh and sizes, and what to do with the program."""
-    parser.add_argument(
+    notation, cluster, search, check, output = parser.groups("notation", "cluster", "search", "check", "output")
+    notation.add_argument(
         "expression", help="such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]'; sizes and format may stand inline"
     )
-    parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, such as X=4,Y=8")
-    parser.add_argument("--size", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
-    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
-    parser.add_argument(
+    notation.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, such as X=4,Y=8")
+    notation.add_argument("--size", metavar="DIMS", help="sizes of dims, such as I=8192,J=8192,K=28672")
+    notation.add_argument("--dtype", default="bf16", metavar="NAME", help="number format (default: bf16)")
+    cluster.add_argument(
         "--on",
         metavar="CHIPS",
         help="a bare chip (tpu-v5p) or a cluster (tpu-v5e:4x4, or a .toml file); without it no times",
     )
-    parser.add_argument(
+    search.add_argument(
         "--objective", choices=("time", "bytes"), default="time", help="what is cheapest (default: time)"
     )
-    parser.add_argument(
-        "--run", choices=("numpy", "jax", "torch"), dest="framework", help="run the program and compare"
-    )
-    parser.add_argument(
+    check.add_argument("--run", choices=("numpy", "jax", "torch"), dest="framework", help="run the program and compare")
+    check.add_argument(
         "--verify", choices=("xla", "xla-gpu", "xla-tpu"), help="compare with what XLA's partitioner does"
     )
-    parser.add_argument(
+    output.add_argument(
         "--emit", choices=("jax", "torch"), help="print runnable source of the program instead of the report"
     )
-    parser.add_argument(
+    output.add_argument(
         "--draw",
         type=picture_name_or_dash,
         metavar="FILE",
         help="draw which device holds what: FILE.svg, or - for text",
     )
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
+    add_output_arguments(parser)
 
 
 def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str], one_operand: bool = False) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import add_verbose_argument
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
@@ -14,33 +15,29 @@ if TYPE_CHECKING:
 DESCRIPTION = """Read the launch of a framework: its command line or configuration, as a model, a job and a layout; what it costs
 as it runs, whether it fits, and which of its options would make it faster. What is not understood is listed, never guessed.
 Nothing of what is read is run."""
-EPILOG = """examples:
-  shardwise read pretrain_gpt.sh --cluster h100:64
-  shardwise read run/launch.sh --cluster h100:64 --from megatron --json
-  shardwise read ds_config.json --cluster h100:16 --model llama-3-8b --seq-len 4096"""
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:16 --batch-tokens 1Mi --seq-len 8Ki --stack megatron --pin recompute=full --export run",
+    "shardwise read run/launch.sh --cluster h100:16",
+    "shardwise read run/launch.sh --cluster h200:16 --from megatron --json",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "read", help="a framework's launch: what it costs, and what would be faster", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("files", metavar="FILE", nargs="+", help="the files of the launch")
-    parser.add_argument("--cluster", required=True, metavar="CLUSTER", help="what it runs on, such as h100:64")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    launch, cluster, output = parser.groups("launch", "cluster", "output")
+    launch.add_argument("files", metavar="FILE", nargs="+", help="the files of the launch")
+    cluster.add_argument("--cluster", required=True, metavar="CLUSTER", help="what it runs on, such as h100:64")
+    launch.add_argument(
         "--from", dest="target", metavar="TARGET", help="the framework, where its options do not tell it"
     )
-    parser.add_argument("--model", metavar="MODEL", help="the model, where the launch does not say it")
-    parser.add_argument("--seq-len", metavar="N", help="tokens of one sequence, where the launch does not say it")
-    parser.add_argument(
+    launch.add_argument("--model", metavar="MODEL", help="the model, where the launch does not say it")
+    launch.add_argument("--seq-len", metavar="N", help="tokens of one sequence, where the launch does not say it")
+    launch.add_argument(
         "--batch-seqs", metavar="N", help="sequences of one global batch, where the launch does not say it"
     )
-    parser.add_argument("--micro-batch-seqs", metavar="N", help="sequences of one micro-batch, likewise")
-    parser.add_argument("--out", metavar="FILE", help="write the launch as a plan")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    launch.add_argument("--micro-batch-seqs", metavar="N", help="sequences of one micro-batch, likewise")
+    output.add_argument("--out", metavar="FILE", help="write the launch as a plan")
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import add_verbose_argument
+from shardwise.cli.arguments import PLAN, add_output_arguments
 from shardwise.cli.html import add_report_argument, write_report
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
@@ -18,24 +19,20 @@ if TYPE_CHECKING:
 DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
 measured, what no term explains, the term that the step's error is attributed to; and the collectives that were really issued
 against the planned ones."""
-EPILOG = """examples:
-  shardwise train plan.json --data data --steps 50 --out runs/a
-  shardwise reconcile plan.json runs/a --plot reconciled.svg"""
+EXAMPLES = (
+    "shardwise train plan.json --data data --steps 50 --out runs/a",
+    "shardwise reconcile plan.json runs/a --plot reconciled.svg",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "reconcile", help="hold a run against its plan, term by term", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
-    add_verbose_argument(parser)
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    run, output = parser.groups("run", "output")
+    run.add_argument("plan", metavar="PLAN", help=PLAN)
+    run.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
+    output.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
     add_report_argument(parser)
-    parser.set_defaults(run=run)
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

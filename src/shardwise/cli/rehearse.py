@@ -5,33 +5,31 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from typing import Any
 
+from shardwise.cli.arguments import PLAN, add_output_arguments
 from shardwise.errors import InputError
+from shardwise.parser import Parser
 
 DESCRIPTION = """Run a step of one rank of a plan's world, of any size, in this process: the engine of `train` on tensors without
 data, over process groups whose other ranks are not there. What it issues is held against the plan's list of collectives, and what
 it holds against the plan's memory by term. Exit code 3 where either is not as planned."""
-EPILOG = """examples:
-  shardwise plan llama-3-8b h100:1024 --batch-tokens 16Mi --seq-len 8192 --runnable --out plan.json
-  shardwise rehearse plan.json --rank 1023 --json"""
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:1024 --batch-tokens 16Mi --seq-len 8192 --runnable --out plan.json",
+    "shardwise rehearse plan.json --rank 1023 --json",
+)
 NOT_AS_PLANNED = 3  # a limit is missed
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "rehearse", help="run one rank of a plan without the others", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="which of the plan's ranks (default: 0)")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan, training = parser.groups("plan", "training")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument("--rank", type=int, default=0, metavar="N", help="which of the plan's ranks (default: 0)")
+    training.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="replace a value of the recipe, such as recipe.reduction=after; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

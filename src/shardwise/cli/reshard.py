@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from shardwise.cli.product import add_product_arguments, answer
+from shardwise.parser import Parser
+
+DESCRIPTION = "Find the cheapest way from one sharding to another, such as 'A[I_X, J_Y] -> A[I_Y, J_X]'."
+EXAMPLES = (
+    'shardwise reshard "A[I_X, J] -> A[I, J_X]" --mesh X=4 --size I=1024,J=4096 --on h100:4',
+    'shardwise reshard "A[I, J]{U_X} -> A[I_X, J]" --mesh X=4 --size I=1024,J=4096 --draw -',
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "reshard", help="find the cheapest way from one sharding of a tensor to another",
-        description="Find the cheapest way from one sharding to another, such as 'A[I_X, J_Y] -> A[I_Y, J_X]'.",
-    )  # fmt: skip
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_product_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:

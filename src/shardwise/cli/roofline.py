@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise.changes import parse_changes, replaced
-from shardwise.cli.arguments import add_set_argument
+from shardwise.cli.arguments import add_output_arguments, add_set_argument
 from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.names import did_you_mean
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,49 +34,46 @@ DESCRIPTION = f"""What bounds a kernel on one chip: FLOPs, bytes moved, intensit
 compute binds, what padding to the matrix unit wastes. Peaks and bandwidths are the vendor's, as in the books.
 
 {KERNELS}"""
-EPILOG = """examples:
-  shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --plot roofline.svg
-  shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --weights int8 --from vmem
-  shardwise roofline attention T=8192,N=64,K=8,H=128 h100 --causal --with "attention T=1,S=8192,N=64,K=8,H=128"
-  shardwise roofline llama-3-70b T=8192 h100"""
+EXAMPLES = (
+    "shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --plot roofline.svg",
+    "shardwise roofline matmul B=240,D=8192,F=28672 tpu-v5e --weights int8 --from vmem",
+    'shardwise roofline attention T=8192,N=64,K=8,H=128 h100 --causal --with "attention T=1,S=8192,N=64,K=8,H=128"',
+    "shardwise roofline llama-3-70b T=8192 h100",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "roofline", help="say what bounds a kernel or a model's block on one chip", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("kernel", metavar="KERNEL", help="a kernel, or a model of the catalogue")
-    parser.add_argument("sizes", metavar="SIZES", help=f"its sizes by letter, such as {EXAMPLE}")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    kernel, chip, output = parser.groups("kernel", "chip", "output")
+    kernel.add_argument("kernel", metavar="KERNEL", help="a kernel, or a model of the catalogue")
+    kernel.add_argument("sizes", metavar="SIZES", help=f"its sizes by letter, such as {EXAMPLE}")
+    chip.add_argument(
         "chip", metavar="CHIP", help="a chip of the catalogue, such as tpu-v5e, or a cluster's .toml file"
     )
-    parser.add_argument(
+    kernel.add_argument(
         "--dtype", default="bf16", metavar="NAME", help="format of activations and arithmetic (default: bf16)"
     )
-    parser.add_argument(
+    kernel.add_argument(
         "--weights", metavar="NAME", help="format that the weight of a product is stored in (default: that of --dtype)"
     )
-    parser.add_argument(
+    kernel.add_argument(
         "--from", dest="origin", default="hbm", metavar="PLACE",
         help="where operands lie and results go: host (over PCIe), hbm (default) or vmem",
     )  # fmt: skip
-    parser.add_argument("--causal", action="store_true", help="mask attention: a query sees the keys before it")
-    parser.add_argument(
+    kernel.add_argument("--causal", action="store_true", help="mask attention: a query sees the keys before it")
+    kernel.add_argument(
         "--unfused", action="store_true", help="write attention's scores to memory, unlike flash attention"
     )
-    parser.add_argument(
+    kernel.add_argument(
         "--with", dest="others", action="append", default=[], metavar="TEXT",
         help=f'another kernel with its sizes beside it, such as "matmul {EXAMPLE}"; may be repeated',
     )  # fmt: skip
-    parser.add_argument("--plot", type=picture_name, metavar="FILE", help="draw the chip's rooflines with the kernels")
-    parser.add_argument(
+    kernel.add_argument(
         "--layout", type=str, metavar="TEXT", help='of a model: the kernels of one device of a layout, such as "tp=8"'
     )
-    add_set_argument(parser, "chip", "chip.pcie_bytes_per_s=15GB/s")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    output.add_argument("--plot", type=picture_name, metavar="FILE", help="draw the chip's rooflines with the kernels")
+    add_set_argument(chip, "chip", "chip.pcie_bytes_per_s=15GB/s")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

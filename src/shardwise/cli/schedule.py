@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import at_least, write_file
+from shardwise.cli.arguments import add_output_arguments, at_least, write_file
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.schedule.compare import Times
@@ -19,48 +20,45 @@ DESCRIPTION = """The order in which the stages of a pipeline run the passes of m
 pass, I and W its parts for activations and for weights. Played with times for each pass: the bubble (idle over ideal time),
 what each rank holds, the messages between ranks. NAME is a schedule, a .csv file in PyTorch's format (a row for each rank,
 cells such as 0F3), or `compare` for all of them."""
-EPILOG = """examples:
-  shardwise schedule 1f1b --stages 4 --micro-batches 8 --draw 1f1b.svg
-  shardwise schedule interleaved --stages 4 --micro-batches 16 --virtual-stages 2 --round-size 8
-  shardwise schedule zb_auto --stages 8 --micro-batches 32 --times f=1,b=1,w=1,p2p=0.1 --memory-limit 1.0 --trace out.json
-  shardwise schedule mine.csv --times f=1,b=2
-  shardwise schedule compare --stages 8 --micro-batches 16,32,64"""
+EXAMPLES = (
+    "shardwise schedule 1f1b --stages 4 --micro-batches 8 --draw 1f1b.svg --csv mine.csv",
+    "shardwise schedule mine.csv --times f=1,b=2",
+    "shardwise schedule interleaved --stages 4 --micro-batches 16 --virtual-stages 2 --round-size 8",
+    "shardwise schedule zb_auto --stages 4 --micro-batches 8 --times f=1,b=1,w=1,p2p=0.1 --memory-limit 1.0 --trace out.json",
+    "shardwise schedule compare --stages 4 --micro-batches 8,16",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "schedule", help="play, check and draw a schedule of pipeline stages", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("name", metavar="NAME", help="a schedule, such as 1f1b or zb_v; a .csv file; or compare")
-    parser.add_argument("--stages", metavar="N", help="ranks of the pipeline; a .csv file has its own")
-    parser.add_argument("--micro-batches", metavar="N[,N...]", help="micro-batches of a step; compare takes several")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    pipeline, output = parser.groups("pipeline", "output")
+    pipeline.add_argument("name", metavar="NAME", help="a schedule, such as 1f1b or zb_v; a .csv file; or compare")
+    pipeline.add_argument("--stages", metavar="N", help="ranks of the pipeline; a .csv file has its own")
+    pipeline.add_argument("--micro-batches", metavar="N[,N...]", help="micro-batches of a step; compare takes several")
+    pipeline.add_argument(
         "--virtual-stages", metavar="N",
         help="virtual stages of each rank (default: the fewest that the schedule takes)",
     )  # fmt: skip
-    parser.add_argument(
+    pipeline.add_argument(
         "--round-size", metavar="N",
         help="micro-batches of a virtual stage in a row, for interleaved schedules: as many as stages is depth-first (the "
         "default), all of them breadth-first",
     )  # fmt: skip
-    parser.add_argument(
+    pipeline.add_argument(
         "--times", metavar="K=S[,...]",
         help="seconds of a rank's part of the model: f forward, b backward for activations, w for weights (b + w is the whole "
         "backward pass; b without w is the whole one, halved where it is split), fb a forward and a backward pass together, "
         "p2p a message (default: f=1,b=1,w=1)",
     )  # fmt: skip
-    parser.add_argument(
+    pipeline.add_argument(
         "--memory-limit", metavar="X",
         help="activations that a rank may hold, in those of 1F1B's first stage (1.0: as many micro-batches as stages); "
         "zb_auto plans with it, others are refused above it",
     )  # fmt: skip
-    parser.add_argument("--draw", type=picture_name, metavar="FILE", help="draw the timeline and what ranks hold")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace for Chrome and Perfetto (JSON)")
-    parser.add_argument("--csv", metavar="FILE", help="write the list in the CSV format of PyTorch's pipelining")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    output.add_argument("--draw", type=picture_name, metavar="FILE", help="draw the timeline and what ranks hold")
+    output.add_argument("--trace", metavar="FILE", help="write a trace for Chrome and Perfetto (JSON)")
+    output.add_argument("--csv", metavar="FILE", help="write the list in the CSV format of PyTorch's pipelining")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

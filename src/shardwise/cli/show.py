@@ -6,45 +6,40 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardwise.cli import show_networks, show_stacks, show_targets
+from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.show_values import shown
 from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
+from shardwise.parser import Parser
 from shardwise.sourced import SourcedValue, catalogue_payload
 
 WIDEST_SOURCE = 100  # of a table
-EPILOG = """examples:
-  shardwise show chips
-  shardwise show models qwen
-  shardwise show chips h200
-  shardwise show clusters tpu-v5p:4x4x8
-  shardwise show clusters "tpu-v5e:16x16*4"
-  shardwise show clusters my-cluster.toml --json
-  shardwise show stacks nemo-25 --chip h100
-  shardwise show targets"""
+DESCRIPTION = "List what the catalogues have. With a name: every value of it with its source."
+EXAMPLES = (
+    "shardwise show models qwen",
+    "shardwise show chips h200",
+    'shardwise show clusters "tpu-v5e:16x16*4" --json',
+    "shardwise show stacks nemo-25 --chip h100",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "show", help="list models, chips, clusters, precisions, stacks and targets; with a name, every value and its source",
-        description="List what the catalogues have. With a name: every value of it with its source.", epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    catalogue = parser.group("catalogue")
+    catalogue.add_argument(
         "kind", choices=("models", "chips", "clusters", "precisions", "stacks", "targets"), help="which catalogue"
     )
-    parser.add_argument(
+    catalogue.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
         help="one entry, or a part of the names of several; of clusters also a shorthand or the path of a .toml file",
     )
-    parser.add_argument("--chip", metavar="NAME", help="of a stack: show the constants of this chip beside its own")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    catalogue.add_argument("--chip", metavar="NAME", help="of a stack: show the constants of this chip beside its own")
+    add_output_arguments(parser)
 
 
 class Catalogue(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import add_verbose_argument, at_least, write_file
+from shardwise.cli.arguments import PLAN, add_output_arguments, at_least, write_file
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
@@ -17,36 +18,32 @@ if TYPE_CHECKING:
 DESCRIPTION = """A plan's step, instruction by instruction: kernels on the compute stream, collectives on a stream for each axis,
 waited for where the list has it, and the schedule of its passes. Says what is exposed of each axis, what the stages wait for one
 another, what a device holds over time, and what the length of the step is made of; beside the plan's estimate."""
-EPILOG = """examples:
-  shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --out plan.json
-  shardwise simulate plan.json --draw step.svg --trace step.json
-  shardwise simulate plan.json --overlap sum --json"""
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json",
+    "shardwise simulate plan.json --draw step.svg --trace step.json",
+    "shardwise simulate plan.json --overlap sum --json",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "simulate", help="a plan's step on simulated streams", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan, output = parser.groups("plan", "output")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument(
         "--overlap", choices=("list", "sum", "max", "per_axis", "none"), default="list",
         help="list: starts and waits where the instruction list has them (the default); a convention of the estimate; none: each "
         "collective is waited for where it starts",
     )  # fmt: skip
-    parser.add_argument(
+    plan.add_argument(
         "--contention",
         metavar="X",
         help="how many times as long a kernel takes beside traffic (default: 1, no contention)",
     )
-    parser.add_argument("--draw", type=picture_name, metavar="FILE", help="draw streams and memory over time")
-    parser.add_argument(
+    output.add_argument("--draw", type=picture_name, metavar="FILE", help="draw streams and memory over time")
+    output.add_argument(
         "--trace", metavar="FILE", help="write every kernel and transfer as a trace for Chrome and Perfetto (JSON)"
     )
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    add_verbose_argument(parser)
-    parser.set_defaults(run=run)
+    add_output_arguments(parser, verbose=True)
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

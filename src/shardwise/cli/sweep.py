@@ -14,6 +14,7 @@ from shardwise.cli.html import write_report
 from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.errors import STOPPED, InputError, NothingFitsError, collect, require, told
 from shardwise.output import complain
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.search.space import Choices
@@ -23,20 +24,21 @@ OF_ONE_PLAN = ("out", "export", "deadline", "budget")
 OF_SWEEPS = ("draw", "csv")
 
 
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+def add_sweep_arguments(parser: Parser) -> None:
     """`--sweep`, and the files that a sweep may be written to."""
-    parser.add_argument(
+    search, output = parser.groups("search", "output")
+    search.add_argument(
         "--sweep", action="append", default=[], metavar="NAME=VALUES",
         help="plan for each value: gpus=64:4096:x2, seq_len=4096:32768:+4096, batch=1Mi,2Mi,4Mi, model=llama-3-8b,llama-3-70b, "
         "or what --pin takes, such as tp=1:32:x2; it stands in place of what is given otherwise; twice makes a grid",
     )  # fmt: skip
-    parser.add_argument(
+    output.add_argument(
         "--draw",
         type=picture_name,
         metavar="FILE",
         help="of a sweep: draw step, MFU, dollars and layouts over its values, of a grid a heat map",
     )
-    parser.add_argument("--csv", metavar="FILE", help="of a sweep: write a row for each point")
+    output.add_argument("--csv", metavar="FILE", help="of a sweep: write a row for each point")
 
 
 def require_no_sweep(arguments: argparse.Namespace) -> None:

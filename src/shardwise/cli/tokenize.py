@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.data.documents import Source
@@ -15,43 +18,40 @@ DESCRIPTION = """Write the tokens of text files as shards that a trainer maps in
 
 A file is a document; of a .jsonl file every line is one, an object with a "text". A folder is walked in the order of its paths,
 hidden files left out. Without --tokenizer a byte-level BPE is trained on the text itself."""
-EPILOG = """examples:
-  shardwise tokenize books/ --out data
-  shardwise tokenize notes.md corpus.jsonl --tokenizer tokenizer.json --out data
-  shardwise tokenize --python-library 4MB --vocab-size 4096 --held-out 0.05 --out data"""
+EXAMPLES = (
+    "shardwise tokenize books/ --out data",
+    "shardwise tokenize notes.md corpus.jsonl --tokenizer tokenizer.json --out data",
+    "shardwise tokenize --python-library 4MB --vocab-size 4096 --held-out 0.05 --out data",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "tokenize", help="write text as token shards to train on", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("sources", nargs="*", metavar="DIR_OR_FILE", help="folders and files of text")
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    text, tokenizer, output = parser.groups("text", "tokenizer", "output")
+    text.add_argument("sources", nargs="*", metavar="DIR_OR_FILE", help="folders and files of text")
+    output.add_argument("--out", required=True, metavar="DIR", help="the folder to write; it must not exist")
+    text.add_argument(
         "--glob", action="append", metavar="PATTERN",
         help="files of folders to take, such as '*.txt'; may be repeated (default: txt, md, rst, py and jsonl)",
     )  # fmt: skip
-    parser.add_argument(
+    text.add_argument(
         "--python-library", metavar="SIZE",
         help="take so much of the source of Python's standard library too, such as 4MB: text that is always there",
     )  # fmt: skip
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json to use (default: train one)")
-    parser.add_argument("--vocab-size", metavar="N", help="tokens of the tokenizer that is trained (default: 8Ki)")
-    parser.add_argument(
+    tokenizer.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json to use (default: train one)")
+    tokenizer.add_argument("--vocab-size", metavar="N", help="tokens of the tokenizer that is trained (default: 8Ki)")
+    tokenizer.add_argument(
         "--end-of-document", metavar="TOKEN",
         help="of --tokenizer, the token that ends a document (default: the one that is known of published models)",
     )  # fmt: skip
-    parser.add_argument(
+    output.add_argument(
         "--held-out",
         default="0.01",
         metavar="FRACTION",
         help="part of the documents kept for validation (default: 0.01)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the token shards that are there")
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    output.add_argument("--force", action="store_true", help="replace the token shards that are there")
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

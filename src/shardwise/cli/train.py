@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.train.flags import DESCRIPTION, EPILOG, add_train_arguments
+from shardwise.parser import Parser
+from shardwise.train.flags import DESCRIPTION, EXAMPLES, add_train_arguments
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "configure", "run"]
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "train", help="train the model of a plan as it says, and measure it", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
     add_train_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:

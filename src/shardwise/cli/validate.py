@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.html import add_report_argument, write_report
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.calibrate.accuracy import ErrorStatistics, Judged
@@ -18,47 +20,43 @@ if TYPE_CHECKING:
 WORST = 10
 DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
 never read by a prediction. Runs of quality A and A- count, each 1 over the number of runs of the same configuration."""
-EPILOG = """examples:
-  shardwise validate
-  shardwise validate --chip h100 --source dgxc --plot h100.svg
-  shardwise validate --rows mine.csv --json
-  shardwise validate --groups"""
+EXAMPLES = (
+    "shardwise validate --chip h100 --source dgxc --plot h100.svg",
+    "shardwise validate --rows mine.csv --json",
+    "shardwise validate --groups",
+)
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "validate", help="compare predictions with published training runs", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--chip", metavar="TEXT", help="only runs on chips whose name contains this, such as h100")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    runs, judgement, output = parser.groups("runs", "judgement", "output")
+    runs.add_argument("--chip", metavar="TEXT", help="only runs on chips whose name contains this, such as h100")
+    runs.add_argument(
         "--source", metavar="TEXT", help="only runs whose source or software contains this, such as megatron"
     )
-    parser.add_argument(
+    runs.add_argument(
         "--rows", metavar="FILE", help="a CSV file with the columns of the published rows, in their place"
     )
-    parser.add_argument(
+    judgement.add_argument(
         "--bound",
         action="store_true",
         help="price at what micro-benchmarks reach, without the constants fitted to these runs",
     )
-    parser.add_argument(
+    judgement.add_argument(
         "--folds",
         action="store_true",
         help="fit without some of the runs and predict these: a new model, a new lab, a lab with three runs given (a minute)",
     )
-    parser.add_argument(
+    judgement.add_argument(
         "--groups",
         action="store_true",
         help="layouts of one model measured beside each other: how often the predicted order and the pick are right",
     )
-    parser.add_argument(
+    output.add_argument(
         "--plot", type=picture_name, metavar="FILE", help="draw predicted against measured step times, and what is left"
     )
     add_report_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -6,9 +6,11 @@ import argparse
 import importlib.util
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardwise.cli.arguments import PLAN, add_output_arguments
 from shardwise.errors import InputError
+from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.verify.training.verify import Verification, Verified
@@ -16,30 +18,26 @@ if TYPE_CHECKING:
 DESCRIPTION = """Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
 on meshes of at most 8 processes of this machine's CPU that have all axes and variants of the plan's layout, in float64, and by
 one process: loss, norm, every gradient and every weight are compared, and the collectives with the instruction list."""
-EPILOG = """examples:
-  shardwise plan llama-3-70b h100:1024 --batch-tokens 4Mi --seq-len 8Ki --runnable --out plan.json
-  shardwise verify plan.json
-  shardwise verify plan.json --set recipe.balance=bias --set recipe.reduction=after --json
-
-Exit codes: 0 it trains right, 2 the input is wrong, 3 it does not train right."""
+REMARK = "Exit codes: 0 it trains right, 2 the input is wrong, 3 it does not train right."
+EXAMPLES = (
+    "shardwise plan llama-3-70b h100:1024 --batch-tokens 4Mi --seq-len 8Ki --runnable --out plan.json",
+    "shardwise verify plan.json",
+    "shardwise verify plan.json --set recipe.balance=bias --set recipe.reduction=after --json",
+)
 NOT_RIGHT = 3  # a limit is missed
 
 
-def configure(verbs: Any) -> None:
-    """Declare the verb."""
-    parser = verbs.add_parser(
-        "verify", help="check that the layout of a plan trains as one process does", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    parser.add_argument("--steps", default="3", metavar="N", help="optimizer steps (default: 3)")
-    parser.add_argument("--seed", default="0", metavar="N", help="of weights and tokens (default: 0)")
-    parser.add_argument(
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan, training = parser.groups("plan", "training")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    training.add_argument("--steps", default="3", metavar="N", help="optimizer steps (default: 3)")
+    training.add_argument("--seed", default="0", metavar="N", help="of weights and tokens (default: 0)")
+    training.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="a value of the recipe, such as recipe.balance=bias or recipe.respect_documents=true; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the payload as JSON")
-    parser.set_defaults(run=run)
+    add_output_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -14,6 +14,7 @@ from shardwise.errors import InputError, collect
 from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
 from shardwise.optimizer import optimizer_fields
+from shardwise.parser import Parser
 from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
 from shardwise.units import parse_count, parse_quantity
 
@@ -22,37 +23,47 @@ DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
 DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
 
 With --resume what is left out is as the run has it."""
-EPILOG = """examples:
-  shardwise train plan.json --data data --steps 200 --out runs/a
-  shardwise train plan.json --data data --out runs/a --resume
-  torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
-    -m shardwise.train plan.json --data data --steps 200 --out runs/a"""
+EXAMPLES = (
+    "shardwise train plan.json --data data --steps 200 --out runs/a",
+    "shardwise train plan.json --data data --out runs/a --resume",
+    "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m shardwise.train plan.json "
+    "--data data --steps 200 --out runs/a",
+)
 
-FLAGS: Mapping[str, Mapping[str, Any]] = {
-    "--data": {"required": True, "metavar": "DIR", "help": "token shards that `shardwise tokenize` wrote"},
-    "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
-    "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
-    "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
-    "--from": {"metavar": "DIR", "help": "begin with the weights of a Hugging Face model (default: from the seed)"},
-    "--force": {"action": "store_true", "help": "replace the run that is in --out"},
-    "--learning-rate": {"metavar": "X", "help": "the highest one (default: 3e-4)"},
-    "--schedule": {"choices": SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
-    "--warmup": {"metavar": "N", "help": "steps in which the learning rate rises (default: none)"},
-    "--decay": {"metavar": "N", "help": "of wsd, the last steps, in which it falls (default: none)"},
-    "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
-    "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
-    "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
-    "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
-    "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
-    "--tensorboard": {"action": "store_true", "help": "write the metrics for TensorBoard too, which must be installed"},
-    "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
-    "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
-    "--set": {
-        "action": "append", "default": [], "metavar": "KEY=VALUE",
-        "help": "another value of the recipe, such as recipe.beta2=0.99 or recipe.batch_ramp=0:64,1000:128; may be repeated",
+GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "run": {
+        "--data": {"required": True, "metavar": "DIR", "help": "token shards that `shardwise tokenize` wrote"},
+        "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
+        "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
+        "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
+        "--from": {"metavar": "DIR", "help": "begin with the weights of a Hugging Face model (default: from the seed)"},
+        "--force": {"action": "store_true", "help": "replace the run that is in --out"},
+        "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
+        "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
+        "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
     },
-    "--json": {"action": "store_true", "help": "print the run's summary as JSON"},
+    "training": {
+        "--learning-rate": {"metavar": "X", "help": "the highest one (default: 3e-4)"},
+        "--schedule": {"choices": SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
+        "--warmup": {"metavar": "N", "help": "steps in which the learning rate rises (default: none)"},
+        "--decay": {"metavar": "N", "help": "of wsd, the last steps, in which it falls (default: none)"},
+        "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
+        "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
+        "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
+        "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
+        "--set": {
+            "action": "append", "default": [], "metavar": "KEY=VALUE",
+            "help": "another value of the recipe, such as recipe.beta2=0.99 or recipe.batch_ramp=0:64,1000:128; may be repeated",
+        },
+    },
+    "output": {
+        "--tensorboard": {"action": "store_true", "help": "write the metrics for TensorBoard too, which must be installed"},
+        "--json": {"action": "store_true", "help": "print the run's summary as JSON"},
+    },
 }  # fmt: skip
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    flag: settings for group in GROUPS.values() for flag, settings in group.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +87,16 @@ class Settings:
         return shlex.join(map(str, words))
 
 
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train_arguments(parser: Parser) -> None:
     """Declare the plan and the flags, and what the fields of the optimizers are."""
-    parser.add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
-    for flag, settings in FLAGS.items():
-        parser.add_argument(flag, **settings)
-    fields = (f"recipe.{name}: {words}" for name, words in optimizer_fields().items())
-    parser.add_argument_group("fields of the plan's optimizer for --set, with the default of each", ".\n".join(fields))
+    parser.group("run").add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    for title, flags in GROUPS.items():
+        for flag, settings in flags.items():
+            parser.group(title).add_argument(flag, **settings)
+    fields = "\n".join(f"  {name}: {words}" for name, words in optimizer_fields().items())
+    parser.add_argument_group(
+        "fields of the plan's optimizer for --set recipe.NAME=VALUE, with the default of each", fields
+    )
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:

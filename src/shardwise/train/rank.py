@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardwise.errors import ShardwiseError, told
 from shardwise.parser import Parser
-from shardwise.train.flags import DESCRIPTION, add_train_arguments, settings_of
+from shardwise.train.flags import DESCRIPTION, EXAMPLES, add_train_arguments, settings_of
 from shardwise.train.launch import set_threads
 from shardwise.train.parent import end_with_parent
 from shardwise.train.reporting import first_of_host_reports
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def build_parser() -> Parser:
     """The parser of a rank: that of `shardwise train`."""
-    parser = Parser(prog="python -m shardwise.train", description=DESCRIPTION)
+    parser = Parser(prog="python -m shardwise.train")
+    parser.describe(DESCRIPTION, EXAMPLES)
     add_train_arguments(parser)
     return parser
 

@@ -1,0 +1,109 @@
+"""The verbs by what they are for, each with its line in the help; a verb's module is loaded when the verb is used."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from shardwise.parser import Parser
+
+
+class Verb(NamedTuple):
+    """A verb, and what it does."""
+
+    name: str
+    line: str
+
+
+GROUPS: Mapping[str, tuple[Verb, ...]] = {
+    "plan a run": (
+        Verb("plan", "search all layouts and choose the fastest that fits"),
+        Verb("estimate", "price one layout"),
+        Verb("memory", "what fills the devices under given layouts"),
+        Verb("kv-cache", "size a model's key-value cache"),
+    ),
+    "understand": (
+        Verb("explain", "why a plan is what it is, and how another layout compares"),
+        Verb("instructions", "what each device of a plan does, in order"),
+        Verb("simulate", "play a plan's step on streams of compute and traffic"),
+        Verb("schedule", "play, check and draw a schedule of pipeline stages"),
+        Verb("roofline", "what bounds a kernel or a model's block on one chip"),
+        Verb("explore", "drag a layout's degrees on a page, and see what changes"),
+    ),
+    "notation and network": (
+        Verb("matmul", "price a sharded product and find the cheapest way to it"),
+        Verb("reshard", "the cheapest way from one sharding to another"),
+        Verb("collective", "time one collective on a chip's network"),
+    ),
+    "run and measure": (
+        Verb("tokenize", "write text as token shards to train on"),
+        Verb("verify", "check that a plan's layout trains as one process does"),
+        Verb("rehearse", "run one rank of a plan without the others"),
+        Verb("train", "train the model of a plan as it says, and measure it"),
+        Verb("reconcile", "hold a run against its plan, term by term"),
+        Verb("mfu", "what a measured run is, and where the rest of its time goes"),
+        Verb("bench", "measure what this machine reaches"),
+        Verb("calibrate", "fit predictions to runs and micro-benchmarks of your own"),
+        Verb("validate", "compare predictions with published training runs"),
+    ),
+    "hand over": (
+        Verb("export", "write a plan as the launch of a framework"),
+        Verb("read", "what a framework's launch costs, and what would be faster"),
+    ),
+    "catalogue": (
+        Verb("show", "models, chips, clusters, stacks, ...: every value and its source"),
+        Verb("figures", "draw the figures of the books"),
+    ),
+}  # fmt: skip
+
+
+class VerbParser(Parser):
+    """The parser of a verb, whose module declares the arguments when they are first asked for.
+
+    The module has a `DESCRIPTION`, `EXAMPLES`, if there is more to say behind them a `REMARK`, `configure` and `run`.
+    """
+
+    def __init__(self, *, module: str, **settings: Any) -> None:
+        super().__init__(add_help=False, **settings)
+        self.module, self._is_declared = module, False
+
+    def declared(self) -> VerbParser:
+        """The parser with all of its arguments."""
+        if not self._is_declared:
+            self._is_declared = True
+            verb = import_module(self.module)
+            self.describe(verb.DESCRIPTION, verb.EXAMPLES, getattr(verb, "REMARK", ""))
+            verb.configure(self)
+            self.group("output").add_argument("-h", "--help", action="help", help="print this help and exit")
+            self.set_defaults(run=verb.run)
+        return self
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        return super(VerbParser, self.declared()).parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        return super(VerbParser, self.declared()).format_help()
+
+
+def add_verbs(parser: Parser) -> dict[str, VerbParser]:
+    """Give a parser all verbs; their own parsers by name."""
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=VerbParser, prog=parser.prog, help=argparse.SUPPRESS
+    )
+    names = [verb.name for group in GROUPS.values() for verb in group]
+    return {name: verbs.add_parser(name, module=f"shardwise.cli.{name.replace('-', '_')}") for name in names}
+
+
+def listed() -> str:
+    """The verbs in their groups, a line for each."""
+    return "\n\n".join("\n".join(_lines(title, group)) for title, group in GROUPS.items())
+
+
+def _lines(title: str, group: Sequence[Verb]) -> Iterator[str]:
+    yield f"{title}:"
+    for verb in group:
+        yield f"  {verb.name:<14}{verb.line}"
