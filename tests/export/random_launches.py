@@ -51,9 +51,10 @@ PRICED = estimate(
 
 # Everything that there is, for launches that most targets refuse.
 ANY = Abilities(
-    axes=("tp", "cp", "pp", "ep"), zero=(1, 2, 3), zero_with_pp=(1, 2, 3), schedules=schedule_names(),
-    cp_variants=variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
-    offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, source="every choice",
+    axes=("tp", "cp", "pp", "ep"), zero=(1, 2, 3), zero_with_pp=(1, 2, 3), zero_with_cp=(0, 1, 2, 3), zero_with_ep=(0, 1, 2, 3),
+    schedules=schedule_names(), cp_variants=variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
+    offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, whole_experts=True,
+    source="every choice",
 )  # fmt: skip
 
 

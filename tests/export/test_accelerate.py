@@ -131,7 +131,7 @@ def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
         ("fsdp=16 zero_stage=1", "no ZeRO-1"),
         ("fsdp=8 pp=2", "no pp"),
         ("dp=8 tp=2 sequence_parallel=false", "not with replicas alone"),
-        ("dp=8 cp=2", "within FSDP"),
+        ("dp=8 cp=2", "no plain replicas with context parallelism; a zero_stage of 2, 3 is required"),
         ("fsdp=8 cp=2 cp_variant=ulysses", "cp_variant=ulysses"),
         ("fsdp=16 offload=activations", "moves checkpoints"),
         ("fsdp=8 tp=2", "sequence parallelism"),

@@ -148,7 +148,7 @@ def launch_of(text: str, model: str = "llama-3-8b") -> Launch:
         ("dp=8", "gpt-3-1.3b", "no name"),
         ("dp=4 tp=2", "llama-3-8b", "DDP"),
         ("dp=8 cp=2 zero_stage=3", "llama-3-8b", "dp_replicate_size"),
-        ("cp=2", "llama-3-8b", "context parallelism too"),
+        ("cp=2", "llama-3-8b", "no plain replicas with context parallelism"),
         ("fsdp=4 tp=2 zero_stage=3 sequence_parallel=true", "mixtral-8x7b", "whole"),
         ("fsdp=4 tp=2 zero_stage=3 sequence_parallel=false async_tp=true", "llama-3-8b", "requires sequence_parallel"),
         ("fsdp=8 zero_stage=3 micro_batch_seqs=3", "llama-3-8b", "no multiple"),

@@ -157,10 +157,13 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fsdp=64 zero_stage=3 recompute=none", "layout.recompute is none"),
+        ("fsdp=64 zero_stage=3 recompute=none", "no recompute=none"),
         ("fsdp=16 tp=4 zero_stage=3 recompute=full sequence_parallel=false", "layout.sequence_parallel is false"),
         ("dp=2 fsdp=32 zero_stage=1 recompute=full", "shard_optimizer_over_data is of all replicas"),
-        ("fsdp=16 cp=4 zero_stage=1 recompute=full", "sharded over the context and expert axes"),
+        (
+            "fsdp=16 cp=4 zero_stage=1 recompute=full",
+            "no ZeRO-1 with context parallelism; a zero_stage of 3 is required",
+        ),
         ("fsdp=64 zero_stage=3 recompute=full recompute_layers=3", "recompute_layers"),
         ("fsdp=1 dp=8 pp=8 recompute=full schedule=afab micro_batch_seqs=2", "no multiple of its 8 stages"),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ring", "cp_variant=ring"),

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 from export.random_launches import chip_of, random_launches, runnable_launches, sayable
 
+import shardwise as sw
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
 from shardwise.export.exporting import LISTED, export, in_own_precision, refusals, say
@@ -102,6 +103,16 @@ def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: st
     job, layout = Job(global_batch_tokens=2**18, seq_len=2048), Layout.parse("fsdp=8 zero_stage=1")
     launch = launch_of(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
     assert [text for text in refusals(launch, target_named(target)) if reason in text]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("target", ["maxtext", "maxtext-gpu"])
+def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> None:
+    """Checkpoints of every block, and weights that are sharded over the context and the expert axes too."""
+    cluster = load_cluster("tpu-v5p:2x4x4" if chip_of(target) == "tpu-v5p" else "h100:32", stack=target)
+    for seq_len in (4096, 32768):
+        found = sw.plan(load_model(model), cluster, Job(global_batch_tokens=2**21, seq_len=seq_len))
+        assert refusals(launch_of(found), target_named(target)) == [], found.layout
 
 
 def test_a_target_that_nobody_knows_is_said() -> None:

@@ -29,7 +29,8 @@ from shardwise.search.space import Choices
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {
-    "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4), "schedules": SCHEDULES,
+    "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4),
+    "zero_with_cp": range(4), "zero_with_ep": range(4), "schedules": SCHEDULES,
     "cp_variants": VARIANTS, "recompute": policy_names(), "losses": LOSSES, "offload": OFFLOADS,
     "products": [one.product_format for one in PRECISIONS.values()] + ["int8"],
 }  # fmt: skip
@@ -46,7 +47,7 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
     assert set(runs.zero_with_pp) <= set(runs.zero)
     assert bool(runs.schedules) == ("pp" in runs.axes)
     assert bool(runs.cp_variants) == ("cp" in runs.axes)
-    assert "none" in runs.recompute
+    assert runs.recompute
     assert "none" in runs.offload
     assert stack.loss in runs.losses
     assert {one.name for one in fields(Abilities)} == {
@@ -54,6 +55,7 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
         "sequence_parallel",
         "async_tp",
         "uneven_stages",
+        "whole_experts",
         "source",
     }
 
@@ -103,6 +105,10 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[Row, ...]
         ("torchtitan", "fsdp=4 pp=4 zero_stage=3 num_virtual_stages=2 schedule=zb_v", ""),
         ("torchtitan", "fsdp=16 recompute=selective", "no recompute=selective"),
         ("torchtitan", "fsdp=16 offload=optimizer", "no offload=optimizer"),
+        ("maxtext", "fsdp=16 zero_stage=1 recompute=none", "no recompute=none; recompute=selective or full"),
+        ("maxtext", "fsdp=8 cp=2 zero_stage=1 recompute=full", "no ZeRO-1 with context parallelism; a zero_stage of 3"),
+        ("automodel", "dp=8 cp=2", "no plain replicas with context parallelism; a zero_stage of 2, 3 is required, or cp=1"),
+        ("automodel", "fsdp=8 cp=2 zero_stage=1", "no ZeRO-1; a zero_stage of 0, 2, 3"),
     ],
 )  # fmt: skip
 def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
@@ -134,6 +140,7 @@ def test_only_what_a_stack_has_is_searched() -> None:
     assert has["deepspeed"].schedule == ("none", "1f1b")
     assert has["maxtext"].schedule == ("none", "afab", "looped_bfs")
     assert has["maxtext"].stages == ("even",)
+    assert has["maxtext"].recompute == ("selective", "full")  # its blocks are checkpoints, whatever these keep
     assert has["fused"] == replace(Choices(), stack=stack_named("fused"), async_tp=(0, 1))
     assert Choices(runnable=True).of_stack(stack_named("maxtext"), JOB) == Choices(runnable=True)
 

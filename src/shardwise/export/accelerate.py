@@ -159,8 +159,6 @@ NEEDS = (
          f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
     Need(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
          lambda launch: "tensor and context parallelism go with shards, not with replicas alone; set fsdp > 1, or dp=1"),
-    Need(lambda launch: launch.layout.zero_stage > 0 or launch.layout.cp == 1,
-         lambda launch: "context parallelism runs within FSDP; set a zero_stage of 2 or 3"),
     Need(lambda launch: not launch.layout.offloads_activations
          or (launch.layout.recompute == "full" and launch.layout.zero_stage > 0),
          lambda launch: "fsdp_activation_checkpointing_offload moves checkpoints of FSDP; set recompute=full and a zero_stage"),

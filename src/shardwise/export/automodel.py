@@ -84,10 +84,6 @@ TARGET = Target(
             lambda launch: f"dp_replicate_size = {launch.layout.dp} has to be less than dp_size; set fsdp > 1",
         ),
         Need(
-            lambda launch: launch.layout.zero_stage > 0 or launch.layout.cp == 1,
-            lambda launch: "FSDP2 shards over context parallelism too; set a zero_stage of 2 or 3",
-        ),
-        Need(
             _has_whole_experts,
             lambda launch: "experts beside tensor parallelism are whole, without sequence_parallel and async_tp; set tp=1, or "
             "ep > 1 etp=1 sequence_parallel=false",

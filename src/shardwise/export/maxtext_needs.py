@@ -49,17 +49,6 @@ COMMON = (
         ),
     ),
     Need(
-        lambda launch: launch.layout.etp is None or launch.layout.tp == 1,
-        lambda launch: "MaxText splits experts over tensor parallelism as layers; leave etp out",
-    ),
-    Need(
-        lambda launch: launch.layout.cp * launch.layout.ep == 1 or launch.layout.zero_stage == 3,
-        lambda launch: (
-            f"weights are sharded over the context and expert axes too, found zero_stage = {launch.layout.zero_stage} with "
-            f"cp = {launch.layout.cp} and ep = {launch.layout.ep}; set zero_stage=3"
-        ),
-    ),
-    Need(
         lambda launch: launch.layout.zero_stage != 1 or launch.layout.dp == 1,
         lambda launch: (
             f"shard_optimizer_over_data is of all replicas, found dp = {launch.layout.dp} beside fsdp = "

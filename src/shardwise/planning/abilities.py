@@ -24,6 +24,7 @@ from shardwise.symbolic import Value
 
 OWN = "shardwise"  # the stack whose rules are those of the engine too
 SPLITTING = ("tp", "cp", "pp", "ep")
+BESIDE = {"pp": "in a pipeline", "cp": "with context parallelism", "ep": "with expert parallelism"}
 USUAL_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
 
 
@@ -69,7 +70,8 @@ def _searched_schedules(stack: Stack) -> tuple[str, ...]:
 
 # The choice that each rule is about, where it is not the axis that it is named after.
 ABOUT = {
-    "stack_zero": "zero_stage", "stack_zero_with_pp": "zero_stage", "stack_cp_variant": "cp_variant", "cp_by_stack": "cp_variant",
+    "stack_zero": "zero_stage", **{f"stack_zero_with_{axis}": "zero_stage" for axis in BESIDE},
+    "stack_cp_variant": "cp_variant", "cp_by_stack": "cp_variant",
     "stack_sequence_parallel": "sequence_parallel", "stack_stages": "stages",
 }  # fmt: skip
 
@@ -90,24 +92,20 @@ def stack_rules(stack: Stack) -> tuple[Rule, ...]:
         Rule(
             "stack_zero",
             lambda a, j, n, d: _among(d["zero_stage"], {0, *runs.zero}),
-            lambda a, j, n, d: f"{name} has no ZeRO-{d['zero_stage']}; {_zero_words(runs.zero)}",
+            lambda a, j, n, d: f"{name} has no ZeRO-{d['zero_stage']}; {_zero_words(_stages(runs.zero))}",
         ),
-        Rule(
-            "stack_zero_with_pp",
-            lambda a, j, n, d: (
-                (d["pp"] == 1)
-                | ("pp" not in runs.axes)
-                | _among(d["zero_stage"], {0, *runs.zero_with_pp})
-                | _among(d["zero_stage"], set(range(4)) - {0, *runs.zero})  # what it has nowhere is said above
-            ),
-            lambda a, j, n, d: (
-                f"{name} has no ZeRO-{d['zero_stage']} in a pipeline; {_zero_words(runs.zero_with_pp)}, or pp=1"
-            ),
-        ),
+        _zero_rule(stack, "pp", _stages(runs.zero_with_pp)),
+        _zero_rule(stack, "cp", runs.zero_with_cp),
+        _zero_rule(stack, "ep", runs.zero_with_ep),
         Rule(
             "stack_sequence_parallel",
             lambda a, j, n, d: runs.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in runs.axes),
             lambda a, j, n, d: f"{name} has no sequence parallelism; set sequence_parallel=false",
+        ),
+        Rule(
+            "stack_whole_experts",
+            lambda a, j, n, d: runs.whole_experts | (d["etp"] == d["tp"]),
+            lambda a, j, n, d: f"{name} splits experts over tensor parallelism as it does layers; leave etp out",
         ),
         Rule(
             "stack_stages",
@@ -152,6 +150,21 @@ def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
     )
 
 
+def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> Rule:
+    """The stages of ZeRO that a stack has with an axis that it has; what it has nowhere is said by the rule of all stages."""
+    nowhere = set(range(4)) - set(_stages(stack.abilities.zero))
+    return Rule(
+        f"stack_zero_with_{axis}",
+        lambda a, j, n, d: (
+            (d[axis] == 1) | (axis not in stack.abilities.axes) | _among(d["zero_stage"], {*stages, *nowhere})
+        ),
+        lambda a, j, n, d: (
+            f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {BESIDE[axis]}; "
+            f"{_zero_words(stages)}, or {axis}=1"
+        ),
+    )
+
+
 def _among(value: Value, values: set[int]) -> Value:
     found: Value = False
     for one in values:
@@ -169,8 +182,8 @@ def _stages(zero: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({0, *zero}))
 
 
-def _zero_words(zero: tuple[int, ...]) -> str:
-    return f"a zero_stage of {', '.join(map(str, _stages(zero)))} is required"
+def _zero_words(stages: tuple[int, ...]) -> str:
+    return f"a zero_stage of {', '.join(map(str, stages))} is required"
 
 
 def _some_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:

@@ -119,8 +119,9 @@ class Choices(Limits):
 
         Where ep is limited it is the ep that is asked for, so experts are split by tp and not by a larger ep.
         """
-        has_ep = self.stack is None or "ep" in self.stack.abilities.axes
-        free = architecture.num_experts and has_ep and "ep" not in {**self.pins, **self.maxima}
+        runs = self.stack.abilities if self.stack else None
+        has_whole = runs is None or ("ep" in runs.axes and runs.whole_experts)
+        free = architecture.num_experts and has_whole and "ep" not in {**self.pins, **self.maxima}
         whole = (False, True) if free else (False,)
         return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
 
