@@ -29,6 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+EXTRA = "_extra_state"
 LIMIT = 1e-10  # of the largest logit: all is in float64
 
 
@@ -244,7 +245,23 @@ def on_cpu() -> None:
     CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
 
 
-def worker(rank: int, megatron: str, degrees: tuple[int, int, int], folders: list[Path], found: Any) -> None:
+def facts(folder: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors of a model, as a distributed checkpoint and as a rank's file have them."""
+    described, degrees = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("model", "degrees")
+    )
+    model = built(described, degrees)
+    found: dict[str, list[int]] = {}
+    for name, one in model.sharded_state_dict().items():
+        parts = one.build() if hasattr(one, "build") else [one]
+        found |= {f"megatron {part.key}": list(part.global_shape) for part in parts if EXTRA not in name}
+    own = {name: list(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+    return found | {f"megatron-ranks {name}": shape for name, shape in own.items()}
+
+
+def worker(
+    rank: int, megatron: str, degrees: tuple[int, int, int], folders: list[Path], found: Any, asked: bool
+) -> None:
     """One rank of a mesh, for all models that are loaded on it."""
     warnings.simplefilter("ignore")
     sys.path[0] = megatron  # in the place of this folder, whose files have the frameworks' names
@@ -260,12 +277,12 @@ def worker(rank: int, megatron: str, degrees: tuple[int, int, int], folders: lis
     on_cpu()
     with OnCpu():
         for folder in folders:
-            found.put((folder.name, verdict(folder)))
+            found.put((folder.name, json.dumps(facts(folder)) if asked else verdict(folder)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def judged(megatron: str, folders: list[Path]) -> Iterator[tuple[str, str]]:
+def judged(megatron: str, folders: list[Path], asked: bool) -> Iterator[tuple[str, str]]:
     """The verdicts of all ranks, by the names of the folders; models of one mesh after the other in the same processes."""
     meshes: dict[tuple[int, int, int], list[Path]] = {}
     for folder in folders:
@@ -276,7 +293,9 @@ def judged(megatron: str, folders: list[Path]) -> Iterator[tuple[str, str]]:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29631 + number)}
         found = context.Queue()
         ranks = math.prod(mesh)
-        processes = [context.Process(target=worker, args=(rank, megatron, mesh, own, found)) for rank in range(ranks)]
+        processes = [
+            context.Process(target=worker, args=(rank, megatron, mesh, own, found, asked)) for rank in range(ranks)
+        ]
         for process in processes:
             process.start()
         for _ in range(ranks * len(own)):
@@ -288,12 +307,16 @@ def judged(megatron: str, folders: list[Path]) -> Iterator[tuple[str, str]]:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--megatron", required=True, metavar="CHECKOUT")
+    options.add_argument("--facts", action="store_true", help="print names and shapes of the models' tensors instead")
     options.add_argument("folder", type=Path, metavar="FOLDER")
     chosen = options.parse_args()
     folders = sorted(path.parent for path in chosen.folder.glob("*/model.json"))
+    if chosen.facts:
+        print(json.dumps({name: json.loads(text) for name, text in judged(chosen.megatron, folders, True)}))
+        return 0
     worst: dict[str, float] = {}
     problems: dict[str, str] = {}
-    for name, text in judged(chosen.megatron, folders):
+    for name, text in judged(chosen.megatron, folders, False):
         try:
             worst[name] = max(worst.get(name, 0.0), float(text))
         except ValueError:

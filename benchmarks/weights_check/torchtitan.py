@@ -1,11 +1,11 @@
 """Whether torchtitan loads checkpoints that were written for it, and computes the same with them; and what it saves of them.
 
-    python benchmarks/weights_check/torchtitan.py FOLDER
+    python benchmarks/weights_check/torchtitan.py [--facts] FOLDER
 
 FOLDER is what `write.py torchtitan` wrote. Run it in an environment with the wheel of torchtitan 0.3.0 and what it imports.
 Its own model is built of its own parts on the CPU, with its plain attention, and computes in float64; the folder is loaded as
 its checkpoint manager does (CheckpointManager.dcp_load), and saved as it saves it under `saved/`. Prints the largest
-difference, and a line for each model that is refused.
+difference, and a line for each model that is refused; with --facts names and shapes of its models' tensors instead.
 """
 
 from __future__ import annotations
@@ -214,11 +214,23 @@ def refused(folders: list[Path], differences: list[float]) -> Iterator[str]:
             yield f"{folder.name}: logits differ by {differences[-1]:.1e}"
 
 
+def facts(folders: list[Path]) -> dict[str, dict[str, list[int]]]:
+    """Names and shapes of the tensors of its models, by the folders that describe them."""
+    return {
+        folder.name: {name: list(one.shape) for name, one in states(built(folder)).state_dict().items()}
+        for folder in folders
+    }
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
-    folders = sorted(path.parent for path in Path(sys.argv[1]).glob("*/model.json"))
-    sys.path[0] = sys.argv[1]  # in place of this file's own folder, where it has torchtitan's name
+    *words, folder = sys.argv[1:]
+    folders = sorted(path.parent for path in Path(folder).glob("*/model.json"))
+    sys.path[0] = folder  # in place of this file's own folder, where it has torchtitan's name
     one_by_one()
+    if words:
+        print(json.dumps(facts(folders)))
+        return
     differences: list[float] = []
     problems = list(refused(folders, differences))
     worst = max(differences, default=float("nan"))

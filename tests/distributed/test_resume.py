@@ -26,7 +26,7 @@ from shardwise.train.box import Box
 from shardwise.train.checkpoint import Checkpointer, latest
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
-from shardwise.train.huggingface.initial import require_same
+from shardwise.train.huggingface.same import require_same
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer

@@ -15,7 +15,7 @@ from shardwise.lowering.instance import Instance
 from shardwise.precision import precision_named
 from shardwise.train.engine import Engine
 from shardwise.train.huggingface.files import open_hf
-from shardwise.train.huggingface.initial import begin_with
+from shardwise.train.initial import begin_with
 from shardwise.train.recipe import Recipe
 from shardwise.train.world import World
 
@@ -82,7 +82,7 @@ def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> N
     layout = Layout(micro_batch_seqs=SEQS // 2)
     instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
     engine = Engine(instance, RECIPE, World(instance.mesh))
-    begin_with(engine, tmp_path / "before")
+    begin_with(engine, open_hf(tmp_path / "before"))
     wanted, found = plain_steps(model), []
     for step in range(STEPS):
         halves = [MicroBatch(half[:, :-1], half[:, 1:]) for half in batch(step).split(SEQS // 2)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from train.writers import Alive, Killed, dies, saved
 
 from shardwise.engine.torch.build import balance_biases
 from shardwise.engine.torch.initialise import initial_weights
@@ -19,7 +18,6 @@ from shardwise.engine.torch.weights import Weights
 from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box
-from shardwise.train.checkpoint import Checkpointer, Piece, latest
 from shardwise.train.checkpoint.reading import Opened
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.writing import CONFIG, INDEX, SINGLE
@@ -32,49 +30,12 @@ BIASES = {name: torch.zeros(MODEL.num_experts) for name in balance_biases(MODEL)
 FILE = 10_000  # bytes of a file at most
 
 
-class Alive(TorchDispatchMode):
-    """Bytes of the tensors that operations have made and that live; what is mapped from a file is not the process's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        mapped = {id(one.untyped_storage()) for one in args if isinstance(one, torch.Tensor)} - self.sizes.keys()
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and "from_file" not in str(func):
-            storage = out.untyped_storage()
-            if id(storage) not in self.sizes and id(storage) not in mapped:
-                self.sizes[id(storage)] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, id(storage))
-                self.most = max(self.most, sum(self.sizes.values()))
-        return out
-
-
-def saved(folder: Path, weights: Weights, num_ranks: int = 3) -> Path:
-    """A checkpoint of which each parameter lies in several parts."""
-
-    def pieces(tensor: torch.Tensor) -> tuple[Piece, ...]:
-        starts, parts = [0], tensor.flatten().tensor_split(num_ranks)
-        for part in parts:
-            starts.append(starts[-1] + len(part))
-        return tuple(Piece(tuple(tensor.shape), (start,), part) for start, part in zip(starts, parts, strict=False))
-
-    with Checkpointer(folder, keep=1) as writer:
-        state = {f"model.{name}": pieces(tensor) for name, tensor in weights.tensors.items()}
-        writer.save(1, state | {f"buffer.{name}": pieces(bias) for name, bias in BIASES.items()})
-    path = latest(folder)
-    assert path is not None
-    return path
-
-
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_one_tensor_is_held_at_a_time(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = initial_weights(MODEL, 1)
-    path, count, read = saved(tmp_path / "run", weights), [0], Opened.read
+    path, count, read = saved(tmp_path / "run", weights, BIASES), [0], Opened.read
 
     def counted(self: Opened, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
         found = read(self, name, shape, box)
@@ -103,7 +64,7 @@ def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch
     from shardwise.train.checkpoint.manifest import CurrentFiles, Part
 
     weights = initial_weights(MODEL, 1)
-    path, opened, elements = saved(tmp_path / "run", weights, MODEL.num_experts), [0], CurrentFiles.elements
+    path, opened, elements = saved(tmp_path / "run", weights, BIASES, MODEL.num_experts), [0], CurrentFiles.elements
 
     def counted(self: CurrentFiles, part: Part, dtype: torch.dtype) -> torch.Tensor:
         opened[0] += part.box.volume
@@ -112,24 +73,6 @@ def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch
     monkeypatch.setattr(CurrentFiles, "elements", counted)
     checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
     assert opened[0] == sum(tensor.numel() for tensor in (*weights.tensors.values(), *BIASES.values()))
-
-
-class Killed(BaseException):
-    """As a process is: nothing catches it."""
-
-
-def dies(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, after: int) -> list[int]:
-    """Have a function fail after so many calls; how many there were."""
-    count, plain = [0], getattr(where, name)
-
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        if count[0] == after:
-            raise Killed
-        count[0] += 1
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(where, name, dying)
-    return count
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "unlink"])
@@ -142,7 +85,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     where: dict[str, tuple[Any, str]] = {
         "write": (Opened, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
     }  # fmt: skip
-    path, left, after = saved(tmp_path / "run", new), set(), 0
+    path, left, after = saved(tmp_path / "run", new, BIASES), set(), 0
     while True:
         save_hf(old, tmp_path / "hf", seq_len=16)
         with monkeypatch.context() as patch:

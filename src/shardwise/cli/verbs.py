@@ -51,6 +51,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "hand over": (
         Verb("export", "write a plan as the launch of a framework"),
         Verb("read", "what a framework's launch costs, and what would be faster"),
+        Verb("convert", "a model's weights as another framework reads them"),
     ),
     "catalogue": (
         Verb("show", "models, chips, clusters, stacks, ...: every value and its source"),

@@ -36,7 +36,10 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
         "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
         "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
-        "--from": {"metavar": "DIR", "help": "begin with the weights of a Hugging Face model (default: from the seed)"},
+        "--from": {
+            "metavar": "DIR",
+            "help": "begin with the weights of a folder of Hugging Face, torchtitan or Megatron-LM (default: from the seed)",
+        },
         "--force": {"action": "store_true", "help": "replace the run that is in --out"},
         "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
         "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},

@@ -36,8 +36,8 @@ class Recipe:
     `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
     loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only), of which
     `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
-    longer than `timeout_s`. `initial` is the folder of a Hugging Face model whose weights, and constants of its arithmetic, the
-    run begins with; None: values of its own, from the seed.
+    longer than `timeout_s`. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
+    and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
     """
 
     steps: int

@@ -18,9 +18,10 @@ from shardwise.measurement.record import StepRecord
 from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.loading import BUFFER
 from shardwise.train.checkpoint.piece import Json, Piece
+from shardwise.train.conversion.formats import open_stored
 from shardwise.train.engine import Engine
 from shardwise.train.feed import Feed
-from shardwise.train.huggingface.initial import begin_with, require_same
+from shardwise.train.initial import begin_with
 from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
 from shardwise.train.parallel.flat import Interval
@@ -37,13 +38,12 @@ class Trainer:
 
     def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
-        if recipe.initial is not None:
-            require_same(recipe.initial, plan.model)
+        stored = None if recipe.initial is None else open_stored(recipe.initial, plan.model)
         self.engine = Engine(instance_of(plan, recipe), recipe, world)
-        if recipe.initial is None:
+        if stored is None:
             self.engine.initialise(recipe.seed)
         else:
-            begin_with(self.engine, recipe.initial)
+            begin_with(self.engine, stored)
         replica = world.position(self.engine.instance.batch_axes)
         self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read)
         self._ahead = self.feed.ahead(batches, recipe.steps)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from shardwise.engine.torch.build import balance_biases
-from shardwise.errors import InputError, chosen
+from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.train.box import Box, Shape
 from shardwise.train.conversion.places import Place, Read
 
-# Formats that weights are written in.
+# Formats that weights are written in, by their names in a plan's precision.
 FORMATS: Mapping[str, torch.dtype] = {
-    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
-}
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+}  # fmt: skip
 # Of the biases of routers' choices, whatever that of the weights is: `_keep_in_fp32_modules_strict` of transformers'
 # DeepseekV3PreTrainedModel, MoE.expert_bias_E of torchtitan, TopKRouter.expert_bias of Megatron-Core.
 BIAS_FORMAT = torch.float32
@@ -65,7 +65,10 @@ class Entry(NamedTuple):
 
 def entries(architecture: Architecture, places: Iterable[Place], dtype: torch.dtype) -> list[Entry]:
     """What is to be written, in `dtype`. Raises `InputError` for a format that no weights have."""
-    chosen(FORMATS, format_name(dtype), "dtype")
+    if dtype not in FORMATS.values():
+        raise InputError(
+            f"dtype: found {format_name(dtype)}, which no weights have; one of {', '.join(FORMATS)} is required"
+        )
     biases = set(balance_biases(architecture).values())
     found: dict[tuple[str, str, Shape], Entry] = {}
     for place in places:

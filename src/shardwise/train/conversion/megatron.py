@@ -64,7 +64,7 @@ def write_megatron(
 
     Raises `InputError` where GPTModel computes no such model, and as `draft` and `entries` do.
     """
-    found = entries(architecture, _places(architecture, layers_of(architecture)), dtype)
+    found = entries(architecture, places_of(architecture, layers_of(architecture)), dtype)
     if not any(entry.name.endswith("expert_bias") for entry in found):
         require_no_bias(architecture, read, TITLE, SIGMOID_FIX)
     with draft(Path(folder), PUBLICATION) as part:
@@ -81,7 +81,7 @@ def layers_of(architecture: Architecture) -> Stored:
     return NUMBERED if architecture.num_dense_layers else STACKED
 
 
-def _places(
+def places_of(
     architecture: Architecture,
     layer: Stored,
     implementations: Sequence[Implementation] = DISTRIBUTED_NAMES,
@@ -132,7 +132,7 @@ def open_megatron(folder: str | Path, architecture: Architecture) -> StoredModel
     tensors = DcpTensors(folder_of(Path(folder)), OWN)
     padding = max(tensors.shapes.get(("", EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
     candidates = (
-        list(with_biases_held(_places(architecture, layer, names, padding), architecture, tensors))
+        list(with_biases_held(places_of(architecture, layer, names, padding), architecture, tensors))
         for layer in (STACKED, NUMBERED)
         for names in (DISTRIBUTED_NAMES, DISTRIBUTED_NAMES[::-1])
     )

@@ -45,7 +45,7 @@ def write_megatron_ranks(
     """
     degrees.require(architecture)
     naming = naming_of_ranks(architecture, implementation, degrees)
-    found = entries(architecture, _places(architecture, naming, degrees), dtype)
+    found = entries(architecture, places_of_ranks(architecture, naming, degrees), dtype)
     if naming.balance_bias is None:
         require_no_bias(architecture, read, TITLE, SIGMOID_FIX)
     files: dict[str, list[Entry]] = {}
@@ -66,7 +66,8 @@ def naming_of_ranks(architecture: Architecture, implementation: str, degrees: De
     return naming
 
 
-def _places(architecture: Architecture, naming: Naming, degrees: Degrees) -> Iterator[Place]:
+def places_of_ranks(architecture: Architecture, naming: Naming, degrees: Degrees) -> Iterator[Place]:
+    """The places in the files of all ranks."""
     stages, rows = even_stages(architecture, degrees.pp), degrees.padded(architecture.vocab_size)
     for rank, part in rank_parts(architecture, degrees, stages, rows):
         yield from places(architecture, naming, replace(part, file=degrees.folder(*rank)))

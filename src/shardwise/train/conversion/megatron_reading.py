@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shardwise.train.conversion.megatron_names import RANK_NAMES
 from shardwise.train.conversion.megatron_parts import Degrees, rank_parts
 from shardwise.train.conversion.megatron_ranks import FILE, naming_of_ranks
 from shardwise.train.conversion.places import Place, places
-from shardwise.train.conversion.stored import StoredModel, with_biases_held
+from shardwise.train.conversion.stored import SHOWN, StoredModel, with_biases_held
 
 RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -95,9 +96,10 @@ def _degrees(tensors: RankTensors) -> tuple[Degrees, int]:
     tp, second, third = (1 + max(int(match[group] or 0) for match in matches) for group in (1, 2, 3))
     everywhere = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
     degrees = Degrees(tp=tp, pp=1, ep=second) if third == 1 and everywhere else Degrees(tp=tp, pp=second, ep=third)
-    if len(files) != tp * second * third:
+    wanted = {degrees.folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))}
+    if lacking := sorted(wanted - files):
         raise InputError(
-            f"model: {tensors.folder} has files of {len(files)} ranks; {tp} x {second} x {third} are required"
+            f"model: {tensors.folder} lacks {', '.join(lacking[:SHOWN])}, beside {max(files)}; those of all ranks are required"
         )
     return degrees, len(tensors.models) // len(files)
 

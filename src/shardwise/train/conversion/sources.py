@@ -16,6 +16,7 @@ from shardwise.train.checkpoint.loading import BUFFER, MODEL
 from shardwise.train.checkpoint.ranks import Ranks
 from shardwise.train.checkpoint.reading import Opened, common_shape, opened
 from shardwise.train.conversion.places import Read
+from shardwise.train.conversion.stored import StoredModel
 
 
 def of_weights(weights: Weights) -> Read:
@@ -25,6 +26,16 @@ def of_weights(weights: Weights) -> Read:
     def read(name: str, box: Box) -> Tensor:
         found = weights.tensors.get(name)
         return (weights.biases.get(name, zero) if found is None else found)[box.slices]
+
+    return read
+
+
+def of_stored(stored: StoredModel) -> Read:
+    """Boxes of a stored model; biases of routers' choices that it lacks are zeros."""
+
+    def read(name: str, box: Box) -> Tensor:
+        held = name in stored.places
+        return stored.read(name, box) if held else torch.zeros(box.lengths)
 
     return read
 

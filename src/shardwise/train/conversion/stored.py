@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ class StoredModel:
     """
 
     def __init__(
-        self, architecture: Architecture, places: Iterable[Place], tensors: Tensors, authority: str = "the plan"
+        self, architecture: Architecture, places: Iterable[Place], tensors: Tensors, authority: str = "the given model"
     ) -> None:
         self.architecture, self.tensors = architecture, tensors
         self.shapes = parameter_shapes(architecture)
@@ -55,6 +56,14 @@ class StoredModel:
             if not place.copy:
                 self.places.setdefault(place.parameter, []).append(place)
         self.biases = self.places.keys() - self.shapes.keys()
+        require(list(self._parts_lacking(authority)))
+
+    def _parts_lacking(self, authority: str) -> Iterator[str]:
+        """Of which weights the folder has a part alone: files of ranks may be of fewer layers, or have fewer rows."""
+        held = {name: sum(place.box.volume for place in self.places.get(name, ())) for name in self.shapes}
+        for name in [name for name, shape in self.shapes.items() if held[name] != math.prod(shape)][:SHOWN]:
+            size = math.prod(self.shapes[name])
+            yield f"model: {self.tensors.folder} has {held[name]:,} of the {size:,} elements of {name} that {authority} has"
 
     def read(self, parameter: str, box: Box) -> Tensor:
         """A box of a parameter, in the format of the files."""

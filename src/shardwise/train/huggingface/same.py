@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a model of `transformers`."""
+"""Whether a folder of `transformers` has the model of a plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from shardwise.errors import InputError, require
 from shardwise.model.architecture import Architecture
-from shardwise.train.engine import Engine
 from shardwise.train.huggingface.config import read_config
-from shardwise.train.huggingface.files import open_hf
 from shardwise.train.huggingface.writing import CONFIG
 
 ABOUT = ("name", "source")  # of an architecture what says nothing of the model itself
@@ -32,15 +30,3 @@ def require_same(folder: str | Path, architecture: Architecture) -> None:
             if field.name not in ABOUT and getattr(found, field.name) != getattr(architecture, field.name)
         ]
     )
-
-
-def begin_with(engine: Engine, folder: str | Path) -> None:
-    """Give an engine the weights of a folder, and its routers the biases of their choices where the files have them.
-
-    A process reads what it keeps, and nothing else. Raises `InputError` as `load_hf` does.
-    """
-    stored = open_hf(folder)
-    engine.fill(lambda part: stored.flat(part.name, part.boxes()))
-    for name, bias in engine.buffers():
-        if name in stored.biases:
-            bias.copy_(stored.bias(name))

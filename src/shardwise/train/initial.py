@@ -1,0 +1,17 @@
+"""A run that begins with the weights of a stored model."""
+
+from __future__ import annotations
+
+from shardwise.train.conversion.stored import StoredModel
+from shardwise.train.engine import Engine
+
+
+def begin_with(engine: Engine, stored: StoredModel) -> None:
+    """Give an engine the weights of a model, and its routers the biases of their choices where the files have them.
+
+    A process reads what it keeps, and nothing else.
+    """
+    engine.fill(lambda part: stored.flat(part.name, part.boxes()))
+    for name, bias in engine.buffers():
+        if name in stored.biases:
+            bias.copy_(stored.bias(name))

@@ -1,0 +1,95 @@
+"""Names and shapes of what is written, against those of the frameworks' own models: `facts.json`.
+
+They are what `benchmarks/weights_check/torchtitan.py --facts` and `megatron.py --facts` print for these sizes, with the release.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.numerics import DEFAULT, SIGMOID, Gating, Numerics
+from shardwise.train.box import Shape
+from shardwise.train.conversion.megatron import layers_of, places_of
+from shardwise.train.conversion.megatron_names import DISTRIBUTED_NAMES, NUMBERED, RANK_NAMES, STACKED, naming_of
+from shardwise.train.conversion.megatron_parts import Degrees
+from shardwise.train.conversion.megatron_ranks import naming_of_ranks, places_of_ranks
+from shardwise.train.conversion.places import places
+from shardwise.train.conversion.torchtitan_names import titan_model
+
+FACTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
+
+
+def facts(name: str) -> list[Any]:
+    return [pytest.param(fact, id=fact["name"]) for fact in FACTS if fact["format"] == name]
+
+
+def model_of(fact: dict[str, Any]) -> Architecture:
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fact["model"].items()}
+    numerics = Numerics(gating=Gating(scores=SIGMOID)) if fact["sigmoid"] else DEFAULT
+    return Architecture(name=fact["name"], **fields, numerics=numerics)
+
+
+def shapes(fact: dict[str, Any]) -> dict[str, Shape]:
+    return {name: tuple(shape) for name, shape in fact["tensors"].items()}
+
+
+@pytest.mark.parametrize("fact", facts("torchtitan"))
+def test_a_checkpoint_for_torchtitan_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
+    model = model_of(fact)
+    found = {place.name: place.whole for place in places(model, titan_model(model).naming)}
+    assert found == shapes(fact)
+
+
+@pytest.mark.parametrize("fact", facts("megatron"))
+def test_a_distributed_checkpoint_has_the_tensors_that_a_model_of_megatron_asks_for(fact: dict[str, Any]) -> None:
+    """And those that one under Transformer Engine asks for beside them: norms in the products behind them."""
+    model = model_of(fact)
+    found = {place.name: place.whole for place in places_of(model, layers_of(model))}
+    for name, shape in shapes(fact).items():
+        rows = model.vocab_size if name in ("embedding.word_embeddings.weight", "output_layer.weight") else shape[0]
+        assert found.pop(name) == (rows, *shape[1:]), name
+    fused = {
+        "linear_q_up_proj.layer_norm_weight",
+        "linear_kv_up_proj.layer_norm_weight",
+        "linear_fc1.layer_norm_weight",
+    }
+    for name in found:
+        assert name.endswith((*fused, "pre_mlp_layernorm.weight")), name
+
+
+@pytest.mark.parametrize("fact", facts("megatron-ranks"))
+def test_a_file_of_a_rank_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
+    model, degrees = model_of(fact), Degrees(divisible=8)
+    found = {
+        place.name: place.whole for place in places_of_ranks(model, naming_of_ranks(model, "local", degrees), degrees)
+    }
+    assert found == shapes(fact)
+
+
+def test_norms_under_transformer_engine() -> None:
+    """Source: get_gpt_layer_with_transformer_engine_submodules in models/gpt/gpt_layer_specs.py of Megatron-LM d98e8a64: norms
+    stand in the products behind them, but for those in front of experts and of latent attention."""
+    sizes = {"num_layers": 1, "d_model": 8, "d_ff": 8, "num_heads": 2, "num_kv_heads": 2, "vocab_size": 9}
+    routed = {"num_experts": 2, "experts_per_token": 2}
+    latent = {"q_lora_rank": 2, "kv_lora_rank": 2, "rope_head_dim": 2, "v_head_dim": 2}
+    linear, mlp, apart = (
+        "self_attention.linear_qkv.layer_norm_weight",
+        "mlp.linear_fc1.layer_norm_weight",
+        "pre_mlp_layernorm.weight",
+    )
+    latents = {f"self_attention.linear_{kind}_up_proj.layer_norm_weight" for kind in ("q", "kv")}
+    cases = [({}, {linear, mlp}), (routed, {linear, apart}), (latent, {"input_layernorm.weight", mlp} | latents)]
+    for fields, wanted in cases:
+        model = Architecture(name="a", head_dim=4, **sizes, **fields)
+        for names, prefix in (
+            (RANK_NAMES["transformer_engine"], "decoder.layers.0."),
+            (DISTRIBUTED_NAMES[0], "decoder.layers."),
+        ):
+            naming = naming_of(model, names, NUMBERED if prefix.endswith("0.") else STACKED)
+            own = {place.name.removeprefix(prefix) for place in places(model, naming) if "norm" in place.name}
+            assert own - {"decoder.final_layernorm.weight"} == wanted

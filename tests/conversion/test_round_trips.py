@@ -1,0 +1,128 @@
+"""Random models written in every format and read again, to the bit; and from one format into another."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from conversion.random_models import random_models, random_weights
+
+from shardwise.engine.torch.weights import Weights
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+from shardwise.train.box import Box, interval_boxes
+from shardwise.train.conversion.formats import FORMATS, Choices, Model, format_of
+from shardwise.train.conversion.megatron_models import require_computed
+from shardwise.train.conversion.megatron_names import RANK_NAMES
+from shardwise.train.conversion.megatron_parts import Degrees
+from shardwise.train.conversion.sources import of_stored, of_weights
+from shardwise.train.conversion.stored import StoredModel
+from shardwise.train.conversion.torchtitan_names import titan_model
+from shardwise.train.huggingface.config import write_config
+
+ACCEPTS: dict[str, Callable[[Architecture], object]] = {
+    "huggingface": lambda model: write_config(model, 64), "megatron": require_computed, "megatron-ranks": require_computed,
+    "torchtitan": titan_model,
+}  # fmt: skip
+COUNT = 40
+DEGREES = (1, 2)
+
+
+def choices_of(model: Architecture, rng: random.Random) -> Choices:
+    """Degrees that the model can be split over."""
+    while True:
+        tp, pp, ep = (rng.choice(DEGREES) for _ in range(3))
+        degrees = Degrees(tp=tp, pp=pp, ep=ep, divisible=rng.choice((1, 8, 128)))
+        try:
+            degrees.require(model)
+        except InputError:
+            continue
+        return Choices(seq_len=64, degrees=degrees, implementation=rng.choice(sorted(RANK_NAMES)))
+
+
+def models(name: str, seed: int = 5) -> Iterator[Architecture]:
+    return islice(random_models(ACCEPTS[name], seed), COUNT)
+
+
+def write(name: str, folder: Path, weights: Weights, choices: Choices) -> None:
+    FORMATS[name].write(folder, Model(weights.architecture, of_weights(weights), weights.dtype), choices)
+
+
+def require_equal(found: StoredModel, weights: Weights) -> None:
+    again = found.weights()
+    assert again.tensors.keys() == weights.tensors.keys()
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in weights.tensors.items())
+    assert all(torch.equal(again.biases[name], bias) for name, bias in weights.biases.items())
+
+
+def without_biases(name: str, weights: Weights) -> Weights:
+    """Hugging Face's families with such routers are few; where there is no place for biases, they are left out."""
+    keeps = name != "huggingface" or write_config(weights.architecture, 64)[1].balance_bias
+    return weights if keeps else Weights(weights.architecture, weights.tensors)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    for number, model in enumerate(models(name)):
+        folder = tmp_path / str(number)
+        weights, choices = without_biases(name, random_weights(model, number)), choices_of(model, rng)
+        write(name, folder, weights, choices)
+        assert format_of(folder, "") is FORMATS[name]
+        require_equal(FORMATS[name].read(folder, None if name == "huggingface" else model), weights)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_element_has_one_place(name: str, tmp_path: Path) -> None:
+    """All boxes of a weight together are the weight, and any interval of it is read by itself."""
+    rng = random.Random(2)
+    for number, model in enumerate(islice(models(name, 6), 12)):
+        weights, choices = without_biases(name, random_weights(model, number)), choices_of(model, rng)
+        write(name, tmp_path / str(number), weights, choices)
+        found = FORMATS[name].read(tmp_path / str(number), None if name == "huggingface" else model)
+        for parameter, tensor in weights.tensors.items():
+            assert sum(place.box.volume for place in found.places[parameter]) == tensor.numel()
+            start, stop = sorted(rng.sample(range(tensor.numel() + 1), 2))
+            got = found.flat(parameter, interval_boxes(tuple(tensor.shape), start, stop))
+            assert torch.equal(got, tensor.flatten()[start:stop]), parameter
+
+
+def test_from_every_format_into_every_other(tmp_path: Path) -> None:
+    """A chain through all formats and back leaves each weight as it was."""
+
+    def accepts(model: Architecture) -> None:
+        for every in ACCEPTS.values():
+            every(model)
+
+    rng, kinds = random.Random(3), Counter[str]()
+    for number, model in enumerate(islice(random_models(accepts, 8), 15)):
+        weights, choices = without_biases("huggingface", random_weights(model, number)), choices_of(model, rng)
+        kinds[titan_model(model).naming.title] += 1
+        order = rng.sample(sorted(FORMATS), len(FORMATS))
+        folder = tmp_path / f"{number}-{order[0]}"
+        write(order[0], folder, weights, choices)
+        for before, after in zip(order, (*order[1:], order[0]), strict=True):
+            stored = FORMATS[before].read(folder, None if before == "huggingface" else model)
+            folder = tmp_path / f"{number}-{after}-again"
+            FORMATS[after].write(folder, Model(model, of_stored(stored), torch.float32), choices)
+        require_equal(FORMATS[order[0]].read(folder, None if order[0] == "huggingface" else model), weights)
+    assert len(kinds) > 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_format_of_numbers(name: str, tmp_path: Path) -> None:
+    model = Architecture(
+        name="a", num_layers=2, d_model=8, d_ff=12, num_heads=2, num_kv_heads=2, head_dim=4, vocab_size=9
+    )
+    weights = random_weights(model, 1)
+    FORMATS[name].write(tmp_path, Model(model, of_weights(weights), torch.bfloat16), Choices(seq_len=8))
+    found = FORMATS[name].read(tmp_path, None if name == "huggingface" else model)
+    assert found.tensors.dtype() == torch.bfloat16
+    for parameter, tensor in weights.tensors.items():
+        got = found.read(parameter, Box((0,) * tensor.ndim, tuple(tensor.shape)))
+        assert torch.equal(got, tensor.bfloat16())
