@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test check docs matrix mutants export-check clean
+.PHONY: setup demo test check docs matrix mutants export-check weights-check clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,10 @@ mutants: setup
 # Random launches of every framework, read by the framework's own parser in an environment of its own. Gigabytes, half an hour.
 export-check: setup
 	$(BIN)/python benchmarks/export_check/run.py
+
+# Random small models, loaded, computed and saved by torchtitan and Megatron-LM in environments of their own. Gigabytes, ten minutes.
+weights-check: setup
+	$(BIN)/python benchmarks/weights_check/run.py
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -47,6 +47,7 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
         ["estimate", "--help"],
         ["tokenize", "--help"],
         ["train", "--help"],
+        ["convert", "--help"],
         ["reconcile", "--help"],
         ["rehearse", "--help"],
         ["schedule", "--help"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from shardwise.model.numerics import Numerics, Rotary
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.box import Box
 from shardwise.train.checkpoint import Checkpointer, latest
+from shardwise.train.conversion.formats import FORMATS, Choices, Model, open_stored
+from shardwise.train.conversion.megatron_parts import Degrees
+from shardwise.train.conversion.sources import of_weights
 from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
 from shardwise.train.huggingface.files import Tensors
 from shardwise.train.huggingface.same import require_same
@@ -186,6 +190,24 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
         require_same(tmp_path / "hf", replace(plan.model, numerics=Numerics()))
     with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
         require_same(tmp_path, plan.model)
+
+
+@pytest.mark.parametrize("layout", ["zero-2 of 2", "tp=4"])
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "megatron-ranks"])
+def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS[layout], "dense")
+    initial = initial_weights(plan.model, 99)
+    degrees = Degrees(tp=2, divisible=16)
+    model = Model(plan.model, of_weights(initial), torch.float32)
+    FORMATS[name].write(tmp_path, model, Choices(degrees=degrees))
+    weights, record = run_ranks(begun, plan.layout.num_devices, plan, data, str(tmp_path))[0]
+    assert weights.keys() == initial.tensors.keys()
+    for key, tensor in initial.tensors.items():
+        torch.testing.assert_close(weights[key], tensor.flatten().double(), rtol=0, atol=0)
+    assert math.isfinite(record.loss)
+    deeper = replace(plan.model, num_layers=plan.model.num_layers + 1)
+    with pytest.raises(InputError, match=r"lacks|has shape|has 0 of the"):
+        open_stored(tmp_path, deeper)
 
 
 def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
