@@ -91,6 +91,6 @@ def test_there_are_sessions() -> None:
 
 
 def test_the_files_to_read_exist() -> None:
-    named = re.findall(r"^\d\. `(src/[^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"^\d\. `(src/[^`]+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(named) == 6
     assert all((ROOT / name).is_file() for name in named)
