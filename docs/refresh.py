@@ -29,6 +29,7 @@ COMMAND = r"shardwise (?:[^\n]*\\\n)*[^\n]+"
 NEXT = "\n$ "  # between the commands of a session
 SESSION = re.compile(rf"```\n\$ ({COMMAND}(?:\n\$ {COMMAND})*)\n\n(.*?)\n```", re.DOTALL)
 PYTHON = re.compile(r"```python\n(>>> .*?)\n```", re.DOTALL)
+DRAWING = {"roofline": "--plot", "memory": "--plot", "figures": "--out"}  # flags of verbs that draw; of others --draw
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.svg)\)\n<!-- (shardwise [^\n]+) -->")
 
 
@@ -82,9 +83,10 @@ def replayed(session: str) -> str:
 
 def drawn(command: str) -> str:
     """The picture that a command draws now."""
+    flag = DRAWING.get(command.split()[1], "--draw")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "drawn.svg"
-        printed(f"{command} --draw {target}")
+        printed(f"{command} {flag} {target}")
         return target.read_text(encoding="utf-8")
 
 

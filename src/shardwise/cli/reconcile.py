@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
-    from shardwise.cli.reconcile_charts import charts
     from shardwise.draw.bars import draw_bar_charts
+    from shardwise.reconcile.picture import reconciliation_charts
 
-    write_picture("--plot", target, draw_bar_charts(charts(plan, found)))
+    about = f"{plan.model.name}, {plan.layout}, on {found.machine}"
+    write_picture("--plot", target, draw_bar_charts(reconciliation_charts(found, about)))

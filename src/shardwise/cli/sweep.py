@@ -137,11 +137,12 @@ def _require_a_plan(points: Sequence[Point]) -> None:
 
 def _written(arguments: argparse.Namespace, swept: Swept) -> str:
     from shardwise.cli.sweep_report import sweep_report
+    from shardwise.draw.charts import draw_chart
     from shardwise.search.sweep.payload import sweep_csv, sweep_payload
-    from shardwise.search.sweep.picture import draw_sweep
+    from shardwise.search.sweep.picture import sweep_chart
 
     if arguments.draw:
-        write_picture("--draw", arguments.draw, draw_sweep(swept))
+        write_picture("--draw", arguments.draw, draw_chart(sweep_chart(swept)))
     if arguments.csv:
         write_file("--csv", arguments.csv, sweep_csv(swept))
     title = f"{arguments.model} on {arguments.cluster[0]} over {' and '.join(sweep.name for sweep in swept.sweeps)}"

@@ -10,6 +10,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.stage import Stage
 from shardwise.cost.time_terms import TIME
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
@@ -30,7 +31,7 @@ PREDICTION = "a prediction for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Pictured):
     """What a layout costs. `time` (seconds of the slowest stage, by term) adds up to `step_time_s`; `hidden` is traffic
     behind compute; `memory` (bytes of the fullest device, by term) adds up to `memory_bytes`. `notes` say whether it is a bound
     or a prediction, what that rests on, and what to know of it."""
@@ -51,6 +52,11 @@ class Estimate:
     interval90: tuple[float, float] | None = None
     waste: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def shown(self) -> Shown:
+        from shardwise.cost.picture import shown_estimate
+
+        return shown_estimate(self)
 
     @property
     def caveats(self) -> tuple[str, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from shardwise.draw.axis import SHOWN
 from shardwise.draw.canvas import HEADING, MARGIN, ROW, SMALL, Canvas, flowed
-from shardwise.draw.drawing import SIZE, Drawing, below
+from shardwise.draw.drawing import Drawing, below
 from shardwise.draw.palette import GRID, INK, PAPER, part_colours, text_on
 from shardwise.draw.scales import even_ticks
-from shardwise.draw.text import OTHER, text_width
+from shardwise.draw.text import text_width, wrapped
 
 BAR_WIDTH, BAR_HEIGHT, LINE = 860.0, 30.0, 18.0  # LINE: of text over a bar
 BEHIND = 90.0  # room behind the longest bar, for its total
@@ -62,7 +61,7 @@ class _BarPlot:
         every = dict.fromkeys(name for bar in chart.bars for name in bar.parts)
         self.names = [name for name in every if any(bar.parts.get(name, 0.0) > 0 for bar in chart.bars)]
         self.colours = part_colours(every)
-        self.labels = [textwrap.wrap(bar.label, int(BAR_WIDTH / (OTHER * SIZE))) or [""] for bar in chart.bars]
+        self.labels = [wrapped(bar.label, BAR_WIDTH) for bar in chart.bars]
         heights = [LINE * len(lines) + BAR_HEIGHT + 14.0 for lines in self.labels]
         self.starts = list(accumulate(heights, initial=HEADING + ROW))
         self.top, self.bottom = self.starts[0], self.starts[-1]

@@ -20,9 +20,25 @@ def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
     """Pixels that a text takes at most in a usual sans serif.
 
     >>> round(text_width("bubble", 10.0), 3)
-    33.2
+    34.8
     """
     return size * sum(map(_character_width, text)) * (BOLD if bold else 1.0)
+
+
+def wrapped(text: str, width: float, size: float = SIZE) -> list[str]:
+    """The text in lines of at most so many pixels, broken between words; a longer word is a line of its own.
+
+    >>> wrapped("one two three", 60.0)
+    ['one two', 'three']
+    """
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, size) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _character_width(character: str) -> float:

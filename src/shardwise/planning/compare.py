@@ -9,6 +9,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.cost.run import Run
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.layout.payload import LayoutPayload
 from shardwise.planning.explain.reasons import MODEL_ERROR
 from shardwise.planning.payload import PlanPayload, layout_of_plan, plan_payload
@@ -118,13 +119,18 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Pictured):
     """The contenders in the order that they were given; `chosen` is the place of one, None where none meets the limits."""
 
     contenders: tuple[Contender, ...]
     limits: Limits
     chosen: int | None
     reason: str
+
+    def shown(self) -> Shown:
+        from shardwise.planning.picture import shown_comparison
+
+        return shown_comparison(self)
 
     @property
     def plan(self) -> Plan | None:

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from shardwise.books.figures import stage_memories
 from shardwise.cluster.cluster import Cluster
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.errors import InputError, require
 from shardwise.job import USUAL_SEQ_LEN, Job
 from shardwise.layout.layout import Layout
@@ -58,7 +59,7 @@ class MemoryPayload(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutMemory:
+class LayoutMemory(Pictured):
     """Bytes of a device of each pipeline stage, by term (`terms.MEMORY_TERMS`), beside what the device has.
 
     `num_micro_batches`: of each replica in a step of the job.
@@ -69,6 +70,11 @@ class LayoutMemory:
     num_micro_batches: int
     memory_capacity_bytes: float
     stages: tuple[Mapping[str, float], ...]
+
+    def shown(self) -> Shown:
+        from shardwise.planning.picture import shown_memory
+
+        return shown_memory(self)
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:

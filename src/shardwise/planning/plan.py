@@ -14,6 +14,7 @@ from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.rates import loss_of, policy_of
 from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import Run, training_run
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -48,7 +49,7 @@ class SearchSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Pictured):
     """Model, cluster and job as resolved, the layout, its estimate, and where they come from.
 
     `bound_s` are the seconds of the step with kernels and links at the best that micro-benchmarks reach, where the estimate is a
@@ -68,6 +69,11 @@ class Plan:
     run: Run | None = None
     bound_s: float | None = None
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+
+    def shown(self) -> Shown:
+        from shardwise.planning.picture import shown_plan
+
+        return shown_plan(self)
 
     def __repr__(self) -> str:
         job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import LOCAL, LOCAL_IS, chip_names
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.measurement.inspection import Measured
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives, collectives
@@ -21,7 +22,7 @@ ENGINES_LOSS = "in_place"  # the kind that the engine has (`loss.LOSSES`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation:
+class Reconciliation(Pictured):
     """All of it. `machine` is what ran the plan; `changes` by how much its work took longer after the run than before, by name.
 
     `attribution` is None for a step that is as predicted, and for one of a noisy machine. `remarks` say what the numbers must be
@@ -36,6 +37,11 @@ class Reconciliation:
     collectives: Collectives
     remarks: tuple[str, ...]
     advice: tuple[str, ...]
+
+    def shown(self) -> Shown:
+        from shardwise.reconcile.picture import shown_reconciliation
+
+        return shown_reconciliation(self)
 
     @property
     def noisy(self) -> bool:

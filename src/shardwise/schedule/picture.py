@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from shardwise.draw.notebook import Shown, Table
 from shardwise.draw.palette import TERM_COLOURS, Colour
 from shardwise.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.draw.trace import Arrow, Event, chrome_trace
@@ -38,6 +39,16 @@ def timeline_chart(line: Timeline) -> TimelineChart:
         legend=legend_of(line.actions),
         curve_title="activations held, in micro-batches of a stage",
     )
+
+
+def shown_timeline(line: Timeline) -> Shown:
+    """A played list in a notebook."""
+    facts = {
+        "length": f"{line.makespan:.6g} s", "idle": format_percent(line.idle_fraction),
+        "bubble, idle over ideal time": format_percent(line.bubble),
+        "activations at most, in micro-batches of a stage": f"{max(line.peak_activations, default=0.0):.4g}",
+    }  # fmt: skip
+    return Shown(title=title_of(line.actions), tables=(Table.of(facts),), charts=lambda: (timeline_chart(line),))
 
 
 def title_of(actions: ActionList) -> str:

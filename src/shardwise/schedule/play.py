@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.schedule.action import FORWARD, WEIGHT, ActionList, Slot
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.held import Held, held_by_rank, step_curve
@@ -17,7 +18,7 @@ NEVER = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(Pictured):
     """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them."""
 
     actions: ActionList
@@ -25,6 +26,11 @@ class Timeline:
     starts: Sequence[Sequence[float]]
     ends: Sequence[Sequence[float]]
     held: tuple[Held, ...] = field(repr=False)
+
+    def shown(self) -> Shown:
+        from shardwise.schedule.picture import shown_timeline
+
+        return shown_timeline(self)
 
     @property
     def makespan(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from shardwise.draw.notebook import Shown, Table
 from shardwise.draw.palette import INK, TERM_COLOURS, Colour
 from shardwise.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.draw.trace import Event, chrome_trace
@@ -16,7 +17,7 @@ from shardwise.simulate.result import AXES, Simulation
 from shardwise.simulate.step import Simulated
 from shardwise.simulate.streams import Event as Done
 from shardwise.simulate.work import Kernel
-from shardwise.units import format_percent, format_seconds
+from shardwise.units import format_bytes, format_percent, format_seconds
 
 MOST_DRAWN = 4096  # passes: more are no picture that a browser shows well
 MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
@@ -44,6 +45,16 @@ def step_chart(simulation: Simulation) -> TimelineChart:
         end=found.step_time_s, rows=tuple(_rows(found, simulation.memories, streams)), legend=tuple(legend),
         curve_title="memory of a device, GB",
     )  # fmt: skip
+
+
+def shown_simulation(simulation: Simulation) -> Shown:
+    """A simulated step in a notebook."""
+    facts = {
+        "step": format_seconds(simulation.step_time_s), "bubble": format_percent(simulation.bubble),
+        "memory at most": format_bytes(simulation.peak_bytes),
+    } | {f"exposed {axis}": format_seconds(seconds) for axis, seconds in simulation.exposed.items()}  # fmt: skip
+    title = f"A step of {simulation.found.pricing.architecture.name}, simulated"
+    return Shown(title=title, tables=(Table.of(facts),), charts=lambda: (step_chart(simulation),))
 
 
 def _streams(found: Simulated) -> tuple[str, ...]:

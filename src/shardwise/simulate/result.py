@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.pricing import Pricing
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import require_legal
@@ -37,10 +38,15 @@ AXES = (*COMMUNICATION, "control", HOST)
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Pictured):
     """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device."""
 
     found: Simulated
+
+    def shown(self) -> Shown:
+        from shardwise.simulate.picture import shown_simulation
+
+        return shown_simulation(self)
 
     @property
     def step_time_s(self) -> float:

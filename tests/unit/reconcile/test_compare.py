@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shardwise.cli.plain import plain
-from shardwise.cli.reconcile_charts import charts
 from shardwise.cli.reconcile_report import reconcile_report
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
@@ -25,6 +24,7 @@ from shardwise.planning.plan import Plan, plan_layout
 from shardwise.reconcile.collectives import collectives, compared
 from shardwise.reconcile.compare import Reconciliation, reconcile
 from shardwise.reconcile.memory import step_memory
+from shardwise.reconcile.picture import reconciliation_charts
 from shardwise.reconcile.read import MeasuredRun
 from shardwise.reconcile.time import StepTime, TimeTerm, attribution, depends_on, step_time
 from shardwise.sharding.collective import Issued, Kind
@@ -175,7 +175,7 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert medians < 0.8 * found.time.measured_s
     assert sum(term.measured_s for term in found.time.terms) == pytest.approx(found.time.measured_s, rel=1e-12)
     assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
-    bars = charts(PLAN, found)[0].bars
+    bars = reconciliation_charts(found)[0].bars
     assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
     shares = re.findall(r" (\d+\.\d)%  ", plain(reconcile_report(PLAN, found, "runs/a")).split("memory of a device")[0])
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)

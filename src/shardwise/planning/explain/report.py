@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.cost.estimate import estimate
 from shardwise.cost.run import Run, training_run
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
 from shardwise.planning.abilities import as_run, stack_of
@@ -23,7 +24,7 @@ from shardwise.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Pictured):
     """A plan's story in the order of its decisions, and what was asked for beside it."""
 
     model: str
@@ -43,6 +44,11 @@ class Explanation:
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
     stack: str | None = None
+
+    def shown(self) -> Shown:
+        from shardwise.planning.picture import shown_explanation
+
+        return shown_explanation(self)
 
     def __repr__(self) -> str:
         verdict = "fits" if self.fit.fits else "does not fit"

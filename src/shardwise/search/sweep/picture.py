@@ -6,23 +6,44 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwise.draw.drawing import Drawing
-from shardwise.draw.heat_map import HeatMap, draw_heat_map
-from shardwise.draw.panels import Column, Panel, PanelChart, draw_panels
+from shardwise.draw.heat_map import HeatMap
+from shardwise.draw.notebook import Shown, Table
+from shardwise.draw.panels import Column, Panel, PanelChart
+from shardwise.errors import InputError
 from shardwise.layout.layout import AXES
 from shardwise.planning.plan import Plan
 from shardwise.search.sweep.payload import micro_batches
 from shardwise.search.sweep.points import Point, Swept, knee, parts
 from shardwise.search.sweep.values import shown
 from shardwise.terms import MEMORY_TERMS
+from shardwise.units import format_bytes, format_seconds
 
 WIDTH = 18  # characters of a line under a column
 BILLION = 1e9  # tokens that dollars are shown for
 
 
-def draw_sweep(swept: Swept) -> Drawing:
-    """The picture."""
-    return draw_panels(panel_chart(swept)) if len(swept.sweeps) == 1 else draw_heat_map(heat_map(swept))
+def sweep_chart(swept: Swept) -> PanelChart | HeatMap:
+    """Panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
+    if not any(point.plan for point in swept.points):
+        raise InputError("picture: no point of the sweep has a plan; one at least is required")
+    return panel_chart(swept) if len(swept.sweeps) == 1 else heat_map(swept)
+
+
+def shown_sweep(swept: Swept) -> Shown:
+    """A sweep in a notebook: a row for each point, and its chart where any point has a plan."""
+    names = [sweep.name for sweep in swept.sweeps]
+    rows = tuple((*(shown(point.at[name]) for name in names), *_said(point)) for point in swept.points)
+    table = Table(head=(*names, "step", "MFU", "memory", "bound by", "layout"), rows=rows)
+    title, job = what_is_planned(swept)
+    return Shown(title=f"{title}, {job}", tables=(table,), charts=lambda: (sweep_chart(swept),))
+
+
+def _said(point: Point) -> tuple[str, ...]:
+    if point.plan is None:
+        return absent(point), "", "", "", ""
+    found = point.plan.estimate
+    layout = str(point.plan.layout)
+    return format_seconds(found.step_time_s), f"{found.mfu:.1%}", format_bytes(found.memory_bytes), found.bound, layout
 
 
 def what_is_planned(swept: Swept) -> tuple[str, str]:

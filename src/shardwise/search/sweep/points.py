@@ -9,6 +9,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate
 from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import SECONDS_PER_HOUR
+from shardwise.draw.notebook import Pictured, Shown
 from shardwise.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.job import Job
 from shardwise.model.architecture import Architecture
@@ -75,12 +76,17 @@ class Knee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Swept(Pictured):
     """The points that were planned, of one sweep or of two that make a grid; fewer than `num_points` where it was stopped."""
 
     sweeps: tuple[Sweep, ...]
     points: tuple[Point, ...]
     num_points: int
+
+    def shown(self) -> Shown:
+        from shardwise.search.sweep.picture import shown_sweep
+
+        return shown_sweep(self)
 
     def __repr__(self) -> str:
         names = " and ".join(sweep.name for sweep in self.sweeps)

@@ -1,0 +1,149 @@
+"""What values show of themselves in notebooks: tables and a picture that stand by themselves, whatever a model is called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+import shardwise as sw
+from shardwise.cli.plain import plain
+from shardwise.cli.reconcile_report import reconcile_report
+from shardwise.draw.bars import Bar, BarChart
+from shardwise.draw.notebook import Pictured, Shown, Table
+from shardwise.errors import InputError
+from shardwise.planning.plan import Plan
+from shardwise.reconcile.collectives import Collectives
+from shardwise.reconcile.compare import Reconciliation
+from shardwise.reconcile.memory import MemoryTerm, StepMemory
+from shardwise.reconcile.time import StepTime, TimeTerm
+from shardwise.schedule.build import build
+from shardwise.schedule.play import play
+from shardwise.terms import MEMORY_TERMS
+from unit.draw.page import check_texts
+
+HOSTILE = '<script>alert("1")</script> & <b>'
+MODEL = replace(sw.load_model("llama-3.2-1b"), name=HOSTILE)
+BARS = (Bar(label="", parts={"a": 1.0}),)
+SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
+
+
+@pytest.fixture(scope="module")
+def plan() -> sw.Plan:
+    return sw.plan(MODEL, "h100:8", **SIZES)
+
+
+def reconciliation(plan: Plan) -> Reconciliation:
+    """A run that took a tenth longer in every term."""
+    time = plan.estimate.time
+    terms = tuple(TimeTerm(name=name, predicted_s=value, measured_s=1.1 * value) for name, value in time.items())
+    held = tuple(MemoryTerm(name=name, predicted=plan.estimate.memory[name], measured=1e9) for name in MEMORY_TERMS)
+    step = plan.estimate.step_time_s
+    return Reconciliation(
+        machine=HOSTILE, changes={}, attribution=None, remarks=(HOSTILE,), advice=(),
+        time=StepTime(
+            predicted_s=step, interval90=None, measured_s=1.1 * step, low_s=step, high_s=1.2 * step, num_steps=10, rest_s=0.0,
+            terms=terms,
+        ),
+        memory=StepMemory(
+            terms=held, total=MemoryTerm(name="total", predicted=plan.estimate.memory_bytes, measured=1e10), runtime=0.0,
+            resident_bytes=None, allocated_bytes=None, reserved_bytes=None,
+        ),
+        collectives=Collectives(planned=0, found=0, planned_bytes={}, found_bytes={}, miscounted=()),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def values(plan: sw.Plan) -> Mapping[str, Pictured]:
+    return {
+        "plan": plan,
+        "estimate": plan.estimate,
+        "comparison": sw.plan_clusters(MODEL, ["h100:8", "h200:8"], **SIZES),
+        "explanation": sw.explain(plan, against="tp=8"),
+        "memory": sw.memory(MODEL, "h100:16", "fsdp=8 pp=2 zero_stage=1"),
+        "sweep": sw.sweep(MODEL, "h100:8", over="gpus=8,16", **SIZES),
+        "schedule": play(build("1f1b", 4, 8)),
+        "simulation": sw.simulation(plan),
+        "reconciliation": reconciliation(plan),
+    }
+
+
+NAMES = ("plan", "estimate", "comparison", "explanation", "memory", "sweep", "schedule", "simulation", "reconciliation")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Pictured], name: str) -> None:
+    html = values[name]._repr_html_()
+    root = ElementTree.fromstring(html)
+    tags = [one.tag.rpartition("}")[2] for one in root.iter()]
+    assert {"table", "svg", "title"} <= set(tags)
+    assert "script" not in tags
+    assert "b" not in tags, "a name is text, never an element"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stands_by_itself(values: Mapping[str, Pictured], name: str) -> None:
+    """Nothing is loaded: no address but the names of the languages that it is written in."""
+    html = values[name]._repr_html_()
+    assert not re.search(r"\b(src|href|onload)=|url\(|@import", html)
+    assert set(re.findall(r"https?://[^\"\s]+", html)) == {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_picture_is_legible_and_a_figure(values: Mapping[str, Pictured], name: str) -> None:
+    check_texts(values[name].drawing())
+    assert isinstance(values[name].figure(), Figure)
+
+
+def test_hostile_names_are_shown_as_they_are(values: Mapping[str, Pictured]) -> None:
+    for name in ("plan", "explanation", "sweep", "simulation", "reconciliation"):
+        said = "".join(ElementTree.fromstring(values[name]._repr_html_()).itertext())
+        assert HOSTILE in said, name
+
+
+def test_tables_have_the_numbers(values: Mapping[str, Pictured], plan: sw.Plan) -> None:
+    said = " ".join(ElementTree.fromstring(plan._repr_html_()).itertext())
+    assert str(plan.layout) in said
+    assert f"{plan.estimate.mfu:.1%}" in said
+    for other in plan.alternatives:
+        assert other.reason in said
+    swept = values["sweep"]
+    assert isinstance(swept, sw.Swept)
+    said = " ".join(ElementTree.fromstring(swept._repr_html_()).itertext())
+    for point in swept.points:
+        assert point.plan is not None
+        assert str(point.plan.layout) in said
+
+
+def test_a_picture_that_is_too_large_says_so() -> None:
+    """Beside the table, which is shown all the same."""
+    line = play(build("1f1b", 64, 512))
+    root = ElementTree.fromstring(line._repr_html_())
+    assert root.find("table") is not None
+    assert "at most 8,192 are drawn" in "".join(root.itertext())
+    with pytest.raises(InputError, match="at most 8,192"):
+        line.drawing()
+
+
+def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Pictured]) -> None:
+    found = values["reconciliation"]
+    assert isinstance(found, Reconciliation)
+    first = plain(reconcile_report(plan, found, "run")).splitlines()[0]
+    assert first.startswith(f"{HOSTILE}, 8 devices")
+    assert [chart.title for chart in found.shown().charts()] == [
+        "Time of a step: predicted and measured", "Memory of a device: predicted and measured",
+    ]  # fmt: skip
+
+
+def test_empty_facts_are_left_out() -> None:
+    table = Table.of({"a": "1", "b": ""})
+    assert table.rows == (("a", "1"),)
+    shown = Shown(title="t < u", tables=(table,), charts=lambda: (BarChart(title="", subtitle="", bars=BARS),))
+    root = ElementTree.fromstring(shown.html())
+    assert root.findtext("p/strong") == "t < u"
+    assert [cell.text for cell in root.iter("td")] == ["1"]
