@@ -274,7 +274,7 @@ def test_no_flag_of_a_plan_is_passed_over() -> None:
         "runnable",
         "divisible",
     }
-    printed = {"help", "json"}
+    printed = {"help", "json", "verbose", "report"}
     assert flags == held | printed | {"sweep", *OF_SWEEPS} | {*OF_ONE_PLAN}
 
 
