@@ -12,8 +12,8 @@ from shardwise.cli.verbs import GROUPS
 WIDTH = 100  # of a usage, in characters
 HEAD = """# Command line
 
-Made from the parser of `shardwise` {version}. Every verb takes `-h`. With `--json` a verb prints a payload whose keys the
-[JSON schemas](schemas.md) describe.
+Made from the parsers of `shardwise` {version}. [Using the command line](conventions.md) explains what all verbs have in common;
+[JSON schemas](schemas.md) have the keys of what `--json` prints.
 """
 
 

@@ -91,7 +91,7 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
     assert found["schema"] == "shardwise.figure/1"
     assert sum(found["charts"][0]["bars"][0]["parts"].values()) == 120e9
     _, out, _ = run(capsys, "--json")
-    assert [one["name"] for one in json.loads(out)] == list(FIGURES)
+    assert [one["name"] for one in json.loads(out)["figures"]] == list(FIGURES)
     _, out, _ = run(capsys, "sharding-fsdp", "--json")
     assert json.loads(out)["charts"][0]["grids"][0]["labels"]["0,0"] == "0"
 

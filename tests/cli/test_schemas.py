@@ -12,7 +12,7 @@ import pytest
 from json_schemas import closed, require_valid, validators
 
 from shardwise.api.schemas import PAYLOADS, json_schemas
-from shardwise.cli import VERBS, main
+from shardwise.cli import main, verb_parsers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,6 +24,7 @@ SMALL = (
     "--out plan.json"
 )
 TOKENS = "tokenize --python-library 100kB --vocab-size 512 --out data"
+RUN = f"{SMALL}; {TOKENS}; train plan.json --data data --steps 6 --out run --device cpu"
 
 # Sessions in an empty folder; the last command of each gets --json.
 SESSIONS = (
@@ -69,9 +70,12 @@ SESSIONS = (
     f"calibrate h100:32 --runs {EXAMPLES}/calibrate/runs.csv",
     TOKENS,
     f"{SMALL}; rehearse plan.json",
+    "figures",
+    "figures zero-stages",
+    f"{RUN}; convert run --to huggingface --out hf",
     f"{SMALL}; verify plan.json --steps 1",
-    f"{SMALL}; {TOKENS}; train plan.json --data data --steps 6 --out run --device cpu",
-    f"{SMALL}; {TOKENS}; train plan.json --data data --steps 6 --out run --device cpu; reconcile plan.json run",
+    RUN,
+    f"{RUN}; reconcile plan.json run",
 )  # fmt: skip
 # Their values take minutes to make; the tests that make them anyway ask the schema: tests/unit/calibrate, tests/bench.
 ELSEWHERE = {"shardwise.validate.folds/1", "shardwise.validate.groups/1", "shardwise.bench-machine/1"}
@@ -131,7 +135,7 @@ def test_every_schema_has_been_asked() -> None:
 
 
 def test_every_verb_has_a_schema() -> None:
-    assert {verb.__name__.rpartition(".")[2].replace("_", "-") for verb in VERBS} == set(PAYLOADS)
+    assert verb_parsers().keys() == PAYLOADS.keys()
 
 
 def test_an_error_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,8 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "tokenize": ("data.index:CorpusPayload",),
     "verify": ("verify.training.verify:VerifyPayload",),
     "rehearse": ("reconcile.rehearsal:RehearsePayload",),
+    "convert": ("train.conversion.convert:ConvertPayload",),
+    "figures": ("api.figures.figure:FigurePayload", "api.figures.figure:FiguresPayload"),
     "train": ("measurement.summary:SummaryPayload",),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip

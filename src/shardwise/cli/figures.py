@@ -41,14 +41,14 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The list of figures, or where they were drawn to."""
-    from shardwise.api.figures import FIGURES, figure, figure_payload
+    from shardwise.api.figures import FIGURES, figure, figure_payload, figures_payload
     from shardwise.errors import collect
 
     chosen = collect(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
     written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
     if arguments.json:
-        payloads = [figure_payload(one, data=len(chosen) == 1) for one in chosen]
-        return json.dumps(payloads[0] if len(arguments.names) == 1 else payloads, indent=2)
+        alone = len(arguments.names) == 1
+        return json.dumps(figure_payload(chosen[0], data=True) if alone else figures_payload(chosen), indent=2)
     return "\n".join(written) if written else _listed(chosen)
 
 

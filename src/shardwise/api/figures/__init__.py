@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from shardwise.api.figures.book import FIGURES as _BOOK
-from shardwise.api.figures.figure import Figure, figure_payload
+from shardwise.api.figures.figure import Figure, figure_payload, figures_payload
 from shardwise.api.figures.page import figures_page
 from shardwise.api.figures.playbook import FIGURES as _PLAYBOOK
 from shardwise.errors import InputError
 from shardwise.names import unknown
 
-__all__ = ["FIGURES", "Figure", "figure", "figure_payload", "figures_page"]
+__all__ = ["FIGURES", "Figure", "figure", "figure_payload", "figures_page", "figures_payload"]
 
 FIGURES: dict[str, Figure] = {one.name: one for one in (*_BOOK, *_PLAYBOOK)}
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 if TYPE_CHECKING:
     from shardwise.draw.charts import Chart
     from shardwise.draw.drawing import Drawing
 
 SCHEMA = "shardwise.figure/1"
+SEVERAL_SCHEMA = "shardwise.figures/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,32 @@ class Figure:
 
     def _repr_html_(self) -> str:
         return self.drawing().svg()
+
+
+class FigurePayload(TypedDict):
+    """A figure of a book: what the original shows, and what is drawn here. `charts` is present when one figure is asked for."""
+
+    schema: Literal["shardwise.figure/1"]
+    name: str
+    book: str
+    section: str
+    url: str
+    original: str
+    here: str
+    command: str
+    charts: NotRequired[list[dict[str, Any]]]
+
+
+class FiguresPayload(TypedDict):
+    """Several figures, without their numbers."""
+
+    schema: Literal["shardwise.figures/1"]
+    figures: list[FigurePayload]
+
+
+def figures_payload(figures: Sequence[Figure]) -> dict[str, Any]:
+    """What `shardwise figures --json` prints of several figures."""
+    return {"schema": SEVERAL_SCHEMA, "figures": [figure_payload(figure) for figure in figures]}
 
 
 def figure_payload(figure: Figure, *, data: bool = False) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from shardwise.errors import InputError, chosen
 from shardwise.measurement.folder import RunFolder
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
+from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.planning.codec import is_plan, load_plan
 from shardwise.train.checkpoint.folders import latest
 from shardwise.train.checkpoint.manifest import MANIFEST
@@ -21,6 +23,18 @@ from shardwise.train.conversion.sources import of_checkpoint, of_stored
 from shardwise.train.huggingface.writing import CONFIG
 
 SCHEMA = "shardwise.convert/1"
+
+
+class ConvertPayload(TypedDict):
+    """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
+
+    schema: Literal["shardwise.convert/1"]
+    model: ModelPayload
+    dtype: str
+    source: str
+    written: str
+    folder: str
+    begin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class Converted:
     def payload(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return {
-            "schema": SCHEMA, "model": self.architecture.name, "num_params": num_params(self.architecture), "dtype": self.dtype,
+            "schema": SCHEMA, "model": model_payload(self.architecture), "dtype": self.dtype,
             "source": self.source, "written": self.format.title, "folder": str(self.folder), "begin": self.begin,
         }  # fmt: skip
 
