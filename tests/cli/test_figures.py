@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from json_schemas import require_valid
 from unit.draw.page import check_texts, texts
 
 import shardwise as sw
-from shardwise.api.figures import FIGURES, figures_page
+from shardwise.api.figures import FIGURES, figure_payload, figures_page
 from shardwise.api.figures.figure import Book, Figure
 from shardwise.api.figures.searched import best_layouts
 from shardwise.cli import main
@@ -27,11 +28,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != LONG])
-def test_every_figure_is_drawn_and_legible(name: str) -> None:
+def test_every_figure_is_drawn_and_legible_and_its_numbers_are_as_the_schema_says(name: str) -> None:
     drawing = sw.figure(name).drawing()
     check_texts(drawing)
     assert drawing.title
     assert drawing.description
+    require_valid(json.loads(json.dumps(figure_payload(sw.figure(name)))))
 
 
 def test_a_map_of_the_best_layouts() -> None:
@@ -91,7 +93,9 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
     assert found["schema"] == "shardwise.figure/1"
     assert sum(found["charts"][0]["bars"][0]["parts"].values()) == 120e9
     _, out, _ = run(capsys, "--json")
-    assert [one["name"] for one in json.loads(out)["figures"]] == list(FIGURES)
+    found = json.loads(out)
+    assert found["schema"] == "shardwise.figures/1"
+    assert [one["name"] for one in found["figures"]] == list(FIGURES)
     _, out, _ = run(capsys, "sharding-fsdp", "--json")
     assert json.loads(out)["charts"][0]["grids"][0]["labels"]["0,0"] == "0"
 

@@ -65,6 +65,8 @@ SESSIONS = (
     "show precisions",
     "show stacks nemo-25 --chip h100",
     "show targets",
+    "figures",
+    "figures zero-stages",
     "validate --source torchtitan",
     "bench memory --device cpu",
     f"calibrate h100:32 --runs {EXAMPLES}/calibrate/runs.csv",

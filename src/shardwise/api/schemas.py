@@ -28,6 +28,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "read": ("export.verdict:ReadPayload",),
     "mfu": ("planning.measured:MfuPayload",),
     "show": ("sourced:ShowPayload",),
+    "figures": ("api.figures.payload:FigurePayload", "api.figures.payload:FiguresPayload"),
     "validate": (
         "calibrate.payload:ValidatePayload", "calibrate.folds_payload:FoldsPayload", "calibrate.groups:GroupsPayload",
     ),
@@ -37,7 +38,6 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "verify": ("verify.training.verify:VerifyPayload",),
     "rehearse": ("reconcile.rehearsal:RehearsePayload",),
     "convert": ("train.conversion.convert:ConvertPayload",),
-    "figures": ("api.figures.figure:FigurePayload", "api.figures.figure:FiguresPayload"),
     "train": ("measurement.summary:SummaryPayload",),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip

@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> str:
     chosen = collect(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
     written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
     if arguments.json:
-        alone = len(arguments.names) == 1
-        return json.dumps(figure_payload(chosen[0], data=True) if alone else figures_payload(chosen), indent=2)
+        return json.dumps(figure_payload(chosen[0]) if len(chosen) == 1 else figures_payload(chosen), indent=2)
     return "\n".join(written) if written else _listed(chosen)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shardwise.api.figures.book import FIGURES as _BOOK
-from shardwise.api.figures.figure import Figure, figure_payload, figures_payload
+from shardwise.api.figures.figure import Figure
 from shardwise.api.figures.page import figures_page
+from shardwise.api.figures.payload import figure_payload, figures_payload
 from shardwise.api.figures.playbook import FIGURES as _PLAYBOOK
 from shardwise.errors import InputError
 from shardwise.names import unknown
