@@ -5,9 +5,10 @@
     python docs/refresh.py --check    # say which outputs are out of date, exit status 1
 
 A block that starts with `$ shardwise ...` is a session: the command, an empty line, and its output. Of several commands, one
-under the other, the last one's output is shown; they run in an empty folder, where each finds the files of those before. A line
-`...` at the end of a block means that the output goes on. A block of Python that starts with `>>>` is a session too, each on its
-own. A picture with a comment under it, such as `<!-- shardwise schedule ... -->`, is drawn by that command.
+under the other, the last one's output is shown; they, and a command that writes with `--out`, run in an empty folder, where each
+finds the files of those before. A line `...` at the end of a block means that the output goes on. A block of Python that starts
+with `>>>` is a session too, each on its own. A picture with a comment under it, such as `<!-- shardwise schedule ... -->`, is
+drawn by that command.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def timeless(text: str) -> str:
 def printed(session: str) -> str:
     """What the last command of a session prints, errors included."""
     commands = session.split(NEXT)
-    if len(commands) == 1:
+    if len(commands) == 1 and "--out" not in session:
         return said_by(session)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         return [said_by(command) for command in commands][-1]
