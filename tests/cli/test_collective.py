@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -12,16 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.cli import collective
+from shardwise.cli import verb_parsers
 from shardwise.errors import InputError
 
 V5E = ["all-gather", "2048x8192", "--axes", "4", "--on", "tpu-v5e"]
 
 
 def run(*arguments: str) -> str:
-    parser = argparse.ArgumentParser()
-    collective.configure(parser.add_subparsers())
-    parsed = parser.parse_args(["collective", *arguments])
+    parsed = verb_parsers()["collective"].parse_args(list(arguments))
     shown = parsed.run(parsed)
     assert isinstance(shown, str)
     return shown
@@ -164,8 +161,7 @@ def test_wrong_input_is_said(
 
 def test_help_loads_no_numpy() -> None:
     code = (
-        "import argparse, sys; from shardwise.cli import collective;"
-        "p = argparse.ArgumentParser(); collective.configure(p.add_subparsers()); p.format_help();"
+        "import sys; from shardwise.cli import verb_parsers; verb_parsers()['collective'].format_help();"
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.books.roofline import FORMS
-from shardwise.cli import memory, memory_report, roofline
+from shardwise.cli import memory, memory_report, roofline, verb_parsers
 from shardwise.cli.plain import plain
 from shardwise.errors import InputError, MissingValueError
 from shardwise.terms import MEMORY_TERMS
@@ -26,10 +25,7 @@ MEMORY = ["llama-3-8b", "h100:8", *JOB]
 
 
 def run(verb: ModuleType, *arguments: str) -> str:
-    parser = argparse.ArgumentParser()
-    verb.configure(parser.add_subparsers())
-    name = verb.__name__.rpartition(".")[2]
-    parsed = parser.parse_args([name, *arguments])
+    parsed = verb_parsers()[verb.__name__.rpartition(".")[2]].parse_args(list(arguments))
     shown = parsed.run(parsed)
     return shown if isinstance(shown, str) else plain(shown)
 
@@ -331,11 +327,10 @@ def test_wrong_layouts(layouts: list[str], problems: list[str]) -> None:
 def test_verbs_load_no_framework() -> None:
     """Neither needs a search; the scalar path is plain Python."""
     code = (
-        "import argparse, sys\n"
-        "from shardwise.cli import memory, roofline\n"
-        "parser = argparse.ArgumentParser()\n"
-        "verbs = parser.add_subparsers()\n"
-        "memory.configure(verbs), roofline.configure(verbs)\n"
+        "import sys\n"
+        "from shardwise.cli import build_parser, verb_parsers\n"
+        "parser = build_parser()\n"
+        "[verb_parsers()[name].format_help() for name in ('memory', 'roofline')]\n"
         "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"
         f"for words in ({['roofline', *MATMUL]!r}, {['memory', *MEMORY, '--layout', 'dp=8']!r}):\n"
         "    parsed = parser.parse_args(words)\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import show
+from shardwise.cli import verb_parsers
 from shardwise.cli.show_networks import cluster_names
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.chips import chip_names, load_chip
@@ -24,9 +23,8 @@ KINDS = ("models", "chips", "clusters", "precisions", "stacks")
 
 
 def shown(*arguments: str) -> str:
-    parser = argparse.ArgumentParser()
-    show.configure(parser.add_subparsers())
-    parsed = parser.parse_args(["show", *arguments])
+    parser = verb_parsers()["show"]
+    parsed = parser.parse_args(list(arguments))
     return str(parsed.run(parsed))
 
 
@@ -229,8 +227,7 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
-        "import argparse, sys; from shardwise.cli import show; "
-        "show.configure(argparse.ArgumentParser().add_subparsers()); "
+        "import sys; from shardwise.cli import verb_parsers; verb_parsers()['show'].format_help(); "
         "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.cluster', 'shardwise.model') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

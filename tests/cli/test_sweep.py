@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
-from shardwise.cli import build_parser, main
+from shardwise.cli import main, verb_parsers
 from shardwise.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
 from shardwise.progress import Progress
 from shardwise.search.sweep import points as points_module
@@ -258,9 +258,7 @@ def test_wrong_input(
 
 def test_no_flag_of_a_plan_is_passed_over() -> None:
     """Each flag of `plan` holds at every point or is refused beside `--sweep`."""
-    verbs = next(action for action in build_parser()._actions if isinstance(action.choices, dict))
-    assert verbs.choices is not None
-    flags = {action.dest for action in verbs.choices["plan"]._actions if action.option_strings}
+    flags = {action.dest for action in verb_parsers()["plan"]._actions if action.option_strings}
     held = {
         "batch_tokens",
         "seq_len",

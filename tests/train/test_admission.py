@@ -161,12 +161,13 @@ def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pyte
 
 
 SCRIPT = """
-import argparse, sys
+import sys
+from shardwise.parser import Parser
 from shardwise.train.flags import add_train_arguments, settings_of
 from shardwise.train.admission import admit
 from shardwise.planning.codec import load_plan
 from shardwise.errors import ShardwiseError
-parser = argparse.ArgumentParser()
+parser = Parser()
 add_train_arguments(parser)
 settings = settings_of(parser.parse_args(sys.argv[1:]))
 try:

@@ -266,6 +266,8 @@ SAID = {
     ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
     ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),
     ("engine/numpy/step.py", "loss"), ("calibrate/row.py", "recompute"),
+    # a command without the flag that says the default; a rule of one kind of norm
+    ("explore/views/copy.py", "precision"), ("train/conversion/megatron_models.py", "norm"),
 }  # fmt: skip
 
 
