@@ -227,7 +227,7 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
-        "import sys; from shardwise.cli import verb_parsers; verb_parsers()['show'].format_help(); "
+        "import sys; from shardwise.cli import show; from shardwise.parser import Parser; show.configure(Parser()); "
         "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.cluster', 'shardwise.model') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

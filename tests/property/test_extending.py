@@ -288,7 +288,7 @@ def test_an_optimizer_is_one_entry(optimizer: str, capsys: pytest.CaptureFixture
     assert own["memory"]["optimizer"] == adamw["memory"]["optimizer"] / 2
     assert own["time"]["optimizer"] < adamw["time"]["optimizer"]
     assert payloads[1]["job"]["optimizer_fields"] == {"momentum": 0.9, "weight_decay": 0.0}
-    for verb, said in (("plan", optimizer), ("train", "recipe.momentum: decay of the sum of gradients (sgd 0.9)")):
+    for verb, said in (("plan", optimizer), ("train", "momentum: decay of the sum of gradients (sgd 0.9)")):
         with pytest.raises(SystemExit):
             main([verb, "--help"])
         assert said in re.sub(r"\s+", " ", capsys.readouterr().out)
