@@ -11,8 +11,8 @@ from pathlib import Path
 
 from export.random_launches import runnable_launches
 
-from shardwise.export.exporting import say
 from shardwise.export.files import files_of
+from shardwise.export.saying import say
 from shardwise.export.targets import target_named
 
 

@@ -12,8 +12,9 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import stack_named
 from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError
-from shardwise.export.exporting import as_taken, refusals
+from shardwise.export.exporting import as_taken
 from shardwise.export.launch import Launch, machines_of
+from shardwise.export.saying import refusals
 from shardwise.export.targets import target_named
 from shardwise.job import Job
 from shardwise.layout.context import variant_names

@@ -8,9 +8,9 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.errors import InputError
 from shardwise.export.automodel import TARGET
-from shardwise.export.exporting import refusals
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages

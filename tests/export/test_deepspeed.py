@@ -12,9 +12,9 @@ from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
 from shardwise.export.deepspeed import CONFIG, SCRIPT, TARGET
 from shardwise.export.deepspeed_formats import PRECISIONS, UNPRICED
-from shardwise.export.exporting import refusals, say
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals, say
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model

@@ -10,12 +10,13 @@ import shardwise as sw
 from shardwise.calibrate.published_runs.rows import published_rows
 from shardwise.errors import InputError
 from shardwise.export import maxtext
-from shardwise.export.exporting import export, refusals, say
+from shardwise.export.exporting import export
 from shardwise.export.files import files_of
 from shardwise.export.formats.yaml_text import yaml_tree
 from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.maxtext_model import known_models, named_model, with_model
+from shardwise.export.maxtext_named import known_models, named_model, with_model
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals, say
 from shardwise.planning.plan import plan_layout
 
 COMMAND = (

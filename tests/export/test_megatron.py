@@ -11,11 +11,11 @@ from export.published_megatron import PUBLISHED, Published
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.errors import InputError
-from shardwise.export.exporting import refusals, say
 from shardwise.export.files import files_of
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.megatron import TARGET
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals, say
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages

@@ -9,12 +9,12 @@ import pytest
 from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.errors import InputError
-from shardwise.export.exporting import refusals
 from shardwise.export.formats.recipe import recipe_in
 from shardwise.export.hub import hub_model, hub_name
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.megatron_bridge import TARGET
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals
 from shardwise.export.targets import TARGETS
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

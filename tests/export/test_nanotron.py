@@ -8,11 +8,12 @@ import pytest
 
 import shardwise as sw
 from shardwise.errors import InputError
-from shardwise.export.exporting import export, refusals, say
+from shardwise.export.exporting import export
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.nanotron import TARGET
 from shardwise.export.nanotron_model import stages_dealt
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals, say
 from shardwise.planning.plan import plan_layout
 
 # Launches of huggingface/nanotron, by its examples: sizes (hidden, MLP, heads, key-value heads, layers, words, tied), degrees

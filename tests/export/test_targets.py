@@ -11,10 +11,11 @@ from export.random_launches import chip_of, random_launches, runnable_launches, 
 import shardwise as sw
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
-from shardwise.export.exporting import LISTED, export, in_own_precision, refusals, say
+from shardwise.export.exporting import export, in_own_precision
 from shardwise.export.files import files_of
 from shardwise.export.launch import Launch, launch_of
 from shardwise.export.reading import read
+from shardwise.export.saying import LISTED, refusals, say
 from shardwise.export.target import Target
 from shardwise.export.targets import TARGETS, target_for, target_named
 from shardwise.job import Job

@@ -6,15 +6,16 @@ import pytest
 
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError
-from shardwise.export.exporting import refusals, say
 from shardwise.export.field import Given
 from shardwise.export.formats.tyro import tyro_options, tyro_words
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals, say
 from shardwise.export.target import Files, Target, option_table
 from shardwise.export.targets import target_named
-from shardwise.export.torchtitan_functions import options_of, parsed, registered
+from shardwise.export.torchtitan_functions import options_of, parsed
 from shardwise.export.torchtitan_model import flavor_of, flavors
+from shardwise.export.torchtitan_registry import registered
 from shardwise.export.torchtitan_stages import generated
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

@@ -9,10 +9,10 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError
-from shardwise.export.exporting import refusals
 from shardwise.export.formats.toml import toml_options, toml_text
 from shardwise.export.launch import Launch, Machines, machines_of
 from shardwise.export.reading import Heard, read
+from shardwise.export.saying import refusals
 from shardwise.export.targets import target_named
 from shardwise.layout.layout import Layout
 

@@ -1,4 +1,7 @@
-"""How the keys of a recipe of NeMo Automodel say a launch."""
+"""How the keys of a recipe of NeMo Automodel say a model and a job.
+
+Source of names and types: nemo-automodel 0.7.0, recipes/llm, components/loss, components/quantization/fp8.py.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.export.field import Field, Given, Options, beside, flag, named
+from shardwise.export.automodel_layout import LAYOUT, OWN, all_replicas, number
+from shardwise.export.field import Field, Given, Options, beside, named
 from shardwise.export.hub import hub_name
 from shardwise.export.launch import Launch
 
-OWN, POLICY = "distributed", "distributed.mp_policy"
+POLICY = f"{OWN}.mp_policy"
 DTYPES = (f"{POLICY}.param_dtype", f"{POLICY}.reduce_dtype")
 NAMES = ("model.config.pretrained_model_name_or_path", "model.pretrained_model_name_or_path")
-SCHEDULES = {"1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS"}
 LOSSES = {
     "unfused": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy",
     "fused": "nemo_automodel.components.loss.te_parallel_ce.TEParallelCrossEntropy",
@@ -24,97 +27,12 @@ LOSSES = {
 REDUCED = {"bf16_fp32_reduction": "float32", "bf16": "bfloat16"}
 FP8 = {"fp8_torchao": "tensorwise", "fp8_torchao_rowwise": "rowwise"}
 FLOATS = {"float32": "float32", "fp32": "float32", "torch.float32": "float32", "float": "float32"}
-CHECKPOINTING = {"none": False, "full": True, "alternate": "selective"}
 
 
 def _said_model(launch: Launch) -> Options:
     return {"model._target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
             "model.config._target_": "transformers.AutoConfig.from_pretrained",
             NAMES[0]: hub_name(launch.model) or ""}  # fmt: skip
-
-
-def _replicas(launch: Launch) -> Options:
-    """DDP has no shards; FSDP2 keeps gathered weights after the forward pass (ZeRO-2) or not."""
-    layout = launch.layout
-    replicas = layout.dp * layout.fsdp
-    if not layout.zero_stage and replicas > 1:
-        return {"distributed.strategy": "ddp"}
-    copies = {"distributed.dp_replicate_size": layout.dp} if layout.dp > 1 else {}
-    kept = {"distributed.reshard_after_forward": layout.zero_stage == 3} if layout.zero_stage else {}
-    return {"distributed.strategy": "fsdp2", "distributed.dp_size": replicas, **copies, **kept}
-
-
-def _number(given: Given, name: str, usual: int = 1) -> int:
-    """A degree; nothing, and "none", are the usual one."""
-    found = given.get(name)
-    if found is None or (isinstance(found, str) and found.lower() in ("none", "null")):
-        return usual
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{name}: found {found!r}; a whole number of at least 1 is required")
-    return found
-
-
-def _all_replicas(given: Given) -> int:
-    split = 1
-    for axis in ("tp", "pp", "cp"):
-        split *= _number(given, f"{OWN}.{axis}_size")
-    if given.machines.num_devices % split:
-        raise InputError(
-            f"tp_size·pp_size·cp_size = {split} does not divide {given.machines.num_devices} devices; give the launch's cluster"
-        )
-    return _number(given, f"{OWN}.dp_size", given.machines.num_devices // split)
-
-
-def _heard_replicas(given: Given) -> Mapping[str, Any]:
-    replicas, strategy = _all_replicas(given), str(given.get(f"{OWN}.strategy", "fsdp2")).lower()
-    copies, cp = _number(given, f"{OWN}.dp_replicate_size"), _number(given, f"{OWN}.cp_size")
-    if strategy not in ("fsdp2", "ddp") or replicas % copies:
-        raise InputError(
-            f"{OWN}.strategy: found {strategy!r} with {replicas} replicas in {copies} copies; fsdp2 or ddp, and a divisor, are "
-            "what can be read"
-        )
-    reshards = given.get(f"{OWN}.reshard_after_forward")
-    if strategy == "ddp" or replicas * cp == copies:
-        return {"layout.dp": replicas, "layout.zero_stage": 0}
-    kept = _number(given, f"{OWN}.pp_size") > 1 if reshards is None else not reshards
-    return {"layout.dp": copies, "layout.fsdp": replicas // copies, "layout.zero_stage": 2 if kept else 3}
-
-
-def _stages(launch: Launch) -> Options:
-    layout = launch.layout
-    if layout.pp == 1:
-        return {}
-    stages = layout.pp * layout.num_virtual_stages
-    schedule = {"distributed.pipeline.pp_schedule": SCHEDULES[layout.schedule]} if layout.schedule in SCHEDULES else {}
-    return {**schedule, "distributed.pipeline.pp_microbatch_size": layout.micro_batch_seqs,
-            "distributed.pipeline.layers_per_stage": -(-launch.model.num_layers // stages),
-            "distributed.pipeline.round_virtual_stages_to_pp_multiple": "up"}  # fmt: skip
-
-
-def _heard_stages(given: Given) -> Mapping[str, Any]:
-    """Layers as `generate_hf_model_fqn_per_model_part` deals them out: those left over go to the first stages, one to each."""
-    ranks, section = _number(given, f"{OWN}.pp_size"), f"{OWN}.pipeline"
-    schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
-    name = str(given.get(f"{section}.pp_schedule", "1f1b")).replace("_", "").lower()
-    per, rounds = given.get(f"{section}.layers_per_stage"), given.get(f"{section}.round_virtual_stages_to_pp_multiple")
-    given.get(f"{section}.pp_microbatch_size")
-    if ranks == 1:
-        return {"layout.schedule": "none"}
-    if name not in schedules or given.model is None:
-        raise InputError(
-            f"{section}.pp_schedule: found {name!r}; one of {', '.join(SCHEDULES.values())} is what can be read"
-        )
-    layers, ours = given.model.num_layers, schedules[name]
-    stages = -(-layers // per) if per else ranks * (1 if ours in ("1f1b", "afab") else 2)
-    if stages % ranks and rounds in ("up", "down"):
-        stages += -(stages % ranks) + (ranks if rounds == "up" else 0)
-    if stages % ranks or not 0 < stages <= layers:
-        raise InputError(
-            f"{section}.layers_per_stage: found {per}: {stages} stages of {layers} layers; a multiple of {ranks} is required"
-        )
-    even, more = divmod(layers, stages)
-    return {"layout.schedule": ours, "layout.num_virtual_stages": stages // ranks,
-            "layout.stages": tuple(even + (i < more) for i in range(stages))}  # fmt: skip
 
 
 def _batches(launch: Launch) -> Options:
@@ -130,13 +48,13 @@ def _batches(launch: Launch) -> Options:
 
 def _heard_batches(given: Given) -> Mapping[str, Any]:
     seqs, local = (
-        _number(given, "step_scheduler.global_batch_size", 32),
-        _number(given, "step_scheduler.local_batch_size"),
+        number(given, "step_scheduler.global_batch_size", 32),
+        number(given, "step_scheduler.local_batch_size"),
     )
     given.get("dataset.batch_size")
-    if _number(given, f"{OWN}.pp_size") == 1:
+    if number(given, f"{OWN}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
-    replicas = _all_replicas(given)
+    replicas = all_replicas(given)
     if seqs != local * replicas:
         raise InputError(
             f"step_scheduler: global_batch_size = {seqs} with local_batch_size = {local} of {replicas} replicas fills the "
@@ -144,7 +62,7 @@ def _heard_batches(given: Given) -> Mapping[str, Any]:
         )
     return {
         "job.global_batch_seqs": seqs,
-        "layout.micro_batch_seqs": _number(given, f"{OWN}.pipeline.pp_microbatch_size"),
+        "layout.micro_batch_seqs": number(given, f"{OWN}.pipeline.pp_microbatch_size"),
     }
 
 
@@ -185,12 +103,6 @@ def _heard_length(given: Given) -> Mapping[str, Any]:
     return {"job.seq_len": length}
 
 
-def _heard_experts(given: Given) -> Mapping[str, Any]:
-    """Experts are whole: they lie over the ranks of tensor parallelism too."""
-    ep = _number(given, f"{OWN}.ep_size")
-    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and _number(given, f"{OWN}.tp_size") > 1 else None}
-
-
 def _steps(launch: Launch) -> Options:
     job = launch.job
     return {"step_scheduler.max_steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
@@ -198,32 +110,14 @@ def _steps(launch: Launch) -> Options:
 
 def _heard_steps(given: Given) -> Mapping[str, Any]:
     steps = given.get("step_scheduler.max_steps")
-    seqs, length = _number(given, "step_scheduler.global_batch_size", 32), _heard_length(given)["job.seq_len"]
+    seqs, length = number(given, "step_scheduler.global_batch_size", 32), _heard_length(given)["job.seq_len"]
     return {"job.tokens": float(steps * seqs * length)} if steps else {}
-
-
-def _degree(axis: str) -> Field:
-    """A degree, which is said where it is more than one."""
-    name = f"{OWN}.{axis}_size"
-
-    def say(launch: Launch) -> Options:
-        degree = getattr(launch.layout, axis)
-        return {name: degree} if degree > 1 else {}
-
-    return Field(say, lambda given: {f"layout.{axis}": _number(given, name)})
 
 
 FIELDS: tuple[Field, ...] = (
     beside("model._target_", "model.config._target_", *NAMES, say=_said_model),
     Field(_precision, _heard_precision),
-    Field(_replicas, _heard_replicas),
-    *(_degree(axis) for axis in ("tp", "cp", "pp")),
-    Field(lambda launch: {f"{OWN}.ep_size": launch.layout.ep} if launch.layout.ep > 1 else {}, _heard_experts),
-    flag("layout.sequence_parallel", f"{OWN}.sequence_parallel"),
-    flag("layout.async_tp", f"{OWN}.enable_async_tensor_parallel"),
-    Field(lambda launch: {}, lambda given: {"layout.cp_variant": "all_gather"}),
-    named("layout.recompute", f"{OWN}.activation_checkpointing", CHECKPOINTING, False),
-    Field(_stages, _heard_stages),
+    *LAYOUT,
     Field(_batches, _heard_batches),
     Field(lambda launch: {"dataset.seq_len": launch.job.seq_len}, _heard_length),
     Field(_steps, _heard_steps),

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import InputError, NothingFitsError
-from shardwise.export.exporting import refusals, say
 from shardwise.export.launch import Launch
+from shardwise.export.saying import refusals, say
 from shardwise.export.target import Target
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations

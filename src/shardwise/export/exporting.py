@@ -1,4 +1,4 @@
-"""A plan as the launch of a target: what the target says of it, what it cannot say, and why it would not run."""
+"""A plan as the launch of a target: its files, what the target has no words for, and the nearest plan that it runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing_extensions import TypedDict
 
 from shardwise.cluster.stacks import predicted, stack_named
 from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError, NothingFitsError, require
-from shardwise.export.field import Given, Options
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.export.field import Given
 from shardwise.export.files import files_of
-from shardwise.export.launch import Launch, launch_from, launch_of, with_stages
+from shardwise.export.launch import Launch, launch_of, with_stages
+from shardwise.export.saying import LISTED, hear, refusals, say, unsaid
 from shardwise.export.target import Files, Target
 from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.layout.placement import Placement, cut_levels, default_placement
-from shardwise.model.architecture import Architecture
 from shardwise.optimizer import Optimizer, optimizer_named
-from shardwise.planning.abilities import lacking
 from shardwise.planning.plan import Plan
 from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.search.pins import narrowed
@@ -44,8 +43,6 @@ class ExportPayload(TypedDict):
     warnings: list[str]
 
 
-# Parts that a run has with or without a target's word for them: said where they cannot be, and no reason to refuse.
-LISTED = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 PINNED = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())  # of a plan that cannot be run: what its nearest keeps, if it can
 
 
@@ -82,76 +79,12 @@ def export(plan: Plan, target: Target) -> Exported:
         )
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
     options = say(target, launch)
-    listed = [text for part, text in _unsaid(target, launch, options) if part.startswith(LISTED)]
-    unsaid = (*_precision_note(plan, launch, target), *listed, *_placement_note(plan, target))
+    listed = [text for part, text in unsaid(target, launch, options) if part.startswith(LISTED)]
     return Exported(
         target=target.name, version=target.version, files=files_of(target, options, launch), command=target.command(launch),
-        not_expressible=unsaid, warnings=tuple(target.notes(launch)),
+        not_expressible=(*_precision_note(plan, launch, target), *listed, *_placement_note(plan, target)),
+        warnings=tuple(target.notes(launch)),
     )  # fmt: skip
-
-
-def say(target: Target, launch: Launch) -> dict[str, Any]:
-    """The options of a launch, in the order of the target's fields. Raises `InputError` for one that its release lacks."""
-    options: dict[str, Any] = {}
-    for field in (*target.model_fields, *target.fields):
-        options |= field.say(launch)
-    problems = target.problems(options)
-    if problems:
-        raise InputError(*problems)
-    return options
-
-
-def hear(target: Target, given: Given, model: Architecture | None = None) -> dict[str, Any]:
-    """The parts of a launch that options say, by dotted name. With a `model` what they say of one counts for nothing."""
-    parts: dict[str, Any] = {}
-    problems: list[str] = []
-    for field in (*target.model_fields, *target.fields):
-        try:
-            parts |= field.hear(given)
-        except InputError as error:
-            problems += () if model and field in target.model_fields else error.problems
-        except TypeError:
-            if model is None or field not in target.model_fields:
-                raise
-    require(list(dict.fromkeys(problems)))
-    return parts
-
-
-def refusals(launch: Launch, target: Target) -> list[str]:
-    """Why a target cannot run a launch; empty where it can. What its options cannot hold, or could not be read from, is one."""
-    stack = stack_named(target.stack)
-    reasons = lacking(stack, launch.model, replace(launch.job, loss=None), launch.layout)
-    reasons += [need.says(launch) for need in target.needs if not need.holds(launch)]
-    if reasons:
-        return reasons
-    try:
-        return [text for part, text in _unsaid(target, launch, say(target, launch)) if not part.startswith(LISTED)]
-    except InputError as error:
-        return list(error.problems)
-
-
-def _unsaid(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
-    """Parts of a launch that its options do not bring back."""
-    model = None if target.says_model else launch.model
-    given = Given(options, launch.machines, model=model)
-    heard = launch_from(hear(target, given), launch.machines, model).parts()
-    for part, value in launch.parts().items():
-        own = heard.get(part)
-        if own != value:
-            yield (
-                part,
-                f"{part} is {_shown(value)}, which {target.title} has no option for; it would take {_shown(own)}",
-            )
-
-
-def _shown(value: object) -> str:
-    return (
-        ",".join(map(str, value))
-        if isinstance(value, tuple)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
 
 
 def in_own_precision(launch: Launch, target: Target) -> Launch:

@@ -1,30 +1,24 @@
-"""What of a model's sizes MaxText's options say: a decoder block, and base_* sizes; or one of its models by name.
+"""What of a model's sizes MaxText's options say: a decoder block, and base_* sizes.
 
-Source: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml and types.py, layers/attentions.py, models/*.py and
-configs/models.
+Source: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml and types.py, layers/attentions.py, models/*.py.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.export.field import Field, Given, Options
 from shardwise.export.launch import Launch
-from shardwise.export.target import option_table
 from shardwise.model.architecture import Architecture
-from shardwise.names import did_you_mean
 
 ACTIVATIONS: Mapping[str, list[str]] = {
     "swiglu": ["silu", "linear"], "geglu": ["gelu", "linear"], "gelu": ["gelu"], "relu": ["relu"],
     "clamped_swiglu": ["sigmoid", "linear"],
 }  # fmt: skip
+MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
 PAIRED = "gemma2"  # a layer of this block is two of the model: one with a window, and one that sees everything
 BLOCKS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED, "gpt3", "gpt_oss", "deepseek")
@@ -48,59 +42,6 @@ BASE: Mapping[str, Any] = {
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mtp_num_layers": 0, "attn_logits_soft_cap": 0.0,
     "final_logits_soft_cap": 0.0,
 }  # fmt: skip
-
-
-@cache
-def known_models() -> Mapping[str, Options]:
-    """The options of each of MaxText's models by its name, from the package's table."""
-    text = resources.files("shardwise.export").joinpath("options", "maxtext_models.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {row["name"]: json.loads(row["options"]) for row in rows}
-
-
-def named_model(options: Options) -> Options:
-    """Options of a model with the name of MaxText's in their place, where one has the same; else as they are."""
-    own = {name: options.get(name, default) for name, default in BASE.items()}
-    sayable = option_table("maxtext")["model_name"].choices
-    for name, theirs in known_models().items():
-        same = {**BASE, **{key: value for key, value in theirs.items() if key in BASE}} == own and not _unpriced(theirs)
-        if same and name in sayable:
-            return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE}}
-    return options
-
-
-def with_model(options: Options) -> Options:
-    """Options with those of the model that they name, which take their place, and with a scale of all sizes worked in.
-
-    Raises `InputError` for a name that the release does not have.
-    """
-    name = str(options.get("model_name", "default")).replace("-Instruct", "")
-    if name != "default":
-        if name not in known_models():
-            near = did_you_mean(name, known_models())
-            raise InputError(f"model_name: found {name!r}{near}; a model of configs/models is required")
-        theirs = known_models()[name]
-        given = options if options.get("override_model_config") else {}
-        options = {**options, **{key: value for key, value in theirs.items() if key not in given}}
-    return _scaled(options, options.get("global_parameter_scale", 1))
-
-
-def _scaled(options: Options, scale: object) -> Options:
-    """Sizes times powers of two. Source: types.py, get_individual_scales: heads and MLP first, then width, then layers."""
-    if scale == 1:
-        return options
-    if not isinstance(scale, int) or scale < 1 or scale & (scale - 1) or scale > 2**30:
-        raise InputError(f"global_parameter_scale: found {scale!r}; a power of two is required")
-    layers, rest = divmod(scale.bit_length() - 1, 3)
-    wide, model = layers + (rest > 0), layers + (rest > 1)
-    by = {"base_num_query_heads": wide, "base_num_kv_heads": wide, "base_mlp_dim": wide, "base_moe_mlp_dim": wide,
-          "base_emb_dim": model, "base_num_decoder_layers": layers}  # fmt: skip
-    sizes = {name: options.get(name, BASE[name]) for name in by}
-    return {**options, **{name: size * 2 ** by[name] if size > 0 else size for name, size in sizes.items()}}
-
-
-def _unpriced(options: Options) -> list[str]:
-    return [name for name, value in UNPRICED.items() if options.get(name, value) != value]
 
 
 def block_of(model: Architecture) -> str:
@@ -185,6 +126,22 @@ def _of_block(model: Architecture, block: str) -> Options:
 
 
 def _hear(given: Given) -> Mapping[str, Any]:
+    of = _whole(given)
+    block, latent = of["decoder_block"], of["attention_type"] == "mla"
+    return {
+        "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
+        "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
+        "model.num_layers": of["base_num_decoder_layers"] * layers_of(block), "model.vocab_size": of["vocab_size"],
+        "model.mlp": MLPS[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
+        "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
+        "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,
+        "numerics.logit_cap": of["final_logits_soft_cap"] or None, "model.head_dim": of["head_dim"],
+        **_heard_experts(of, block), **_heard_of_block(of, block),
+    }  # fmt: skip
+
+
+def _whole(given: Given) -> Options:
+    """The options of a model with base.yml's where none are given. Raises `InputError` for what no architecture here is."""
     wrong = [name for name, only in UNPRICED.items() if given.get(name, only) != only]
     if wrong:
         raise InputError(
@@ -194,26 +151,15 @@ def _hear(given: Given) -> Mapping[str, Any]:
     block = "llama2" if of["decoder_block"] == "default" else of["decoder_block"]
     if block not in BLOCKS:
         raise InputError(f"decoder_block: found {block!r}; one of {', '.join(BLOCKS)} is what can be read")
-    kinds = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
-    if tuple(of["mlp_activations"]) not in kinds:
+    if tuple(of["mlp_activations"]) not in MLPS:
         raise InputError(
-            f"mlp_activations: found {of['mlp_activations']}; one of {', '.join(map(str, kinds))} is what can be read"
+            f"mlp_activations: found {of['mlp_activations']}; one of {', '.join(map(str, MLPS))} is what can be read"
         )
-    latent = of["attention_type"] == "mla"
-    if of["attention_type"] not in ("global", "mla") or latent is not (block == "deepseek"):
+    if of["attention_type"] not in ("global", "mla") or (of["attention_type"] == "mla") is not (block == "deepseek"):
         raise InputError(
             f"attention_type: found {of['attention_type']!r} with {block}; mla with deepseek, else global, can be read"
         )
-    return {
-        "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
-        "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
-        "model.num_layers": of["base_num_decoder_layers"] * layers_of(block), "model.vocab_size": of["vocab_size"],
-        "model.mlp": kinds[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
-        "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
-        "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,
-        "numerics.logit_cap": of["final_logits_soft_cap"] or None, "model.head_dim": of["head_dim"],
-        **_heard_experts(of, block), **_heard_of_block(of, block),
-    }  # fmt: skip
+    return {**of, "decoder_block": block}
 
 
 def _heard_experts(of: Options, block: str) -> Mapping[str, Any]:

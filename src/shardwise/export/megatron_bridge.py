@@ -13,7 +13,6 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.export import megatron
 from shardwise.export.bridge_names import COMMON, TABLE, field_of, to_bridge, to_megatron
-from shardwise.export.exporting import hear, say
 from shardwise.export.field import Field, Given, Options
 from shardwise.export.files import README
 from shardwise.export.formats.recipe import Call, recipe_in
@@ -21,6 +20,7 @@ from shardwise.export.hub import hub_model
 from shardwise.export.launch import Launch, Machines
 from shardwise.export.launchers import torchrun
 from shardwise.export.megatron_model import MODEL
+from shardwise.export.saying import hear, say
 from shardwise.export.target import Files, Need, Target
 from shardwise.job import Job
 from shardwise.layout.layout import Layout

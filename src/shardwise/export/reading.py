@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError, require
-from shardwise.export.exporting import hear
 from shardwise.export.field import Given, Options
 from shardwise.export.launch import UNSAID, Launch, Machines, Parts, launch_from, with_numerics
 from shardwise.export.launchers import differing_machines
+from shardwise.export.saying import hear
 from shardwise.export.target import Files, Target
 from shardwise.export.targets import TARGETS, target_named
 from shardwise.model.architecture import Architecture

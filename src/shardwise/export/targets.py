@@ -18,8 +18,9 @@ from shardwise.export import (
     torchtitan,
     torchtitan_toml,
 )
-from shardwise.export.exporting import in_own_precision, refusals
+from shardwise.export.exporting import in_own_precision
 from shardwise.export.launch import launch_of
+from shardwise.export.saying import refusals
 from shardwise.export.target import Target
 from shardwise.planning.abilities import stack_of
 from shardwise.planning.plan import Plan

@@ -28,9 +28,9 @@ from shardwise.export.torchtitan_fields import (
     formats,
     heard_formats,
 )
-from shardwise.export.torchtitan_functions import options_of, parsed, registered_options
+from shardwise.export.torchtitan_functions import options_of, parsed
 from shardwise.export.torchtitan_model import facts_of, flavor_field, heard_flavor, known_model
-from shardwise.export.torchtitan_registry import MODULE, base_of, changed, file_text
+from shardwise.export.torchtitan_registry import MODULE, base_of, changed, file_text, registered_options
 from shardwise.export.torchtitan_stages import ENOUGH_MICRO_BATCHES, stage_field
 
 NAME, TITLE, MODELS = "torchtitan", "torchtitan 0.3.0", "torchtitan_models"

@@ -1,4 +1,4 @@
-"""Functions of torchtitan 0.3.0's config registries, read and written: what a run is before its flags.
+"""Functions of torchtitan 0.3.0's config registries, read: what a run is before its flags.
 
 A function makes a `Trainer.Config` of calls with keywords, or takes that of another function, and sets attributes of it. Only
 such statements are understood, by `ast`; nothing is run. What has another form is an option by the text that it is, so that
@@ -8,18 +8,15 @@ it is told as not understood.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardwise.errors import InputError
-from shardwise.export.field import Options
+from shardwise.export.torchtitan_registry import MODELS, registered_options
 
 CONFIG = "Trainer.Config"
 ARGUMENTS = {"model_registry": "flavor"}  # what the first argument of a call is, where it is given by its place
 MOST_CALLS = 200  # of functions of a file by one another: far above any registry
-MODELS = "torchtitan.models."
 
 
 class Call(NamedTuple):
@@ -35,18 +32,6 @@ class Source(NamedTuple):
     functions: Mapping[str, ast.FunctionDef]
     imports: Mapping[str, str]
     package: str
-
-
-@cache
-def registered() -> Mapping[str, Mapping[str, Options]]:
-    """Functions of the release's registries by module, each with the options that it sets; read of the wheel by `options_of`."""
-    import json
-
-    text = (
-        resources.files("shardwise.export").joinpath("options", "torchtitan_configs.json").read_text(encoding="utf-8")
-    )
-    found: Mapping[str, Mapping[str, Options]] = json.loads(text)
-    return found
 
 
 def parsed(text: str, what: str, package: str = "") -> Source:
@@ -203,25 +188,3 @@ def _chosen(name: str, value: Any) -> Mapping[str, Any]:
     short = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory-budget"}.get(kind, kind)
     plain = {key: one for key, one in value.named.items() if not isinstance(one, Call) and name != "optimizer"}
     return {name: short, **{f"{name}.{key}": one for key, one in plain.items() if key != "global_vocab_size"}}
-
-
-def registered_options(module: str, name: str) -> Options:
-    """The options of a function of the release. Raises `InputError` for one that it lacks."""
-    functions = registered().get(module, {})
-    if name not in functions:
-        known = ", ".join(functions) or ", ".join(registered())
-        raise InputError(
-            f"config: found {module} {name}, whose file is not among those given; it, or one of {known}, is required"
-        )
-    return functions[name]
-
-
-def function_text(base: str, module: str, options: Options, imports: Sequence[str], statements: Sequence[str]) -> str:
-    """A file with one function, `run`: the config of a registered one, and statements that change it."""
-    lines = "\n".join(f"    {line}" for line in statements)
-    names = "\n".join(sorted({*imports, f"from {MODELS}{module}.config_registry import {base}",
-                              "from torchtitan.trainer import Trainer"}))  # fmt: skip
-    return (
-        f'"""What no flag says of a run of {options["model.name"]} {options["model.flavor"]}."""\n\n{names}\n\n\n'
-        f"def run() -> Trainer.Config:\n    config = {base}()\n{lines}\n    return config\n"
-    )

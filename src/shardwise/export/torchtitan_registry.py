@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any, NamedTuple
 
+from shardwise.errors import InputError
 from shardwise.export.field import Options
-from shardwise.export.torchtitan_functions import MODELS, function_text, registered
 from shardwise.export.torchtitan_model import attention_of
 
+MODELS = "torchtitan.models."
 MODULE = "run_config"  # the file of a function of its own
 LISTS = ("parallelism.module_fqns_per_model_part",)  # what tyro does not read back as it was
 DATA = ("sft", "debug")  # functions with other data than text from the web
@@ -108,3 +112,35 @@ def changed(options: Options, base: Base) -> dict[str, Any]:
         name: value for name, value in options.items()
         if name not in told and not name.startswith("model.") and "Converter." not in name and base.options.get(name) != value
     }  # fmt: skip
+
+
+@cache
+def registered() -> Mapping[str, Mapping[str, Options]]:
+    """Functions of the release's registries by module, each with the options that it sets, as read from the wheel."""
+    text = (
+        resources.files("shardwise.export").joinpath("options", "torchtitan_configs.json").read_text(encoding="utf-8")
+    )
+    found: Mapping[str, Mapping[str, Options]] = json.loads(text)
+    return found
+
+
+def registered_options(module: str, name: str) -> Options:
+    """The options of a function of the release. Raises `InputError` for one that it lacks."""
+    functions = registered().get(module, {})
+    if name not in functions:
+        known = ", ".join(functions) or ", ".join(registered())
+        raise InputError(
+            f"config: found {module} {name}, whose file is not among those given; it, or one of {known}, is required"
+        )
+    return functions[name]
+
+
+def function_text(base: str, module: str, options: Options, imports: Sequence[str], statements: Sequence[str]) -> str:
+    """A file with one function, `run`: the config of a registered one, and statements that change it."""
+    lines = "\n".join(f"    {line}" for line in statements)
+    names = "\n".join(sorted({*imports, f"from {MODELS}{module}.config_registry import {base}",
+                              "from torchtitan.trainer import Trainer"}))  # fmt: skip
+    return (
+        f'"""What no flag says of a run of {options["model.name"]} {options["model.flavor"]}."""\n\n{names}\n\n\n'
+        f"def run() -> Trainer.Config:\n    config = {base}()\n{lines}\n    return config\n"
+    )

@@ -10,8 +10,9 @@ from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.known import OPENED
 from shardwise.explore.state import layout_text
-from shardwise.export.exporting import export, in_own_precision, refusals
+from shardwise.export.exporting import export, in_own_precision
 from shardwise.export.launch import launch_of
+from shardwise.export.saying import refusals
 from shardwise.export.targets import TARGETS, target_named
 from shardwise.units import format_binary
 
