@@ -30,6 +30,21 @@ class Local(NamedTuple):
 Symbol = str | Local
 
 
+class Made:
+    """What was made of objects, by their identities; they are kept, so that these stay their own."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
+
+    def once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """What `make` gives, made once for the same objects `of` and equal `at`."""
+        key = at, *map(id, of)
+        if key not in self._known:
+            self._known[key] = of, make()
+        found: Result = self._known[key][1]
+        return found
+
+
 class Values(dict[Symbol, Value]):
     """What the symbols stand for; a `Local` that is not given is worked out from its dim and degrees, once."""
 
@@ -62,15 +77,11 @@ class FrozenValues(Values):
     def __init__(self, values: Values) -> None:
         super().__init__(values)
         self._known: dict[int, tuple[Polynomial, Value]] = {}
-        self._made: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
+        self._made = Made()
 
     def once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """The same, made once for the same objects, which are kept so that their identities stay their own."""
-        key = at, *map(id, of)
-        if key not in self._made:
-            self._made[key] = of, make()
-        found: Result = self._made[key][1]
-        return found
+        """The same, made once."""
+        return self._made.once(of, make, at)
 
     def number(self, polynomial: Polynomial) -> Value:
         """The number that a polynomial has; by identity, and the polynomial is kept so that its identity stays its own."""

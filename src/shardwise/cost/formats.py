@@ -50,6 +50,11 @@ class Products(NamedTuple):
     operands: tuple[Operand, ...]
     saved: tuple[Saved, ...]
 
+    @property
+    def narrow(self) -> bool:
+        """Whether any run in a recipe's `matmul`, on which depends how wide weights are."""
+        return bool(self.operands)
+
 
 def products_of(unit: Unit) -> Products:
     """Read both off a unit."""
@@ -116,13 +121,13 @@ class Formats:
     def weight_at_rest(self, products: Products) -> float:
         """A weight of a unit; one without products that could run in `matmul` keeps its weights no narrower than activations."""
         rest = bytes_per_element(self.precision.weights)
-        return rest if products.operands else max(rest, bytes_per_element(self.precision.activations))
+        return rest if products.narrow else max(rest, bytes_per_element(self.precision.activations))
 
     def weight_in_use(self, products: Products) -> float:
         """A weight as kernels read it and as ZeRO gathers it for them."""
         if self.precision.gathered is None:
             return self.weight_at_rest(products)
-        return bytes_per_element(self.precision.gathered if products.operands else self.precision.activations)
+        return bytes_per_element(self.precision.gathered if products.narrow else self.precision.activations)
 
     def kernel_bytes(self, kernel: Kernel, products: Products, values: Values) -> Value:
         """What a kernel reads and writes."""
@@ -203,7 +208,7 @@ class Formats:
         )
 
     def _roles(self, products: Products, phase: str) -> Mapping[Role, float]:
-        key = bool(products.operands), phase == "update"
+        key = products.narrow, phase == "update"
         if key not in self._known:
             weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
             self._known[key] = {**self.roles, Role.WEIGHT: weight}

@@ -31,7 +31,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
 from shardwise.optimizer import DEFAULT, optimizer_named
-from shardwise.symbolic import Local, Result, Value, Values, added, maximum, minimum
+from shardwise.symbolic import Local, Made, Result, Value, Values, added, maximum, minimum
 
 
 def unit_values(
@@ -66,11 +66,12 @@ class UnitPricer:
         self.formats = Formats(precision, optimizer_named(optimizer))
         self.loss = loss_named(loss)
         self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
+        self.seconds = Made()  # of kernels
 
     def at(self, rates: Rates) -> UnitPricer:
         """The same at other rates."""
         other = copy(self)
-        other.rates = rates
+        other.rates, other.seconds = rates, Made()
         return other
 
     def of_structure(self, family: Family) -> Family:
@@ -204,11 +205,16 @@ class UnitPricer:
         return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
-        """Seconds of one kernel."""
-        work = values.once_for_all_rates(
-            (kernel, parts.products, self.formats), lambda: self.work(kernel, parts, values)
-        )
-        return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
+        """Seconds of one kernel, worked out once for all families of a unit that have it."""
+        narrow = parts.products.narrow
+
+        def make() -> Value:
+            work = values.once_for_all_rates(
+                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=narrow
+            )
+            return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
+
+        return self.seconds.once((kernel, values), make, at=narrow)
 
     def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
         """What one kernel does."""
@@ -267,18 +273,23 @@ class UnitPricer:
         return total
 
     def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
-        """Seconds of a collective; of flat arrays one for each."""
-        copies = values["k"] if one.role is Role.ROUTED else 1
-        count, num_bytes = values.once_for_all_rates(
-            (one, parts.products, self.formats), lambda: self.payloads(one, parts, values), at=self.rates.policy
-        )
-        each = collective_s(one.kind, one.axes, links.along(num_bytes), links, copies)
-        return times_each(links.along(count), each)
+        """Seconds of a collective, of flat arrays one for each; worked out once for all that move the same over the same axes."""
+        width, routed = self.formats.moved_width(one, parts.products), one.role is Role.ROUTED
+        of = one.kind, one.axes, width, routed, self.most_elements
 
-    def payloads(self, one: Traffic, parts: Parts, values: Values) -> tuple[Value, Value]:
-        """How many collectives there are, and the bytes of each."""
+        def make() -> Value:
+            count, num_bytes = values.once_for_all_rates(
+                (one.payload,), lambda: self.payloads(one, width, values), at=(width, self.most_elements)
+            )
+            each = collective_s(one.kind, one.axes, links.along(num_bytes), links, values["k"] if routed else 1)
+            return times_each(links.along(count), each)
+
+        return links.seconds.once((one.payload, values), make, at=of)
+
+    def payloads(self, one: Traffic, width: float, values: Values) -> tuple[Value, Value]:
+        """How many collectives there are, and the bytes of each where elements have a width."""
         count, elements = one.extent(values, self.most_elements)
-        return count, elements * self.formats.moved_width(one, parts.products) / maximum(count, 1)
+        return count, elements * width / maximum(count, 1)
 
     def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
         """The payload of a collective in bytes."""

@@ -125,7 +125,7 @@ class Parts(NamedTuple):
     def state_key(self) -> Hashable:
         """Equal for two units whose state, update, weight and gradient traffic cost the same at any sizes."""
         update = tuple(tuple(kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
-        return self.state_collectives, update, bool(self.products.operands), self.arrays
+        return self.state_collectives, update, self.products.narrow, self.arrays
 
 
 def charged_to(one: Traffic) -> str:

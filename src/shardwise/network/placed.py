@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.network.topology import Cut, Link, Topology
-from shardwise.symbolic import Value, maximum
+from shardwise.symbolic import Made, Value, maximum
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Links:
     known: dict[tuple[str, ...], Link] = field(default_factory=dict)
     spans: dict[tuple[str, ...], list[Cut]] = field(default_factory=dict)
     sizes: Value | None = None
+    seconds: Made = field(default_factory=Made, init=False, compare=False, repr=False)  # of what moves over them
 
     def along(self, value: Value) -> Value:
         """What depends on sizes alone, for each placement."""

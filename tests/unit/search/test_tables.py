@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import fields
 from typing import Any
 
@@ -10,16 +12,22 @@ import numpy as np
 import pytest
 
 from shardwise.cluster.load import load_cluster
+from shardwise.cost import unit
+from shardwise.cost.communication import collective_s
 from shardwise.cost.rates import Work
 from shardwise.cost.unit import UnitPricer
 from shardwise.cost.unit_costs import ActivationCost
+from shardwise.cost.unit_parts import Parts
 from shardwise.job import Job
 from shardwise.layout.family import Family
+from shardwise.lowering.kernels import Kernel
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
 from shardwise.search.search import search
 from shardwise.search.space import Choices
-from shardwise.symbolic import Values
+from shardwise.sharding.collective import Kind
+from shardwise.sharding.spec import Axes
+from shardwise.symbolic import Value, Values
 
 MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=2**18, seq_len=512)
@@ -64,3 +72,34 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
     search(MODEL, load_cluster("h100:16"), JOB, choices=Choices(micro_batch_seqs=(1, 2)))
     assert all(num_sizes < num_rows for num_sizes, num_rows in lengths)
     assert lengths
+
+
+def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel at the same values, and a collective of the same bytes over the same links, whatever families have them."""
+    kernels: Counter[Hashable] = Counter()
+    collectives: Counter[Hashable] = Counter()
+    asked: Counter[str] = Counter()
+    alive: list[object] = []  # so that identities stay their own
+    work, kernel_s, of_unit = UnitPricer.work, UnitPricer.kernel_s, UnitPricer.collective_s
+
+    def worked_out(self: UnitPricer, kernel: Kernel, parts: Parts, values: Values) -> Work:
+        alive.extend((kernel, values))
+        kernels[id(kernel), parts.products.narrow, id(values)] += 1
+        return work(self, kernel, parts, values)
+
+    def moved(kind: Kind, axes: Axes, num_bytes: Value, links: Links, copies: Value) -> Value:
+        alive.extend((num_bytes, links))
+        collectives[kind, axes, np.asarray(num_bytes).tobytes(), id(links), copies] += 1
+        return collective_s(kind, axes, num_bytes, links, copies)
+
+    def asked_for(name: str, usual: Callable[..., Value]) -> Callable[..., Value]:
+        return lambda *given: asked.update([name]) or usual(*given)
+
+    monkeypatch.setattr(UnitPricer, "work", worked_out)
+    monkeypatch.setattr(unit, "collective_s", moved)
+    monkeypatch.setattr(UnitPricer, "kernel_s", asked_for("kernels", kernel_s))
+    monkeypatch.setattr(UnitPricer, "collective_s", asked_for("collectives", of_unit))
+    search(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2)))
+    assert set(kernels.values()) == {1}
+    assert asked["kernels"] > 5 * len(kernels)
+    assert asked["collectives"] > 3 * collectives.total()
