@@ -84,12 +84,12 @@ def document(runs: Iterable[Compared]) -> str:
 
 
 _INTRODUCTION = (
-    "# Advice against what was run",
+    "# Plans compared with well-known runs",
     "",
-    "Layouts of well-known runs, against what `plan` takes for the same model, machine, batch and stack among the layouts that",
-    "the stack runs. Both are predicted with the stack's constants; where the step was measured, that is beside it. A gap below",
-    f"{RESOLUTION:.0%} is none: of two layouts that are predicted so close together the slower one is as often the faster one.",
-    "Made by `python benchmarks/well_known.py --write`; sources of the rows are in `calibrate/published_runs/runs.csv`.",
+    "The layout of each well-known run, and the one that `plan` chooses for the same model, machine, batch and stack among",
+    "the layouts that the stack runs. Both step times are predicted with the stack's constants; the measured step time is given",
+    f"where there is one. A gap below {RESOLUTION:.0%} means nothing: of two layouts predicted that close, either may be faster.",
+    "Made by `python benchmarks/well_known.py --write`; the sources of the runs are in `calibrate/published_runs/runs.csv`.",
     "",
 )
 
@@ -110,10 +110,10 @@ def _paragraph(one: Compared) -> Iterable[str]:
     case, estimate = one.used.case, one.used.estimate
     yield f"Source: {one.row.source} (`{one.row.id}`)."
     yield ""
-    full = "" if estimate.fits else ", which by the memory model does not fit"
+    full = "" if estimate.fits else ", which does not fit by the memory model"
     yield f"- used: `{_plain(case.layout)}`, {format_bytes(estimate.memory_bytes)}{full}"
     if one.best is None:
-        yield "- plan: none; by the memory model nothing that the stack runs fits"
+        yield "- plan: none; nothing that the stack runs fits by the memory model"
     else:
         yield f"- plan: `{_plain(one.best.layout)}`, {format_bytes(one.best.estimate.memory_bytes)}"
         yield f"- {explanation(one.used, one.best)}"
@@ -128,7 +128,7 @@ def explanation(used: Prediction, best: Plan) -> str:
     gap = used.estimate.step_time_s / best.estimate.step_time_s - 1
     words = why_slower(used.estimate, best.estimate)
     if abs(gap) <= RESOLUTION:
-        return f"no gap that predictions tell apart: the used layout is {words}"
+        return f"no clear gap: the used layout is {words}"
     changes = changed_fields(_plain(best.layout), _plain(used.case.layout)).items()
     changed = ", ".join(f"{name} {mine} for {its}" for name, (mine, its) in changes)
     if gap < 0:
@@ -141,13 +141,13 @@ def _out_of_reach(used: Prediction) -> Iterable[str]:
     """Why a plan does not take the layout that was used."""
     estimate, layout = used.estimate, used.case.layout
     if not estimate.fits:
-        yield "by the memory model it does not fit"
+        yield "it does not fit by the memory model"
     elif estimate.margin < MEMORY_RESERVE:
-        yield f"it leaves {estimate.margin:.0%} of the memory free, where plans leave {MEMORY_RESERVE:.0%} if they can"
+        yield f"it leaves {estimate.margin:.0%} of the memory free, where plans leave {MEMORY_RESERVE:.0%} where possible"
     if layout.offload != "none":
-        yield "offload is searched only where it is asked for"
+        yield "offload is searched only on request"
     if layout.recompute_layers is not None:
-        yield "recomputation of a part of the layers is searched only where it is asked for"
+        yield "recomputation of some of the layers is searched only on request"
 
 
 def _plain(layout: Layout) -> Layout:

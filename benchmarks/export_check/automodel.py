@@ -81,7 +81,9 @@ def _judge(recipe: dict, world: int) -> None:  # type: ignore[type-arg]
     batch = StepSchedulerConfig(**steps).global_batch_size
     replicas = world // (sizes.tp_size * sizes.pp_size * sizes.cp_size)
     if batch % (local * replicas):
-        raise ValueError(f"global_batch_size {batch} is no multiple of {local} x {replicas}")  # StepScheduler.__init__
+        raise ValueError(
+            f"global_batch_size {batch} is not a multiple of {local} x {replicas}"
+        )  # StepScheduler.__init__
     if sizes.pp_size > 1:
         _judge_stages(recipe, parsed["pipeline_config"], sizes.pp_size, local)
 

@@ -84,7 +84,9 @@ def problem(folder: Path) -> str | None:
 
             runtime_config_update(config)
             batch = config.train.micro_batch_size * config.data_parallel_size
-            assert config.train.global_batch_size % batch == 0, "the batch is no multiple of micro-batches and replicas"
+            assert config.train.global_batch_size % batch == 0, (
+                "the batch is not a multiple of micro-batches and replicas"
+            )
     except (Exception, SystemExit) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{str(error).strip() or where.line} ({Path(where.filename).name}:{where.lineno})"

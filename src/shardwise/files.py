@@ -34,7 +34,7 @@ class Sum:
         found = sum_of(path)
         if found.bytes != self.bytes:
             return f"has {found.bytes:,} bytes of {self.bytes:,}"
-        return "" if found == self else "is damaged (another CRC-32)"
+        return "" if found == self else "is damaged (CRC-32 mismatch)"
 
 
 def sum_of(path: Path) -> Sum:
@@ -65,7 +65,7 @@ def sealed(payload: Mapping[str, Any]) -> dict[str, Any]:
     >>> seal_fault(sealed({"step": 3}))
     ''
     >>> seal_fault({**sealed({"step": 3}), "step": 4})
-    'is damaged (another CRC-32)'
+    'is damaged (CRC-32 mismatch)'
     """
     return {**payload, SEAL: _crc32(payload)}
 
@@ -75,7 +75,7 @@ def seal_fault(payload: Mapping[str, Any]) -> str:
     if SEAL not in payload:
         return "has no CRC-32 of its own"
     rest = {key: value for key, value in payload.items() if key != SEAL}
-    return "" if _crc32(rest) == payload[SEAL] else "is damaged (another CRC-32)"
+    return "" if _crc32(rest) == payload[SEAL] else "is damaged (CRC-32 mismatch)"
 
 
 def _crc32(payload: Mapping[str, Any]) -> int:

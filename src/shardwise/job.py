@@ -61,7 +61,7 @@ class Job:
                 f"the nearest batches are {low} and {low + self.seq_len}" if low else f"the smallest is {self.seq_len}"
             )
             problems.append(
-                f"job: a batch of {self.global_batch_tokens} tokens is no whole number of sequences of {self.seq_len}"
+                f"job: a batch of {self.global_batch_tokens} tokens is not a whole number of sequences of {self.seq_len}"
                 f"{self._binary_sizes()}; {nearest} tokens"
             )
         if self.tokens is not None and not self.tokens > 0:

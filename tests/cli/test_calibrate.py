@@ -97,7 +97,7 @@ def test_the_report_says_what_is_not_identified(capsys: pytest.CaptureFixture[st
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "not identified" not in lines["memory_fraction"]
     assert all("not identified by these measurements" in lines[name] for name in CONSTANTS if name != "memory_fraction")
-    assert "left aside: 1 of the micro-benchmarks: shorter than a few launches" in text
+    assert "set aside: 1 of the micro-benchmarks: shorter than a few launches" in text
     assert "memory 4000 MB" in text
 
 

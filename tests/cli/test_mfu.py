@@ -67,7 +67,7 @@ def test_a_log_against_the_prediction_of_its_layout(capsys: pytest.CaptureFixtur
         "a log of torchtitan: 31 lines of steps 1 to 300", "27 lines counted", "4 of warm-up", "loss 10.0000 at first, 7.0000 at",
         "by its own count: MFU 38.0%, 1.376 PFLOP/s per device", "for torchtitan: measured is",
         "inside the interval", "memory 50.8 GB (reserved)", "where the measured step goes, by the prediction",
-        "products below the peak", "exposed traffic over fsdp", "not explained by the prediction",
+        "products below the peak", "exposed communication over fsdp", "not explained by the prediction",
     ):  # fmt: skip
         assert words in out
     found = payload(capsys, *given)

@@ -99,7 +99,7 @@ WRONG = [
     (["text", "--out", "data", "--held-out", "1"], "found 1; a fraction"),
     (["text/0.txt", "--out", "data"], "holds out every document of 1"),
     (["text", "--out", "data", "--tokenizer", "none.json"], "tokenizer: cannot read none.json"),
-    (["text", "--out", "data", "--tokenizer", "text/0.txt"], "is no tokenizer.json"),
+    (["text", "--out", "data", "--tokenizer", "text/0.txt"], "is not a tokenizer.json"),
     (["text", "--out", "data", "--tokenizer", "x.json", "--vocab-size", "300"], "has its own vocabulary"),
     (["text", "--out", "data", "--end-of-document", "</s>"], "it is for a --tokenizer"),
     (["--out", "data", "--python-library", "4 hours"], "--python-library: found '4 hours'"),

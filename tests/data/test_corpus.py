@@ -133,10 +133,10 @@ def test_a_large_vocabulary_takes_32_bits(tmp_path: Path, sources: tuple[Source,
 @pytest.mark.parametrize(
     ("text", "end", "part"),
     [
-        (b"{", None, "is no tokenizer.json"),
-        (b"\xff", None, "is no tokenizer.json"),
-        (b'{"model": {"type": "none"}}', None, "is no tokenizer.json"),
-        (None, "</s>", "'</s>' is no token of it"),
+        (b"{", None, "is not a tokenizer.json"),
+        (b"\xff", None, "is not a tokenizer.json"),
+        (b'{"model": {"type": "none"}}', None, "is not a tokenizer.json"),
+        (None, "</s>", "'</s>' is not one of its tokens"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: bytes | None, end: str | None, part: str) -> None:

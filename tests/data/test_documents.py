@@ -66,13 +66,13 @@ def test_lines_are_documents_and_empty_ones_are_left_out(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "part"),
     [
-        ("{", "found no JSON"),
+        ("{", "not valid JSON"),
         ("[1]", "found list"),
         ("3", "found int"),
         ('{"body": "x"}', "found keys 'body'"),
         ('{"text": 3}', "found keys 'text'"),
         ('{"text": "\\ud800"}', "half a surrogate pair"),
-        ("[" * 100_000, "found no JSON"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, part: str) -> None:
@@ -83,7 +83,7 @@ def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, part: str) ->
 
 def test_what_is_no_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin\.txt: byte 0xe9 is no UTF-8"):
+    with pytest.raises(InputError, match=r"latin\.txt: byte 0xe9 is not UTF-8"):
         list(read_documents(find_sources([tmp_path])))
 
 

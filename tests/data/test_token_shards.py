@@ -101,15 +101,15 @@ def test_damage_is_found_when_the_folder_is_opened(shards_of: Shards, tmp_path: 
     assert "train-00001.tokens: found 3 bytes; 4 are required: tokenize again" in damaged("train-00001.tokens", b"abc")
     assert "train-00001.tokens: found 6 bytes; 4 are required" in damaged("train-00001.tokens", b"longer")
     assert "train-00000.ends: cannot read: No such file" in damaged("train-00000.ends", None)
-    damaged_file = r"is damaged (another CRC-32); what was written is required: tokenize again"
+    damaged_file = r"is damaged (CRC-32 mismatch); what was written is required: tokenize again"
     assert f"train-00000.ends {damaged_file}" in damaged("train-00000.ends", np.array([2], "<i8").tobytes())
     assert f"train-00001.crc32 {damaged_file}" in damaged("train-00001.crc32", bytes(4))
     index = (whole / "index.json").read_bytes()
     assert f"index.json {damaged_file}" in damaged("index.json", index.replace(b'"end_id": 0', b'"end_id": 1'))
     assert "index.json has no CRC-32 of its own" in damaged("index.json", index.replace(b'"crc32"', b'"crc"'))
     assert "index.json: cannot read: No such file" in damaged("index.json", None)
-    assert "index.json is no JSON" in damaged("index.json", b"{")
-    assert "index.json is no JSON" in damaged("index.json", b"\xff")
+    assert "index.json is not JSON" in damaged("index.json", b"{")
+    assert "index.json is not JSON" in damaged("index.json", b"\xff")
     assert "found schema 'list'" in damaged("index.json", b"[]")
 
 

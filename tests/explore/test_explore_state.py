@@ -49,7 +49,7 @@ def test_placements_travel_in_the_address() -> None:
         ("bacth_tokens=1Mi", "batch_tokens"), ("view=admin", "one of overview"), ("layout=tp=0", "at least 1"),
         ("layout=tpp=2", "did you mean 'tp'"), ("batch_tokens=-1", "at least 1"), ("batch_tokens=nan", "found 'nan'"),
         ("seq_len=1e400", "finite"), ("model=a&model=b", "more than once"), ("model=a%00b", "printable"),
-        ("model=%ff", "no UTF-8"), ("x" * (MOST_CHARACTERS + 1), "at most"), ("&".join(f"k{n}=1" for n in range(99)), "keys"),
+        ("model=%ff", "not UTF-8"), ("x" * (MOST_CHARACTERS + 1), "at most"), ("&".join(f"k{n}=1" for n in range(99)), "keys"),
         ("model.=3", "NAME=VALUE"),
     ],
 )  # fmt: skip

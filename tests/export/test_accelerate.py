@@ -158,8 +158,8 @@ def test_what_is_written_says_every_size_and_starts_every_node() -> None:
     [
         ("", "options by name"),
         ("- a\n- b\n", "options by name"),
-        ("a: [", "no YAML"),
-        ("a: !!python/object/apply:os.system ['true']\n", "no YAML"),
+        ("a: [", "YAML: "),
+        ("a: !!python/object/apply:os.system ['true']\n", "YAML: "),
         ("a: &x [1]\nb: *x\n", "distributed_type: found none"),
         ("a: &a [*a]\n", "unconstructable recursive node"),
         ("num_processes: 8\nnum_processes: 16\n", "given twice"),

@@ -177,7 +177,7 @@ LLAMA = ("meta-llama/Meta-Llama-3-8B", (64, 4), 4096)
 BROKEN = {
     "nothing": "",
     "a list": "- 1\n- 2",
-    "no YAML": "a: [1",
+    "YAML: ": "a: [1",
     "a value that is built": "a: !!python/object/apply:os.system [ls]",
     "a picture": "\x00PNG",
     "itself within itself": "&a {b: *a}",

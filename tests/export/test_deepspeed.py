@@ -187,11 +187,11 @@ def test_options_that_no_plan_prices_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("", "no JSON"),
-        ("{'bf16': True}", "no JSON"),
+        ("", "not valid JSON"),
+        ("{'bf16': True}", "not valid JSON"),
         ('{"a": 1, "a": 2}', "given twice"),
         ('{"train_batch_size": NaN}', "finite"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[1, 2]", "options by name"),
         ('{"a": ' * 60 + "1" + "}" * 60, "sections"),
         ({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}, "2 × 2 × 8 = 32"),

@@ -186,7 +186,7 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
         (
             "dp=32 pp=2 recompute=full schedule=afab",
             "gemma-2-9b",
-            "the 21 decoder layers of gemma2 do not come out even on 2",
+            "the 21 decoder layers of gemma2 do not divide evenly over 2",
         ),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gpt-oss-20b", "neither in rings"),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=zigzag", "gemma-2-9b", "does not go in rings"),
@@ -228,8 +228,8 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
     ("text", "words"),
     [
         ("", "options by name"),
-        ("base_config: [base.yml", "no YAML: line"),
-        ("a: !!python/name:os.system", "no YAML"),
+        ("base_config: [base.yml", "not valid YAML: line"),
+        ("a: !!python/name:os.system", "YAML: "),
         (GOOD + "remat_policy: full\n", "remat_policy is given twice"),
         (GOOD.replace("full", "foo"), "remat_policy: found 'foo'"),
         (GOOD.replace("full", "save_out_proj"), "remat_policy: found 'save_out_proj'"),
@@ -262,7 +262,7 @@ def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
     [
         ("echo maxtext.trainers.pre_train\n", "no command starts"),
         ('python3 -m maxtext.trainers.pre_train.train base.yml "steps=1\n', "no shell's"),
-        ("python3 -m maxtext.trainers.pre_train.train base.yml steps=[1\n", "no YAML"),
+        ("python3 -m maxtext.trainers.pre_train.train base.yml steps=[1\n", "YAML: "),
     ],
 )
 def test_a_script_without_a_command_is_refused(script: str, words: str) -> None:

@@ -146,7 +146,7 @@ def test_nothing_of_a_recipe_is_run(tmp_path: Path) -> None:
 
 BROKEN = {
     "nothing": "",
-    "no Python": "def (:",
+    "not valid Python": "def (:",
     "a picture": "\x00PNG",
     "too deep": "x = " + "(" * 5000 + ")" * 5000,
     "no recipe": "x = 1",

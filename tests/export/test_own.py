@@ -55,7 +55,7 @@ def test_a_plan_that_loses_time_is_told_what_to_change() -> None:
 def test_the_nearest_of_a_plan_that_our_engine_does_not_run() -> None:
     with pytest.raises(InputError, match="shardwise has no offload=both") as told:
         export(plan(layout="fsdp=8 tp=2 recompute=full offload=both"), target_named("slurm"))
-    assert "the nearest that it runs: fsdp=8 tp=2 " in told.value.problems[-1]
+    assert "the nearest layout that it runs: fsdp=8 tp=2 " in told.value.problems[-1]
 
 
 def test_one_node_needs_no_other() -> None:

@@ -73,9 +73,9 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
     """The plan of the layout that the error names for one that a target refuses; None where it says that there is none."""
     with pytest.raises(InputError) as told:
         export(plan, target)
-    start, said, layout = told.value.problems[-1].partition("the nearest that it runs: ")
+    start, said, layout = told.value.problems[-1].partition("the nearest layout that it runs: ")
     if not said:
-        assert start == "no layout of this job that fits is one that it runs"
+        assert start == "it runs no layout of this job that fits"
         return None
     return plan_layout(plan.model, plan.cluster, plan.job, Layout.parse(layout))
 

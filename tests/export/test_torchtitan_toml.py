@@ -145,8 +145,8 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[model", "no TOML"),
-        ("a = " + "[" * 5000, "no TOML"),
+        ("[model", "not valid TOML"),
+        ("a = " + "[" * 5000, "not valid TOML"),
         (file_of("llama9", flavor="8B"), "did you mean 'llama3'"),
         (file_of("llama3", flavor="9B"), "model.flavor"),
         (file_of("llama3", flavor="8B", more='converters = ["quantize.linear.mx"]'), "which no recipe here is"),

@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_is_valid_json_and_read_back(tmp_path: Path) ->
     with LogWriter(path) as log:
         log.write(step_line(record(loss=math.nan), RATES, {}))
     assert math.isnan(read_log(path).steps[0].loss)
-    json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
 
 
 def write(path: Path, steps: int) -> None:
@@ -155,7 +155,7 @@ def test_a_folder_is_read_back_and_refused_where_there_is_none(tmp_path: Path) -
     with pytest.raises(InputError, match="holds a run"):
         folder.require_place(resume=False, force=False)
     (folder.path / "recipe.json").write_text("{")
-    with pytest.raises(InputError, match=r"recipe\.json is no JSON"):
+    with pytest.raises(InputError, match=r"recipe\.json is not JSON"):
         folder.read()
     with pytest.raises(InputError, match="holds no run"):
         RunFolder(tmp_path / "runs").require_place(resume=True, force=False)

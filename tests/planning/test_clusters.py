@@ -108,7 +108,7 @@ def test_a_cluster_without_a_price_is_never_within_a_budget(planned: Comparison)
 def test_a_lead_that_the_model_cannot_tell_apart_is_said(planned: Comparison) -> None:
     twin = replace(planned.contenders[0], cluster="twin")
     found = compare([planned.contenders[0], twin], sw.Limits())
-    assert "twin is within 0.0%, which the model does not tell apart" in found.reason
+    assert "twin is within 0.0%, below the model's error" in found.reason
 
 
 def test_both_limits_must_be_met(planned: Comparison) -> None:
@@ -252,7 +252,7 @@ def test_one_cluster_keeps_its_payload_and_says_what_is_spare(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "parts"),
     [
-        (["h100:32", *WORDS, "--deadline", "1d"], 3, ["more than the deadline of 1.0", "what would do: h100:", "planned anew"]),
+        (["h100:32", *WORDS, "--deadline", "1d"], 3, ["more than the deadline of 1.0", "what would do: h100:", "planned again"]),
         (["h100:32", "h100:64", *WORDS, "--deadline", "1d"], 3, ["no cluster meets", "NO", "what would do for h100:64"]),
         (["h100:32", *WORDS, "--budget", "1k", "--set", "chip.price_usd_per_hour=2"], 3, ["too much)", "of the 100B tokens"]),
         (["h100:32", *WORDS[:-2], "--deadline", "1d", "--budget", "2M"], 2, ["--deadline and --budget", "--tokens 15T"]),

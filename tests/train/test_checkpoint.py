@@ -143,7 +143,7 @@ def test_names_sizes_and_formats_must_agree(tmp_path: Path) -> None:
         f"checkpoint: {path} lacks 1 tensors: model.b; the same names are required: {FIX}",
     ]
     assert refusal(path, {"model.a": piece(0.0, 0.0), "step": 0}) == [
-        f"checkpoint: {path} has, beside those of this run, 1 tensors: exp_avg.a; the same names are required: {FIX}",
+        f"checkpoint: {path} has, besides those of this run, 1 tensors: exp_avg.a; the same names are required: {FIX}",
     ]
     assert refusal(path, state() | {"model.a": piece(0.0), "exp_avg.a": piece(0.0, 0.0)}) == [
         f"checkpoint: {path} has [2] of float32 as model.a; [1] of float32 is required: {FIX}",
@@ -163,7 +163,7 @@ def test_of_many_differences_the_first_few_are_named(tmp_path: Path) -> None:
     assert len(other) == 5
     (lacks, more) = refusal(path, {f"master.{number}": piece(1.0) for number in range(9)})
     assert "lacks 9 tensors: master.0, master.1, master.2, master.3, ...;" in lacks
-    assert "has, beside those of this run, 9 tensors: model.0, model.1, model.2, model.3, ...;" in more
+    assert "has, besides those of this run, 9 tensors: model.0, model.1, model.2, model.3, ...;" in more
 
 
 def flip(path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     assert refusal(tmp_path, state()) == [unread % "No such file or directory"]
     manifest.write_text("{")
     (text,) = refusal(tmp_path, state())
-    assert text.startswith(f"checkpoint: {manifest} is no JSON: ")
+    assert text.startswith(f"checkpoint: {manifest} is not JSON: ")
     assert text.endswith(DAMAGED)
     for content, schema in (({"schema": "shardwise.tokens/1"}, "'shardwise.tokens/1'"), ({}, "'None'")):
         manifest.write_text(json.dumps(content))
@@ -324,7 +324,7 @@ def another_step(path: Path) -> None:
         (lambda path: flip(path / "rank-00000.bin"), "rank-00000.bin is damaged"),
         (lambda path: (path / "rank-00000.bin").unlink(), "rank-00000.bin is missing"),
         (no_manifest, "cannot read .*checkpoint.json"),
-        (half_a_manifest, "checkpoint.json is no JSON"),
+        (half_a_manifest, "checkpoint.json is not JSON"),
         (another_step, "checkpoint.json is damaged"),
     ],
 )

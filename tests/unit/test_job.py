@@ -15,7 +15,7 @@ def test_a_batch_is_whole_sequences() -> None:
     with pytest.raises(InputError) as caught:
         Job(global_batch_tokens=10_000, seq_len=4096)
     assert str(caught.value) == (
-        "job: a batch of 10000 tokens is no whole number of sequences of 4096; the nearest batches are 8192 and 12288 tokens"
+        "job: a batch of 10000 tokens is not a whole number of sequences of 4096; the nearest batches are 8192 and 12288 tokens"
     )
 
 

@@ -63,7 +63,7 @@ def test_numbers_of_a_report_say_where_they_are_from(chromium: Browser, tmp_path
 
 
 BROKEN = [
-    ('{"schema"', '{"schema', "no JSON"),
+    ('{"schema"', '{"schema', "not JSON"),
     ("shardwise.report/1", "shardwise.report/9", "is required"),
     ('"layouts"', '"lay"', "lacks"),
 ]

@@ -28,7 +28,7 @@ def measured_before(path: Path, machine: str) -> set[str]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError):
         raise InputError(
-            f"bench: --out {path} is no file of JSON lines; a new file, or one that this verb wrote, is required"
+            f"bench: --out {path} is not a file of JSON lines; a new file, or one that this verb wrote, is required"
         ) from None
     if not all(isinstance(line, Mapping) and "bench" in line for line in lines):
         raise InputError(f'bench: --out {path} has lines without a "bench"; a file that this verb wrote is required')

@@ -76,7 +76,7 @@ def read_benches(path: str, machine: Machine) -> tuple[Bench, ...]:
     except OSError as error:
         raise InputError(f"--bench: cannot read {path}: {error.strerror}; the path of a file is required") from None
     except ValueError:
-        raise InputError(f"--bench: {path} is no text; JSON lines in UTF-8 are required") from None
+        raise InputError(f"--bench: {path} is not text; JSON lines in UTF-8 are required") from None
     problems: list[str] = []
     found = [
         _bench(f"--bench: {path}: line {number}", line, machine, problems)

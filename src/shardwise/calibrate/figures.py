@@ -65,7 +65,7 @@ def residual_chart(pairs: Pairs) -> LineChart:
     ends = min(measured), max(measured)
     within = sum(abs(quotient - 1.0) <= WITHIN for quotient in quotients)
     return LineChart(
-        title="What is left: predicted over measured",
+        title="Residuals: predicted over measured",
         subtitle=f"{within} of {len(quotients)} runs within {WITHIN:.0%} of what was measured, duplicates counted",
         x=MEASURED, y=Axis(title="predicted / measured", unit="x"),
         lines=(Line(label="equal", points=tuple((end, 1.0) for end in ends), reference=True),),

@@ -103,7 +103,7 @@ def _predicted(members: Sequence[Member], asked: Sequence[Asked], progress: Prog
         by_member.setdefault(one.member, []).append(one)
     seconds = {fold: np.full((DRAWS if fold in DRAWN else 1, len(members)), np.nan) for fold in FOLDS}
     for number, (member, own) in enumerate(by_member.items()):
-        progress("left out runs predicted", number, len(by_member))
+        progress("held-out runs predicted", number, len(by_member))
         constants = {name: np.array([one.constants[name] for one in own]) for name in own[0].constants}
         found = np.broadcast_to(members[member].observation.seconds(constants), len(own))
         for one, value in zip(own, found, strict=True):

@@ -42,11 +42,11 @@ SLOWER: tuple[tuple[Applies, str], ...] = (
     ),
     (
         lambda p: min(_width(p.case.architecture, p.case.layout.tp), p.case.architecture.d_model) < 2 * NARROW,
-        "narrow products: many kernels, each short",
+        "narrow matmuls: many short kernels",
     ),
     (lambda p: _tokens(p) <= FEW_TOKENS, "few tokens a micro-batch: partial waves of tiles are not priced"),
     (lambda p: _attention_share(p) > 0.2, "much attention, whose kernels differ by release"),
-    (lambda p: True, "nothing stands out: noise, or a release slower than others of its stack"),
+    (lambda p: True, "no obvious cause: noise, or a release slower than others of its stack"),
 )  # fmt: skip
 
 

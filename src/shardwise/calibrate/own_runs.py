@@ -1,4 +1,4 @@
-"""Runs of one's own as observations on a cluster of one's own, and why some are left aside."""
+"""Runs of one's own as observations on a cluster of one's own, and why some are set aside."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Usable(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """The runs, the stack of all of them (None without runs), and how many rows were left aside for which reason."""
+    """The runs, the stack of all of them (None without runs), and how many rows were set aside for which reason."""
 
     runs: tuple[Run, ...]
     stack: Stack | None
@@ -90,7 +90,7 @@ def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None, logged: Sequenc
 
 
 def _usable(row: Row, own: Own) -> Usable | str:
-    """The row and its case, or why it is left aside."""
+    """The row and its case, or why it is set aside."""
     mine = own.nominal if own.nominal.chip.base is None else None
     try:
         chip = row.cell("chip") if mine and row.cell("chip") else chip_named(row.cell("chip"))

@@ -241,7 +241,7 @@ def fold_report(found: Published) -> str:
                 f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
             )
         lines.append("")
-    lines.append("runs of one configuration around their median (different releases, different days)")
+    lines.append("repeated runs of one configuration, around their median (different releases, different days)")
     lines += [
         f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
         for kind, one in noise(found).items()

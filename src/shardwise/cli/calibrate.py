@@ -20,7 +20,7 @@ DESCRIPTION = """Fit what a chip, its network and a software stack reach to runs
 published runs leave it, and write a cluster file that every verb then predicts with.
 
 --runs is a CSV file with the columns of the published rows (docs/accuracy.md; validate --rows reads the same): what was
-trained, on what, how it was laid out, and its measured step_time_s. Rows of another chip or stack are left aside.
+trained, on what, how it was laid out, and its measured step_time_s. Rows of another chip or stack are set aside.
 
 --run is one run as it was launched and as it logged: the folder of a run of `shardwise train`; or what ran, a plan or the files
 of a framework's launch (see: read), and behind them its log (see: mfu). It may be given for each run.

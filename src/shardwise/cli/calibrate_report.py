@@ -15,7 +15,7 @@ UNIDENTIFIED = "not identified by these measurements"
 def calibrate_text(found: OwnFit, source: str, out: str | None) -> str:
     """The report for people."""
     head = [f"{found.own.nominal.name} under {found.stack.name}: {source}"]
-    head += [f"left aside: {count} {reason}" for reason, count in found.aside.most_common()]
+    head += [f"set aside: {count} {reason}" for reason, count in found.aside.most_common()]
     parts = [head, list(_constants(found)), list(_errors_table(found)), list(_residuals(found)), list(_spread(found))]
     parts += [[f"wrote {out}"]] if out else []
     return "\n\n".join("\n".join(lines) for lines in parts)
@@ -56,7 +56,7 @@ def _residual(one: Residual) -> str:
 
 
 def _spread(found: OwnFit) -> Iterator[str]:
-    yield "nine of ten measured step times lie between these factors on a prediction"
+    yield "90% of measured step times lie between these factors times the prediction"
     for kind, (low, high) in found.spread.items():
         count = sum(one.kind == kind for one in found.runs)
         yield f"  {kind:<8}{low:.2f} to {high:.2f}  ({count or 'no'} {'run' if count == 1 else 'runs'} of this kind)"

@@ -17,7 +17,7 @@ from shardwise.planning.explain.story import Share
 from shardwise.planning.explain.terms import Term
 from shardwise.units import format_bytes, format_quantity, format_seconds
 
-BEYOND = "what does not get past step {}"  # options that end there
+BEYOND = "rejected at step {}"  # options that end there
 MOST_NAMED = 1  # of runners-up and constants, in the short form
 
 
@@ -40,7 +40,11 @@ def explain_report(found: Explanation) -> Report:
         Section(_options(found, (BATCH,)), title=BEYOND.format(2), detail=True),
         Section(list(_throughput(found))),
         Section([_tree(step.time, bytes_=False)], title="time by term", detail=True),
-        Section(_options(found, (THROUGHPUT,)), title="what gets this far, against the plan", detail=True),
+        Section(
+            _options(found, (THROUGHPUT,)),
+            title="layouts that fit and reach the batch, compared with the plan",
+            detail=True,
+        ),
         Section(_schedules(found), title="the same degrees under each schedule", detail=True),
         Section(_runners_up(found), title="runners-up, and why each lost", name="runners-up"),
         Section(list(_run(found)), title="what the whole run takes", detail=True),

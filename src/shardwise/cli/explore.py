@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PORT = 8631
 MOST_PORT = 65535
 DESCRIPTION = """Serve a page on this machine: drag a degree, and see what it does to memory, time, bubble, timeline and roofline,
-beside the best layout and the front of all. Opens a plan, or llama-3-8b on h100:64. With --run what a run measured stands
-beside what was predicted. Its address is the whole state of the page. Stop it with Ctrl-C."""
+compared with the best layout and the Pareto front. Opens a plan, or llama-3-8b on h100:64. With --run, measurements of a run
+are shown next to the predictions. Its address is the whole state of the page. Stop it with Ctrl-C."""
 EXAMPLES = (
     "shardwise explore",
     "shardwise explore plan.json --run runs/a",

@@ -76,7 +76,7 @@ def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[s
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out: cannot write {target}: {error.strerror}; choose a writable place") from None
+        raise InputError(f"--out: cannot write {target}: {error.strerror}; choose a writable path") from None
     for number, one in enumerate(figures, 1):
         progress(one.name, number, len(figures))
         write_picture("--out", str(folder / f"{one.name}.svg"), one.drawing())

@@ -1,4 +1,4 @@
-"""`shardwise mfu`: what a measured run is, and where the rest of its time goes."""
+"""`shardwise mfu`: MFU of a measured run, and where the rest of its time goes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from shardwise.calibrate.row import OwnRow
     from shardwise.planning.measured import Measured, MeasuredRun, Ran
 
-DESCRIPTION = """What a measured training run is: model FLOPs utilisation, tokens/s, and with a layout where the rest of the step
-goes by the prediction for its software, and what of it nothing predicts. What was measured is given, or read from logs of
-torchtitan, Megatron-LM, NeMo, nanotron, MaxText and `shardwise train`: what they print, and what they write for TensorBoard
-(event files) and W&B (run-ID.wandb, or an export as CSV or JSON lines). What ran is said by flags, by a plan, by the launch of a
-framework (--launch), or by the folder of a run of `shardwise train`. Without a layout the plan's choice stands beside the
-measurement."""
+DESCRIPTION = """The model FLOPs utilisation and tokens/s of a measured training run. With a layout, also where the rest of the
+step goes according to the prediction for its software, and how much of it nothing predicts. The measurement is given, or read
+from logs of torchtitan, Megatron-LM, NeMo, nanotron, MaxText and `shardwise train`: what they print, and what they write for
+TensorBoard (event files) and W&B (run-ID.wandb, or an export as CSV or JSON lines). What ran is given by flags, a plan, the
+launch of a framework (--launch), or the folder of a run of `shardwise train`. Without a layout the measurement is compared with
+the plan's choice."""
 EXAMPLES = (
     "shardwise mfu --tokens-per-s 410k --model llama-3-8b --cluster h100:64 --seq-len 8192",
     'shardwise mfu train.log --model llama-3-8b --cluster h100:64 --batch-tokens 1Mi --seq-len 8192 --layout "fsdp=64"',

@@ -34,9 +34,11 @@ def mfu_text(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] = (
         sections.append(list(_choice(found, found.plan)))
     else:
         sections.append(
-            ["with --batch-tokens the time of a step stands beside the prediction; with --layout also where it goes"]
+            ["give --batch-tokens to compare the step time with the prediction, and --layout to see where it goes"]
         )
-    sections.append([f"not understood of the launch: {', '.join(found.ran.unknown)}"] if found.ran.unknown else [])
+    sections.append(
+        [f"options of the launch that were not understood: {', '.join(found.ran.unknown)}"] if found.ran.unknown else []
+    )
     sections.append(list(_row(row, otherwise)) if row else [])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -113,7 +115,7 @@ def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[st
     yield from _memory(found, plan)
     yield from (f"  note: {note}" for note in plan.estimate.notes)
     if found.measured.log is not None and found.measured.log.format.name == "shardwise":
-        yield "  such a run has measured each term itself: shardwise reconcile compares them"
+        yield "  this run measured each term itself: shardwise reconcile compares them"
 
 
 def _memory(found: MeasuredRun, plan: Plan) -> Iterator[str]:

@@ -47,4 +47,4 @@ def write_picture(flag: str, target: str, drawing: Drawing) -> None:
     try:
         Path(target).write_bytes(encoded(drawing, ending_of(target)))
     except OSError as error:
-        raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable place") from None
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable path") from None

@@ -100,7 +100,7 @@ def _layout(plan: Plan) -> Iterator[str]:
     if layout.cp > 1:
         yield f"  context parallelism by {layout.cp_variant}"
     if layout.async_tp:
-        yield "  tensor parallelism in pieces beside the products"
+        yield "  tensor parallelism in pieces, overlapped with matmuls"
     if layout.pp > 1:
         layers = _runs(held_layers(plan.model, layout))
         yield f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {layers}"

@@ -46,7 +46,7 @@ def _lines(found: Verdict) -> Iterator[tuple[str, Cell]]:
     for note in (*heard.notes, *estimate.caveats):
         yield "note", Marked(note, "note")
     for name in heard.unknown:
-        yield "not understood", Marked(f"{name} is no option of {heard.target.title} {heard.target.version}", "bad")
+        yield "not understood", Marked(f"{name} is not an option of {heard.target.title} {heard.target.version}", "bad")
 
 
 def _changes(found: Verdict) -> Section:

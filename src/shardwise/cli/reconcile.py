@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
     from shardwise.reconcile.compare import Reconciliation
 
-DESCRIPTION = """Hold a run of `shardwise train` against its plan: every term of the step's time and of the memory predicted and
-measured, what no term explains, the term that the step's error is attributed to; and the collectives that were really issued
-against the planned ones."""
+DESCRIPTION = """Compare a run of `shardwise train` with its plan: every term of the step time and of the memory, predicted and
+measured; the part that no term explains; the term that the error is attributed to; and the collectives that were issued, with
+those that were planned."""
 EXAMPLES = (
     "shardwise train plan.json --data data --steps 50 --out runs/a",
     "shardwise reconcile plan.json runs/a --plot reconciled.svg",
@@ -30,7 +30,9 @@ def configure(parser: Parser) -> None:
     run, output = parser.groups("run", "output")
     run.add_argument("plan", metavar="PLAN", help=PLAN)
     run.add_argument("folder", metavar="RUN", help="the folder of its run, which `shardwise train --out` named")
-    output.add_argument("--plot", type=picture_name, metavar="FILE", help="draw predicted beside measured terms")
+    output.add_argument(
+        "--plot", type=picture_name, metavar="FILE", help="draw predicted and measured terms side by side"
+    )
     add_report_argument(parser)
     add_output_arguments(parser, verbose=True)
 

@@ -126,7 +126,7 @@ def _memory(memory: StepMemory) -> Table:
 def _beside(memory: StepMemory) -> Iterator[str]:
     """What is in no term."""
     if memory.runtime:
-        yield f"  beside tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragments"
+        yield f"  besides tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragmentation"
     if memory.allocated_bytes is not None and memory.reserved_bytes is not None:
         yield (
             f"  the device's allocator gave {format_bytes(memory.allocated_bytes)} and keeps "

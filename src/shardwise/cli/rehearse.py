@@ -11,8 +11,8 @@ from shardwise.errors import InputError
 from shardwise.parser import Parser
 
 DESCRIPTION = """Run a step of one rank of a plan's world, of any size, in this process: the engine of `train` on tensors without
-data, over process groups whose other ranks are not there. What it issues is held against the plan's list of collectives, and what
-it holds against the plan's memory by term. Exit code 3 where either is not as planned."""
+data, over process groups whose other ranks are absent. The collectives that it issues are compared with the plan's list, and its
+memory with the plan's, term by term. Exit code 3 where either is not as planned."""
 EXAMPLES = (
     "shardwise plan llama-3-8b h100:1024 --batch-tokens 16Mi --seq-len 8192 --runnable --out plan.json",
     "shardwise rehearse plan.json --rank 1023 --json",

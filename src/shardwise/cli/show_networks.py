@@ -83,7 +83,7 @@ def clusters_table(names: Sequence[str]) -> str:
         "CHIP:SHAPE    a slice of a torus (tpu-v5p:4x4x8), twisted (tpu-v5p:4x4x8_twisted)\n"
         "CHIP:SHAPE*N  N pods of such a slice on the data-centre network (tpu-v5e:16x16*4)\n"
         "local:N       N processes that share one host\n"
-        "FILE.toml     a chip and a network of one's own: docs/extending.md"
+        "FILE.toml     your own chip and network: docs/extending.md"
     )
     return f"{forms}\n\n{table(rows, right=(1,))}"
 

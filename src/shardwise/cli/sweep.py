@@ -93,7 +93,7 @@ def _require_alone(arguments: argparse.Namespace, pins: Mapping[str, Any], names
     fixed = parse_changes(arguments.set)["job"]
     given = [(f"--pin {name}", name) for name in pins if name in names]
     given += [(f"--set job.{field}", name) for name, field in FIELDS.items() if name in names and field in fixed]
-    problems = [f"{flag}: found --sweep {name} beside it; leave out one of the two" for flag, name in given]
+    problems = [f"{flag}: found --sweep {name} with it; leave out one of the two" for flag, name in given]
     alone = ", ".join(f"--{name}" for name in OF_ONE_PLAN if getattr(arguments, name) is not None)
     if alone:
         problems.append(f"{alone}: found --sweep beside it; these are of one plan, so leave out one or the other")

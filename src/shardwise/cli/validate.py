@@ -53,7 +53,10 @@ def configure(parser: Parser) -> None:
         help="layouts of one model measured beside each other: how often the predicted order and the pick are right",
     )
     output.add_argument(
-        "--plot", type=picture_name, metavar="FILE", help="draw predicted against measured step times, and what is left"
+        "--plot",
+        type=picture_name,
+        metavar="FILE",
+        help="draw predicted against measured step times, and the residuals",
     )
     add_report_argument(parser)
     add_output_arguments(parser)
@@ -101,7 +104,7 @@ def _groups(arguments: argparse.Namespace) -> str:
     others = ("chip", "source", "rows", "plot", "bound", "folds")
     given = [f"--{name}" for name in others if getattr(arguments, name) not in (None, False)]
     if given:
-        raise InputError(f"--groups: found {', '.join(given)} beside it; leave out one or the other")
+        raise InputError(f"--groups: found {', '.join(given)} with it; leave out one or the other")
     found = published_groups(arguments.progress)
     return json.dumps(groups_payload(found), indent=2) if arguments.json else groups_report(found)
 
@@ -184,7 +187,7 @@ def _unreadable(judged: Sequence[Judged]) -> Iterator[str]:
     found = unreadable(one.row for one in judged)
     if found:
         row, column, text = found[0]
-        yield f"{len(found)} measured cells are no numbers above 0 and count for nothing: {row}, {column}: found {text[:40]!r}"
+        yield f"{len(found)} measured cells are not numbers above 0 and are ignored: {row}, {column}: found {text[:40]!r}"
 
 
 def _skipped(judged: Sequence[Judged]) -> Iterator[str]:

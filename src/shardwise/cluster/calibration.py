@@ -95,7 +95,7 @@ CONSTANTS: Mapping[str, Constant] = {
         "stack", 0.3, 12.0, 2.0, 0.4, True, "bytes that elementwise kernels move over those of fused ones"
     ),
     "exposed": Constant(
-        "stack", 0.0, 1.05, 0.4, 1.0, False, "share that shows of communication that no kernel waits for"
+        "stack", 0.0, 1.05, 0.4, 1.0, False, "exposed share of communication that no kernel waits for"
     ),
     "launch_s": Constant(
         "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"

@@ -132,7 +132,7 @@ def switched_of(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
         low, high = nearest(count, groups, host)
         parts = "" if host == groups[0] else f" or equal parts of them, in hosts of {host}"
         raise InputError(
-            f"cluster: {name} comes in nodes of {groups[0]}{parts}; {count} is no multiple of it, "
+            f"cluster: {name} comes in nodes of {groups[0]}{parts}; {count} is not a multiple of it, "
             f"the nearest counts are {low} and {high}"
         )
     return Switched(tiers=tuple(_tier(tier, size) for tier, size in zip(tiers, sizes, strict=True)))

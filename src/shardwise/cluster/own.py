@@ -44,7 +44,7 @@ def read_cluster(path: str) -> Own:
             f"cluster: cannot read {path}: {error.strerror}; the path of a .toml file is required"
         ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
-        raise InputError(f"cluster: {path} is no TOML: {error}") from None
+        raise InputError(f"cluster: {path} is not TOML: {error}") from None
     where = file.name
     reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
     chip, base_name = _chip_of(reader)

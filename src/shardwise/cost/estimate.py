@@ -85,7 +85,7 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
     found = _priced(Pricing(architecture, cluster, job, layout))
     if not math.isfinite(found.step_time_s + found.memory_bytes):
         raise InputError(
-            "estimate: the step's time or memory is no finite number; smaller sizes, or rates that a chip can have, are required"
+            "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
         )
     return found
 

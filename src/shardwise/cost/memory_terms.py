@@ -70,7 +70,7 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
         lambda memory: memory.buffers,
     ),
     "runtime": Rule(
-        "context, libraries and fragments",
+        "context, libraries and fragmentation",
         "a constant of the chip",
         lambda setting: setting.rates.chip.sources.get("runtime_bytes", f"chip {setting.rates.chip.name}"),
         lambda memory: memory.runtime_bytes,

@@ -46,7 +46,7 @@ class Memory:
     stage: Stage
     in_flight: Annotated[Value, "micro-batches in flight on the stage", "in flight"]
     waiting: Annotated[Value, "of these, how many wait for their weight gradients only"]
-    runtime_bytes: Annotated[float, "context, libraries and fragments"]
+    runtime_bytes: Annotated[float, "context, libraries and fragmentation"]
     gathers_ahead: Annotated[bool, "whether the next unit is gathered beside the one in work"]
     stepwise: Annotated[bool, "whether operations run one after the other, as derived"]
 

@@ -53,9 +53,7 @@ class Step:
 
     stage: Stage
     overlap: Overlap
-    share: Annotated[Value | None, "measured share that is exposed of traffic that no kernel waits for", "exposed"] = (
-        None
-    )
+    share: Annotated[Value | None, "measured exposed share of communication that no kernel waits for", "exposed"] = None
 
     @cached_property
     def forward_s(self) -> Value:

@@ -65,6 +65,6 @@ class CheckedBlocks:
             first, last = block * BLOCK, min((block + 1) * BLOCK, len(self.data))
             if zlib.crc32(self.data[first:last].data) != self.sums[block]:
                 raise InputError(
-                    f"{self.path} is damaged (another CRC-32 of bytes {first:,} to {last:,}); what was written is required: {fix}"
+                    f"{self.path} is damaged (CRC-32 mismatch, bytes {first:,} to {last:,}); what was written is required: {fix}"
                 )
             self._good[block] = 1

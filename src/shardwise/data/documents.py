@@ -115,7 +115,7 @@ def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
             raise InputError(f"{source.path}: cannot read: {error.strerror}; a readable file is required") from None
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{source.path}: byte {error.object[error.start]:#04x} is no UTF-8; text in UTF-8 is required: convert the "
+                f"{source.path}: byte {error.object[error.start]:#04x} is not UTF-8; text in UTF-8 is required: convert the "
                 "file, or leave it out with --glob"
             ) from None
 
@@ -137,7 +137,7 @@ def _text_of(line: bytes, where: str) -> str:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: found no JSON; {required}") from None
+        raise InputError(f"{where}: not valid JSON; {required}") from None
     found = record.get("text") if isinstance(record, dict) else None
     if not isinstance(found, str):
         keys = (

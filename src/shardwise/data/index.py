@@ -214,7 +214,7 @@ def _payload(path: Path) -> Any:
             f"{path}: cannot read: {error.strerror}; a folder that `shardwise tokenize` wrote is required"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {error}; {AGAIN}") from None
+        raise InputError(f"{path} is not JSON: {error}; {AGAIN}") from None
 
 
 def _parse(payload: Any, path: Path) -> Index:

@@ -149,7 +149,7 @@ class TokenShards:
         for name, data, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
             if zlib.crc32(data.data) != crc:
                 raise InputError(
-                    f"{self.folder / name} is damaged (another CRC-32); what was written is required: {AGAIN}"
+                    f"{self.folder / name} is damaged (CRC-32 mismatch); what was written is required: {AGAIN}"
                 )
         if int(ends[-1]) != shard.num_tokens:
             raise InputError(

@@ -97,11 +97,11 @@ def parse_tokenizer(text: bytes, where: str, end_token: str | None = None) -> To
         json.loads(text)
         engine = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises plain `Exception` for what it cannot read
-        raise InputError(f"tokenizer: {where} is no tokenizer.json: {error}") from None
+        raise InputError(f"tokenizer: {where} is not a tokenizer.json: {error}") from None
     vocab = engine.get_vocab(with_added_tokens=True)
     end = end_token if end_token is not None else next((token for token in KNOWN_ENDS if token in vocab), None)
     if end is None or end not in vocab:
-        found = f"{end!r} is no token of it" if end else f"it has none of {', '.join(KNOWN_ENDS)}"
+        found = f"{end!r} is not one of its tokens" if end else f"it has none of {', '.join(KNOWN_ENDS)}"
         raise InputError(
             f"tokenizer: {where}: {found}; name the token that ends a document with --end-of-document TOKEN"
         )

@@ -59,9 +59,7 @@ class Server:
         except ShardwiseError as error:
             return told(error.problems, error.exit_code, as_json=True), 422
         except (ArithmeticError, MemoryError, RecursionError):  # sizes of which no number comes
-            return told(
-                ["query: sizes whose costs are no finite numbers; smaller ones are required"], 2, as_json=True
-            ), 422
+            return told(["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True), 422
 
 
 def dumped(payload: Any) -> str:

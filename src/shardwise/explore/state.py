@@ -102,9 +102,7 @@ def _pairs(query: str) -> Mapping[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_KEYS)
     except ValueError:
-        raise InputError(
-            f"query: found no UTF-8, or more than {MOST_KEYS} keys; KEY=VALUE&KEY=VALUE is required"
-        ) from None
+        raise InputError(f"query: not UTF-8, or more than {MOST_KEYS} keys; KEY=VALUE&KEY=VALUE is required") from None
     keys = [key for key, _ in pairs]
     twice = sorted({key[:60] for key in keys if keys.count(key) > 1})
     require([f"query: found {key!r} more than once; each key once is required" for key in twice])

@@ -155,7 +155,7 @@ def _notes(launch: Launch) -> Iterator[str]:
 
 NEEDS = (
     Need(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
-         lambda launch: f"a batch of {launch.job.num_seqs} sequences is no multiple of micro-batch × replicas = "
+         lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro-batch × replicas = "
          f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
     Need(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
          lambda launch: "tensor and context parallelism go with shards, not with replicas alone; set fsdp > 1, or dp=1"),

@@ -94,7 +94,7 @@ TARGET = Target(
         ),
         Need(
             lambda launch: launch.job.num_seqs % _at_once(launch) == 0,
-            lambda launch: f"global_batch_size = {launch.job.num_seqs} is no multiple of {_at_once(launch)} for a micro-batch",
+            lambda launch: f"global_batch_size = {launch.job.num_seqs} is not a multiple of {_at_once(launch)} for a micro-batch",
         ),
         Need(
             lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= _at_once(launch) * launch.layout.pp,

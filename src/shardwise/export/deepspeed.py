@@ -87,7 +87,7 @@ NEEDS = (
          lambda launch: f"tp = {launch.layout.tp} for {launch.model.num_kv_heads} key-value heads: AutoTP leaves devices without "
          "heads; a tp that divides them is required"),
     Need(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
-         lambda launch: f"{BATCH} = {launch.job.num_seqs} is no multiple of micro-batch × replicas = "
+         lambda launch: f"{BATCH} = {launch.job.num_seqs} is not a multiple of micro-batch × replicas = "
          f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
     Need(lambda launch: not launch.layout.offloads_optimizer or launch.layout.zero_stage > 0,
          lambda launch: "offload_optimizer is a part of ZeRO; set a zero_stage of 1 to 3, or offload=none"),

@@ -75,7 +75,7 @@ def export(plan: Plan, target: Target) -> Exported:
     if reasons:
         near = nearest(plan, target)
         reasons.append(
-            f"the nearest that it runs: {near}" if near else "no layout of this job that fits is one that it runs"
+            f"the nearest layout that it runs: {near}" if near else "it runs no layout of this job that fits"
         )
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
     options = say(target, launch)

@@ -39,12 +39,12 @@ def _mesh_devices(launch: Launch) -> int:
 COMMON = (
     Need(
         lambda launch: spans_slices(launch) and _mesh_devices(launch) == launch.machines.num_devices,
-        lambda launch: f"the axes of {launch.layout} do not come out even over the {slices(launch.machines)} slices",
+        lambda launch: f"the axes of {launch.layout} do not divide evenly over the {slices(launch.machines)} slices",
     ),
     Need(
         lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
         lambda launch: (
-            f"a batch of {launch.job.num_seqs} sequences is no multiple of micro_batch_seqs × replicas = "
+            f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_seqs × replicas = "
             f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"
         ),
     ),
@@ -58,7 +58,7 @@ COMMON = (
     Need(
         lambda launch: launch.layout.pp == 1 or num_micro_batches(launch) % launch.layout.pp == 0,
         lambda launch: (
-            f"the {num_micro_batches(launch)} micro-batches of a pipeline are no multiple of its {launch.layout.pp} stages"
+            f"the {num_micro_batches(launch)} micro-batches of a pipeline are not a multiple of its {launch.layout.pp} stages"
         ),
     ),
     Need(
@@ -67,7 +67,7 @@ COMMON = (
             or num_blocks(launch.model) % (launch.layout.pp * launch.layout.num_virtual_stages) == 0
         ),
         lambda launch: (
-            f"the {num_blocks(launch.model)} decoder layers of {block_of(launch.model)} do not come out even on "
+            f"the {num_blocks(launch.model)} decoder layers of {block_of(launch.model)} do not divide evenly over "
             f"{launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of {num_blocks(launch.model)}"
         ),
     ),

@@ -126,7 +126,7 @@ TARGET = Target(
     needs=(
         Need(
             lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,
-            lambda launch: f"global-batch-size = {launch.job.num_seqs} is no multiple of micro-batch-size × replicas = "
+            lambda launch: f"global-batch-size = {launch.job.num_seqs} is not a multiple of micro-batch-size × replicas = "
             f"{launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs}",
         ),
         Need(

@@ -107,7 +107,7 @@ TARGET = Target(
     needs=(
         Need(
             lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,
-            lambda launch: f"a batch of {launch.job.num_seqs} sequences is no multiple of micro_batch_size × dp = "
+            lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_size × dp = "
             f"{launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs}",
         ),
         Need(

@@ -43,7 +43,7 @@ def _read(files: Files) -> Options:
     try:
         payload = json.loads(files[PLAN])
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{PLAN}: no JSON: {error}") from None
+        raise InputError(f"{PLAN}: not valid JSON: {error}") from None
     return _say(launch_of(parse_plan(payload)))
 
 

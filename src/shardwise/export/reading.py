@@ -50,7 +50,7 @@ def read_files(paths: list[str]) -> Files:
         except OSError as error:
             raise InputError(f"read: cannot read {path}: {error.strerror}") from None
         except ValueError as error:
-            raise InputError(f"read: {path} is no text: {error}") from None
+            raise InputError(f"read: {path} is not text: {error}") from None
     return found
 
 

@@ -178,7 +178,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         lambda launch: launch.job.seq_len % sequence_divisor(launch) == 0,
         lambda launch: (
-            f"seq_len = {launch.job.seq_len} is no multiple of {sequence_divisor(launch)}: of tp with sequence "
+            f"seq_len = {launch.job.seq_len} is not a multiple of {sequence_divisor(launch)}: of tp with sequence "
             "parallelism, times 2·cp with context parallelism"
         ),
     ),

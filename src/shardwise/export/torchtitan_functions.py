@@ -39,7 +39,7 @@ def parsed(text: str, what: str, package: str = "") -> Source:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{what}: no Python: {error}") from None
+        raise InputError(f"{what}: not valid Python: {error}") from None
     imports = {
         alias.asname or alias.name: (node.module or "") if not node.level else f"{MODELS}{package}"
         for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names

@@ -49,7 +49,7 @@ class Layout:
     between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
     sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
     causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces beside the products. `recompute` is a policy of `model/recompute.py`, for
+    collectives of tensor parallelism in pieces, overlapped with matmuls. `recompute` is a policy of `model/recompute.py`, for
     the first `recompute_layers` layers of each stage (None: all of them; a device's stages count as one), `schedule` is one of
     `schedule/schedule.py`. `offload` says
     what rests in the memory of the host. `layers_per_stage` is given where stages are not to be as even as they can be.

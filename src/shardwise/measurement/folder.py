@@ -104,7 +104,7 @@ class RunFolder:
         if not there.is_dir():
             raise InputError(f"cannot write {self.path}: {there} is a file; choose a folder with --out")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write {self.path}: permission denied; choose a writable place with --out")
+            raise InputError(f"cannot write {self.path}: permission denied; choose a writable path with --out")
 
     def create(self, of: RunOf) -> None:
         """Make the folder of a new run, in place of one that is there. Raises `InputError` where that is not possible."""
@@ -116,9 +116,7 @@ class RunFolder:
                 file.unlink(missing_ok=True)
             self.write(of)
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.path}: {error.strerror}; choose a writable place with --out"
-            ) from None
+            raise InputError(f"cannot write {self.path}: {error.strerror}; choose a writable path with --out") from None
 
     def write(self, of: RunOf) -> None:
         """Say what the run is of; of a run that goes on, what it is of from now on."""
@@ -172,7 +170,7 @@ def read_json(path: Path) -> Payload:
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; the folder of a run is required") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {error}; the folder of a run is required") from None
+        raise InputError(f"{path} is not JSON: {error}; the folder of a run is required") from None
     if not isinstance(payload, dict):
         raise InputError(f"{path}: found {type(payload).__name__}; an object is required")
     return payload

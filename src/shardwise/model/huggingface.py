@@ -29,7 +29,7 @@ def load_config(path: str | Path) -> Architecture:
     except OSError as error:
         raise InputError(f"model: cannot read {source}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path, nested too deeply
-        raise InputError(f"model: {source} is no JSON: {error}") from None
+        raise InputError(f"model: {source} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise InputError(f"model: {source} holds a {type(config).__name__}; an object with a model_type is required")
     name = source.parent.name if source.name == "config.json" else source.stem

@@ -31,7 +31,7 @@ IDEAL: Mapping[str, Mapping[str, float]] = {
     "attention below the peak": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
     "gaps between kernels": {"launch_s": CONSTANTS["launch_s"].low},
 }  # fmt: skip
-REST = "elementwise kernels, waits for the host, uneven stages"
+REST = "elementwise kernels, waiting for the host, uneven stages"
 Verdict = Literal["inside", "faster", "slower"]
 
 
@@ -140,7 +140,7 @@ def _name(term: str) -> str:
         "bubble": "pipeline bubble", "host": "transfers from and to the host", "control": "sums of the loss and the norm",
         "optimizer": "the optimizer's update",
     }  # fmt: skip
-    return f"exposed traffic over {term}" if term in COMMUNICATION else words.get(term, term)
+    return f"exposed communication over {term}" if term in COMMUNICATION else words.get(term, term)
 
 
 def _kernels(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:

@@ -50,7 +50,7 @@ def require_writable(path: str | Path) -> None:
         else "permission denied"
     )  # fmt: skip
     if problem:
-        raise InputError(f"cannot write {target}: {problem}; choose a writable place")
+        raise InputError(f"cannot write {target}: {problem}; choose a writable path")
 
 
 def dump_plan(plan: Plan, path: str | Path) -> None:
@@ -59,7 +59,7 @@ def dump_plan(plan: Plan, path: str | Path) -> None:
     try:
         target.write_text(json.dumps(plan_payload(plan), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"plan file: cannot write {target}: {error.strerror}; choose a writable place") from None
+        raise InputError(f"plan file: cannot write {target}: {error.strerror}; choose a writable path") from None
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -73,7 +73,7 @@ def load_plan(path: str | Path) -> Plan:
         ValueError,
         RecursionError,
     ) as error:  # not UTF-8, not JSON, numbers too long, a null byte, nested too deeply
-        raise InputError(f"plan file: {source} is no JSON: {error}") from None
+        raise InputError(f"plan file: {source} is not JSON: {error}") from None
     return parse_plan(payload)
 
 

@@ -152,7 +152,7 @@ def compare(contenders: Sequence[Contender], limits: Limits) -> Comparison:
     if len(ranked) > 1:
         lead = measure(contenders[ranked[1]]) / measure(contenders[ranked[0]]) - 1
         if lead < MODEL_ERROR:
-            reason += f"; {contenders[ranked[1]].cluster} is within {lead:.1%}, which the model does not tell apart"
+            reason += f"; {contenders[ranked[1]].cluster} is within {lead:.1%}, below the model's error"
     return Comparison(contenders=tuple(contenders), limits=limits, chosen=ranked[0], reason=reason)
 
 

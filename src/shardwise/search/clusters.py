@@ -83,7 +83,7 @@ def misses(limits: Limits, run: Run) -> list[str]:
 
 
 def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = silent) -> list[str]:
-    """What would bring a plan within the limits it misses: other numbers of the chip, planned anew, and what else would do."""
+    """What would bring a plan within the limits it misses: other numbers of the chip, planned again, and what else would do."""
     run, found = missed.run, []
     assert run is not None
     late, dear = limits.in_time(run) is False, limits.within_budget(run) is False
@@ -104,13 +104,15 @@ def _mfu_needed(missed: Plan, times: float) -> str:
     mfu = missed.estimate.mfu * times
     if mfu > 1:
         return f"no layout on these devices: {mfu:.0%} of their peak would be needed (the plan reaches {missed.estimate.mfu:.1%})"
-    return f"an MFU of {mfu:.1%} on these devices, as little interrupted (the plan reaches {missed.estimate.mfu:.1%})"
+    return (
+        f"an MFU of {mfu:.1%} on these devices, with as few interruptions (the plan reaches {missed.estimate.mfu:.1%})"
+    )
 
 
 def _other_size(
     missed: Plan, run: Run, limits: Limits, choices: Choices | None, progress: Progress, *, more: bool
 ) -> str:
-    """The first of some clusters of more (or fewer) of the chip that meets all limits, planned anew."""
+    """The first of some clusters of more (or fewer) of the chip that meets all limits, planned again."""
     times = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
     for cluster in _tries(missed.cluster, times):
@@ -123,18 +125,18 @@ def _other_size(
             continue
         assert again is not None
         if limits.met(again):
-            return f"{cluster.name}, planned anew: {_figures(again)}"
+            return f"{cluster.name}, planned again: {_figures(again)}"
         tried.append((cluster, again))
     if tried:
         nearest, figures = min(tried, key=lambda pair: pair[1].days if more else pair[1].usd or math.inf)
         names = ", ".join(cluster.name for cluster, _ in tried)
-        return f"of {names}, planned anew, none does it; {nearest.name} takes {_figures(figures)}"
+        return f"none of {names}, planned again, does it; {nearest.name} takes {_figures(figures)}"
     if more:
         return (
             f"{math.ceil(missed.cluster.num_devices * times):,} devices, if each had the throughput that it has here "
             "(not planned: more links, smaller shares of the batch)"
         )
-    return "no smaller cluster of this chip that was tried holds the model"
+    return "the model fits on no smaller cluster of this chip that was tried"
 
 
 def _tries(cluster: Cluster, times: float) -> list[Cluster]:

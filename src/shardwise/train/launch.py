@@ -87,7 +87,11 @@ def environment(rank: int, processes: int, port: int) -> dict[str, str]:
 
 def said(store: Store, key: str) -> str:
     """What ranks have said in the run's store."""
-    return store.get(key).decode() if store.check([key]) else "ranks have lost each other, and none says why"
+    return (
+        store.get(key).decode()
+        if store.check([key])
+        else "ranks lost their connections to each other, and none reported a reason"
+    )
 
 
 class _Ranks:

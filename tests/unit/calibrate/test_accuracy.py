@@ -93,8 +93,8 @@ def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
     [
         (b"", "0 of the columns"),
         (b"name,value\n1,2\n", "0 of the columns"),
-        (b"\xff\xfe\x00\x81", "no text"),
-        (b"model,layers,d_model,chip\n\"" + b"x" * 200_000 + b"\"\n", "no CSV"),
+        (b"\xff\xfe\x00\x81", "is not text"),
+        (b"model,layers,d_model,chip\n\"" + b"x" * 200_000 + b"\"\n", "not CSV"),
     ],
     ids=["empty", "other columns", "binary", "a field without end"],
 )  # fmt: skip

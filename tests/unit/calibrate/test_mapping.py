@@ -318,7 +318,7 @@ def test_slices_have_the_vendors_shapes(chips: int, axes: int, shape: tuple[int,
 
 def test_virtual_stages_that_are_not_stated() -> None:
     assert typical_virtual_stages(80, 4, 64) == 10  # two layers in each
-    assert typical_virtual_stages(80, 4, 63) == 1  # micro-batches are no multiple of the stages
+    assert typical_virtual_stages(80, 4, 63) == 1  # micro-batches are not a multiple of the stages
     assert typical_virtual_stages(96, 8, 64) == 6
     assert typical_virtual_stages(8, 8, 64) == 1
 

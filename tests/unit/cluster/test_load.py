@@ -64,13 +64,13 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ("h100", "cluster: found 'h100'; CHIP:COUNT for switched chips (h100:512) or CHIP:SHAPE for a torus"),
         ("h100:", "cluster: found 'h100:'; CHIP:COUNT"),
         ("h100:0", "cluster: found 'h100:0'; every size must be at least 1"),
-        ("h100:12", "cluster: h100 comes in nodes of 8; 12 is no multiple of it, the nearest counts are 8 and 16"),
+        ("h100:12", "cluster: h100 comes in nodes of 8; 12 is not a multiple of it, the nearest counts are 8 and 16"),
         ("h100:8x8", "h100 is connected by switches; a count such as h100:512 is required"),
         ("tpu-v5e:256", "tpu-v5e is a torus of 2 axes; a shape such as tpu-v5e:16x16 is required"),
         ("tpu-v5e:16x32", "tpu-v5e:16x32 is larger than a pod, 16x16 (256 chips)"),
         (
             "gb200:100",
-            "gb200 comes in nodes of 72 or equal parts of them, in hosts of 4; 100 is no multiple of it, "
+            "gb200 comes in nodes of 72 or equal parts of them, in hosts of 4; 100 is not a multiple of it, "
             "the nearest counts are 96 and 104",
         ),
         ("tpu-v7x:32x32x32", "cluster: tpu-v7x:32x32x32 is larger than a pod of 9216 chips"),
@@ -303,7 +303,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, problems: list[str
 
 @pytest.mark.parametrize("text", ["a = [", "x = " + "[" * 5000, "x = " + "9" * 5000, "a = 1\na = 2"])
 def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError, match=r"^cluster: .*f\.toml is no TOML: "):
+    with pytest.raises(InputError, match=r"^cluster: .*f\.toml is not TOML: "):
         load_cluster(written(tmp_path, text, "f.toml"))
 
 
@@ -424,12 +424,12 @@ def test_what_is_wrong_with_a_torus(tmp_path: Path, torus: str, problem: str) ->
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, message in (
         ("nowhere.toml", "cluster: cannot read nowhere.toml: No such file or directory"),
-        ("a\0b.toml", "is no TOML"),
+        ("a\0b.toml", "is not TOML"),
     ):
         with pytest.raises(InputError, match=message):
             load_cluster(path)
     (tmp_path / "f.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="is no TOML: 'utf-8' codec"):
+    with pytest.raises(InputError, match="is not TOML: 'utf-8' codec"):
         load_cluster(str(tmp_path / "f.toml"))
 
 

@@ -87,7 +87,7 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
             [
                 "own.toml: calibration: found 'hue'; the keys are stack, constants, loss, clock",
                 "own.toml: calibration.constants: found 'foo'; the keys are matmul_fraction",
-                "own.toml: calibration.constants: exposed: found 9; share that shows of communication that no kernel waits for, "
+                "own.toml: calibration.constants: exposed: found 9; exposed share of communication that no kernel waits for, "
                 "of 0 to 1.05, is required",
                 "own.toml: calibration.spread: found 'odd'; the keys are dense, moe",
                 "own.toml: calibration.spread: dense: found [1.1, 2]; two factors around 1",

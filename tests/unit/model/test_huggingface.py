@@ -234,7 +234,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "is no JSON"), ("[1]", "an object with a model_type"), (None, "cannot read")]
+    ("text", "words"), [("{", "is not JSON"), ("[1]", "an object with a model_type"), (None, "cannot read")]
 )
 def test_files_that_cannot_be_used(text: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

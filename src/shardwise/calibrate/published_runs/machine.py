@@ -54,7 +54,7 @@ def _of_own(facts: Facts, own: Cluster) -> Cluster:
         return own
     network = tiers_over(own.topology, own.chip, count)
     if network is None:
-        raise SkippedRow("devices do not come out even over the cluster's tiers", f"{count} devices")
+        raise SkippedRow("devices do not divide evenly over the cluster's tiers", f"{count} devices")
     return replace(own, topology=_stated_network(facts, network))
 
 

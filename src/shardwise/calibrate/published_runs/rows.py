@@ -100,7 +100,7 @@ def _packaged(name: str) -> tuple[Row, ...]:
 
 
 def read_rows(path: str, flag: str = "--rows") -> tuple[Row, ...]:
-    """The rows of a CSV file with the columns of the published ones, in any order; others are left aside.
+    """The rows of a CSV file with the columns of the published ones, in any order; others are set aside.
 
     Raises `InputError`, which names the flag that gave the file, when it cannot be read as such.
     """
@@ -109,7 +109,7 @@ def read_rows(path: str, flag: str = "--rows") -> tuple[Row, ...]:
     except OSError as error:
         raise InputError(f"{flag}: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
     except ValueError:
-        raise InputError(f"{flag}: {path} is no text; a CSV file in UTF-8 is required") from None
+        raise InputError(f"{flag}: {path} is not text; a CSV file in UTF-8 is required") from None
     return _rows(text, f"{flag}: {path}")
 
 
@@ -124,11 +124,11 @@ def _rows(text: str, where: str) -> tuple[Row, ...]:
             )
         return tuple(row_from(number, cells) for number, cells in enumerate(reader, start=1))
     except csv.Error as error:
-        raise InputError(f"{where} is no CSV: {error}") from None
+        raise InputError(f"{where} is not CSV: {error}") from None
 
 
 def row_from(number: int, cells: Mapping[Any, object]) -> Row:
-    """A row; cells that are missing are blank, cells beyond the header are left aside."""
+    """A row; cells that are missing are blank, cells beyond the header are set aside."""
     text = {column: value.strip() for column, value in cells.items() if column is not None and isinstance(value, str)}
     name = text.get("id") or f"row {number}"
     inputs = tuple((column, text[column]) for column in INPUTS if text.get(column))

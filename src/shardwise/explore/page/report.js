@@ -61,7 +61,7 @@ function read() {
   try {
     found = JSON.parse(document.getElementById("payload").textContent);
   } catch (error) {
-    broken(`its payload is no JSON (${error.message})`);
+    broken(`its payload is not JSON (${error.message})`);
     return null;
   }
   if (found?.schema !== SCHEMA || !DRAW[found.kind]) {

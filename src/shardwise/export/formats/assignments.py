@@ -36,7 +36,7 @@ def _options(line: str, what: str) -> dict[str, Any]:
     try:
         words = shlex.split(_VARIABLE.sub(r"\1", line))
     except ValueError as error:
-        raise InputError(f"{what}: a command that is no shell's: {error}") from None
+        raise InputError(f"{what}: not a shell command: {error}") from None
     pairs = [match for word in words if (match := _WORD.match(word)) and "$" not in word]
     return {match[1]: _value(match[2], what) for match in pairs if not match[1].isupper()}
 

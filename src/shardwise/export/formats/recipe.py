@@ -54,7 +54,7 @@ def recipe_in(text: str, what: str) -> Recipe:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"{what}: no Python: {getattr(error, 'msg', None) or 'too deep'}; a recipe's file is required"
+            f"{what}: not valid Python: {getattr(error, 'msg', None) or 'too deep'}; a recipe's file is required"
         ) from None
     found = [one for one in module.body if isinstance(one, ast.FunctionDef) and _returned(one)]
     if len(found) != 1:

@@ -25,8 +25,8 @@ def toml_text(options: Options) -> str:
 
 
 def toml_options(text: str, what: str) -> dict[str, Any]:
-    """The options of a file. Raises `InputError` for what is no TOML."""
+    """The options of a file. Raises `InputError` for what is not TOML."""
     try:
         return dotted(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{what}: no TOML: {error}") from None
+        raise InputError(f"{what}: not valid TOML: {error}") from None

@@ -95,7 +95,7 @@ def json_tree(text: str, what: str) -> dict[str, Any]:
     try:
         return _sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), what)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{what}: no JSON: {str(error)[:200]}") from None
+        raise InputError(f"{what}: not valid JSON: {str(error)[:200]}") from None
 
 
 def json_text(options: Mapping[str, Any]) -> str:

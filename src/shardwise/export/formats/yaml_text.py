@@ -28,9 +28,11 @@ def yaml_tree(text: str, what: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        raise InputError(f"{what}: no YAML: {where}{getattr(error, 'problem', None) or 'cannot be read'}") from None
+        raise InputError(
+            f"{what}: not valid YAML: {where}{getattr(error, 'problem', None) or 'cannot be read'}"
+        ) from None
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise InputError(f"{what}: no YAML that can be read: {type(error).__name__}") from None
+        raise InputError(f"{what}: not readable as YAML: {type(error).__name__}") from None
     if not isinstance(found, dict):
         raise InputError(f"{what}: found {type(found).__name__}; options by name are required")
     _require_few(found, what)

@@ -40,7 +40,7 @@ def datastore_points(path: Path, tags: Collection[str]) -> Iterator[Point | None
             row = None if record is None else _row(record)
         except ValueError as error:
             raise InputError(
-                f"log: {path} holds a record that is no message: {error}; a file of W&B's is required"
+                f"log: {path} has a record that is not a message: {error}; a file of W&B's is required"
             ) from None
         point = point_of(row, tags) if row else None
         if record is None or (point is not None and point.values):

@@ -46,7 +46,7 @@ def event_points(path: Path, tags: Collection[str]) -> Iterator[Point | None]:
                 point = _point(record, tags)
             except ValueError as error:
                 raise InputError(
-                    f"log: {path} holds a record that is no event: {error}; an event file is required"
+                    f"log: {path} has a record that is not an event: {error}; an event file is required"
                 ) from None
             if point.values:
                 yield point

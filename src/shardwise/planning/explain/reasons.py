@@ -41,7 +41,7 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     if abs(ratio) < 5e-4:
         return f"as fast within 0.05%, {fuller}"
     if ratio < 0:
-        return f"{-ratio:.1%} faster, which predictions do not tell apart, and less simple; {fuller}"
+        return f"{-ratio:.1%} faster, within the resolution of predictions, and less simple; {fuller}"
     changes = {term: other.time[term] - best.time[term] for term in best.time}
     least = WORTH_SAYING * (other.step_time_s - best.step_time_s)
     worst = sorted((term for term in changes if changes[term] > least), key=lambda t: -changes[t])[:2]
@@ -77,7 +77,7 @@ def verdict(other: Estimate, best: Estimate) -> str:
         return f"does not fit: {format_bytes(over)} too much of {format_bytes(other.memory_capacity_bytes)}"
     lead = other.step_time_s / best.step_time_s - 1
     if abs(lead) < MODEL_ERROR:
-        return f"undecided: the lead of {abs(lead):.1%} is below {MODEL_ERROR:.0%}, which the model does not tell apart"
+        return f"undecided: the lead of {abs(lead):.1%} is below the model's error, {MODEL_ERROR:.0%}"
     return f"{'slower' if lead > 0 else 'faster'} by {abs(lead):.1%}"
 
 

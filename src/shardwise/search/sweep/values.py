@@ -143,7 +143,7 @@ def _range(text: str, name: str, what: str) -> Iterator[int]:
     """The counts of FROM:TO:xFACTOR or FROM:TO:+STEP; TO is among them where it is met."""
     if name not in COUNTS:
         raise InputError(
-            f"{what}: found the range {text!r}; {name} is no count: a list such as {_example(name)} is required"
+            f"{what}: found the range {text!r}; {name} is not a count: a list such as {_example(name)} is required"
         )
     first, last, step = _ends(text, what)
     multiplied = step[0] == "x"

@@ -86,7 +86,7 @@ def _fits(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
 
 
 def _missing(path: Path, what: str, wanted: set[str], found: set[str]) -> Iterator[str]:
-    lists = {"lacks": sorted(wanted - found), "has, beside those of this run,": sorted(found - wanted)}
+    lists = {"lacks": sorted(wanted - found), "has, besides those of this run,": sorted(found - wanted)}
     for verb, names in lists.items():
         if names:
             yield f"checkpoint: {path} {verb} {len(names)} {what}: {_shown(names)}; the same names are required: {FIX}"

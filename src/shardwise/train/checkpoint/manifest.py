@@ -95,7 +95,7 @@ def read_payload(folder: Path) -> dict[str, Any]:
             f"checkpoint: cannot read {path}: {error.strerror}; a folder step-... that a run has written is required"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"checkpoint: {path} is no JSON: {error}; {WRITTEN}") from None
+        raise DamagedError(f"checkpoint: {path} is not JSON: {error}; {WRITTEN}") from None
     if not isinstance(payload, dict):
         raise DamagedError(f"checkpoint: {path} holds a {type(payload).__name__}; {WRITTEN}")
     return payload

@@ -99,7 +99,7 @@ def _degrees(tensors: RankTensors) -> tuple[Degrees, int]:
     wanted = {degrees.folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))}
     if lacking := sorted(wanted - files):
         raise InputError(
-            f"model: {tensors.folder} lacks {', '.join(lacking[:SHOWN])}, beside {max(files)}; those of all ranks are required"
+            f"model: {tensors.folder} lacks {', '.join(lacking[:SHOWN])}, besides {max(files)}; those of all ranks are required"
         )
     return degrees, len(tensors.models) // len(files)
 

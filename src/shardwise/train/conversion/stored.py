@@ -110,7 +110,7 @@ def _problems(places: Iterable[Place], tensors: Tensors, authority: str) -> Iter
     found = tensors.shapes
     lists = {
         "lacks": sorted(wanted.keys() - found.keys()),
-        f"has, beside what {authority} says,": sorted(found.keys() - wanted.keys() - copies),
+        f"has, besides what {authority} says,": sorted(found.keys() - wanted.keys() - copies),
     }
     for verb, keys in lists.items():
         if keys:

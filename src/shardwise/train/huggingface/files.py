@@ -87,7 +87,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise InputError(f"model: cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise InputError(f"model: {path} is no JSON: {error}") from None
+        raise InputError(f"model: {path} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"model: {path} holds a {type(found).__name__}; an object is required")
     return found
