@@ -122,7 +122,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path, capsys: pytest.Captu
         "error: read: cannot read"
     )
     (tmp_path / "binary.sh").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in run(capsys, "read", str(tmp_path / "binary.sh"), "--cluster", "h100:8")[2]
+    assert "is not text" in run(capsys, "read", str(tmp_path / "binary.sh"), "--cluster", "h100:8")[2]
 
 
 def test_targets_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,7 +228,7 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
         ([*PLAN, "--sweep", "gpu=8,16"], "--sweep: found 'gpu' (did you mean 'gpus'?)"),
         ([*PLAN, "--sweep", "gpus=8:64:x1"], "leads nowhere"),
         ([*PLAN, "--sweep", "gpus=8,100"], "h100 comes in nodes of 8; 100 is not a multiple of it"),
-        ([*PLAN, "--sweep", "seq_len=4096,5000"], "no whole number of sequences of 5000"),
+        ([*PLAN, "--sweep", "seq_len=4096,5000"], "not a whole number of sequences of 5000"),
         ([*PLAN, "--sweep", "model=llama-3-8b,llama-3-9b"], "found 'llama-3-9b' (did you mean 'llama-3-8b'"),
         ([*PLAN, "--sweep", "zero_stage=3,4"], "zero_stage: found 4; 0, 1, 2 or 3 is required"),
         ([*PLAN, "--sweep", "tp=1,2", "--pin", "tp=2"], "--pin tp: found --sweep tp with it; leave out one of the two"),

@@ -103,7 +103,7 @@ def test_rows_of_ones_own_without_a_measurement_are_predicted(
         (["--chip", "abacus"], "found none of 1059 rows with chip 'abacus'"),
         (["--source", "hearsay"], "the sources "),
         (["--plot", "/nowhere/at/all.svg", "--source", "simumax"], "/nowhere/at/all.svg"),
-        (["--groups", "--chip", "h100"], "--groups: found --chip beside it"),
+        (["--groups", "--chip", "h100"], "--groups: found --chip with it"),
     ],
 )
 def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], found: str) -> None:

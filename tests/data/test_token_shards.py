@@ -129,7 +129,7 @@ def test_damaged_tokens_are_found_when_they_are_read(shards_of: Shards, block: i
         stop = min(start + per_block, len(documents))
         assert shards.tokens(start, stop).tolist() == documents[start:stop].tolist()
     last = min((block + 1) * BLOCK, len(content))
-    text = rf"train-00000\.tokens is damaged \(another CRC-32 of bytes {block * BLOCK:,} to {last:,}\)"
+    text = rf"train-00000\.tokens is damaged \(CRC-32 mismatch, bytes {block * BLOCK:,} to {last:,}\)"
     start = block * per_block
     for first, stop in ((start + 5, start + 6), (start + 50, start + 51), (max(start - 9, 0), start + 9)):
         with pytest.raises(InputError, match=text):

@@ -135,7 +135,7 @@ def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
         ("fsdp=8 cp=2 cp_variant=ulysses", "cp_variant=ulysses"),
         ("fsdp=16 offload=activations", "moves checkpoints"),
         ("fsdp=8 tp=2", "sequence parallelism"),
-        ("fsdp=16 micro_batch_seqs=3", "no multiple of micro-batch"),
+        ("fsdp=16 micro_batch_seqs=3", "not a multiple of micro-batch"),
         ("dp=16", "job.precision is bf16"),
         ("fsdp=16 offload=optimizer", "no offload=optimizer"),
     ],

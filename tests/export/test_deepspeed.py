@@ -123,7 +123,7 @@ def launch_with(
         ("fsdp=16 offload=activations", "cpu_checkpointing moves checkpoints"),
         ("fsdp=16 recompute=full recompute_layers=3", "layout.recompute_layers is 3"),
         ("fsdp=8 tp=2", "sequence parallelism"),
-        ("fsdp=16 micro_batch_seqs=3", "no multiple of micro-batch"),
+        ("fsdp=16 micro_batch_seqs=3", "not a multiple of micro-batch"),
     ],
 )
 def test_what_it_cannot_run_is_refused(layout: str, words: str) -> None:

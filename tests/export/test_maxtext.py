@@ -166,7 +166,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
             "no ZeRO-1 with context parallelism; a zero_stage of 3 is required",
         ),
         ("fsdp=64 zero_stage=3 recompute=full recompute_layers=3", "recompute_layers"),
-        ("fsdp=1 dp=8 pp=8 recompute=full schedule=afab micro_batch_seqs=2", "no multiple of its 8 stages"),
+        ("fsdp=1 dp=8 pp=8 recompute=full schedule=afab micro_batch_seqs=2", "not a multiple of its 8 stages"),
         ("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ring", "cp_variant=ring"),
         ("fsdp=64 zero_stage=2 recompute=full", "no ZeRO-2"),
         ("fsdp=64 zero_stage=3 recompute=alternate", "recompute=alternate"),
@@ -261,7 +261,7 @@ def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
     ("script", "words"),
     [
         ("echo maxtext.trainers.pre_train\n", "no command starts"),
-        ('python3 -m maxtext.trainers.pre_train.train base.yml "steps=1\n', "no shell's"),
+        ('python3 -m maxtext.trainers.pre_train.train base.yml "steps=1\n', "not a shell command"),
         ("python3 -m maxtext.trainers.pre_train.train base.yml steps=[1\n", "YAML: "),
     ],
 )

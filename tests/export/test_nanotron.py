@@ -111,7 +111,7 @@ def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
         ("fsdp=2 tp=16 zero_stage=1", "does not divide the 8 key-value heads"),
         ("dp=2 fsdp=4 zero_stage=1", "ZeRO-1 shards over all replicas"),
         ("dp=1 pp=8 layers_per_stage=5,5,4,5,4,5,4,0 micro_batch_seqs=8", "at least 7 micro-batches"),
-        ("dp=8 micro_batch_seqs=3", "no multiple of micro_batch_size"),
+        ("dp=8 micro_batch_seqs=3", "not a multiple of micro_batch_size"),
         ("fsdp=8 zero_stage=3", "no ZeRO-3"),
         ("dp=8 recompute=full", "recompute=none is what it runs"),
         ("fsdp=4 cp=2 zero_stage=1", "has no cp"),

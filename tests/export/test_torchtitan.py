@@ -93,7 +93,7 @@ def test_multi_token_prediction_has_a_loss_of_its_own() -> None:
         (launch("fsdp=64", precision="bf16"), "precision=bf16_fp32_reduction"),
         (launch("fsdp=64", model="gemma-2-9b"), "gemma-2-9b has not the sizes of any model"),
         (launch("fsdp=8 tp=8", model="qwen3-30b-a3b"), "tp = 8 must divide"),
-        (launch("fsdp=8 cp=4 tp=2", seq_len=8200, batch=8200 * 512), "no multiple of 16"),
+        (launch("fsdp=8 cp=4 tp=2", seq_len=8200, batch=8200 * 512), "not a multiple of 16"),
         (launch("fsdp=32 pp=2", model="llama-3.2-1b"), "ties its embeddings"),
         (launch("dp=8 fsdp=8 ep=16", model="qwen3-30b-a3b"), "ep = 16 takes its ranks from shards"),
         (launch("fsdp=64", model="qwen3-8b", seq_len=65536), "above the 40960 positions"),

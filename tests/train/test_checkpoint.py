@@ -179,7 +179,7 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
-        (flip, r"is damaged \(another CRC-32\)"),
+        (flip, r"is damaged \(CRC-32 mismatch\)"),
         (truncate, r"has [\d,]+ bytes of [\d,]+"),
         (Path.unlink, "is missing"),
     ],

@@ -387,7 +387,7 @@ def test_what_is_wrong_with_a_line(tmp_path: Path, line: Any, problem: str) -> N
     ("make", "message"),
     [
         (lambda path: None, "cannot read"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "is no text"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "is not text"),
     ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
