@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import resource
+import socket
 import time
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -194,6 +196,26 @@ def test_a_port_that_is_taken_says_so() -> None:
     with pytest.raises(InputError, match="--port 0"):
         bound("127.0.0.1", port)
     first.socket.close()
+
+
+def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
+    address = bound("127.0.0.1", 0)
+
+    async def nodelay() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=address.socket):
+            _, writer = await asyncio.open_connection(*address.socket.getsockname())
+            found = await accepted
+            writer.close()
+            await writer.wait_closed()
+        return found
+
+    assert asyncio.run(nodelay())
 
 
 def small() -> tuple[object, object, object]:
