@@ -21,6 +21,7 @@ from shardwise.explore.explorer import QUESTIONS, Explorer
 from shardwise.explore.guard import Guard, refusal
 from shardwise.explore.pages import Page, pages
 
+COMPRESSION = 4  # of gzip: a third of the time of 9, 5% more bytes
 MOST_WAITING = 32  # questions at a time; a page asks a handful
 
 
@@ -71,7 +72,7 @@ def application(explorer: Explorer, hosts: Collection[str], token: str | None = 
     """The explorer as an ASGI application for requests to some hosts."""
     server = Server(explorer)
     routes = [Route("/ask/{question}", server.question), Route("/{path:path}", server.page)]
-    app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=512)])
+    app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=512, compresslevel=COMPRESSION)])
     return Guard(app, hosts=hosts, token=token)
 
 

@@ -26,6 +26,14 @@ export function svg(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+export const PANEL = 34; // pixels of a panel's padding and border, left and right together
+
+// The width of what an element holds, in whole pixels.
+export function inside(element) {
+  const style = getComputedStyle(element);
+  return Math.round(element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+}
+
 // A section with a heading; `id` names it for the reader's list of landmarks.
 export function panel(title, attributes, ...children) {
   const id = `panel-${title.toLowerCase().replaceAll(/[^a-z]+/g, "-")}`;

@@ -4,7 +4,7 @@ import { drawBatch } from "./batch.js";
 import { drawMemory } from "./bars.js";
 import { Controls } from "./controls.js";
 import { Copy } from "./copy.js";
-import { h } from "./dom.js";
+import { PANEL, h, inside } from "./dom.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
 import { drawPriced, drawVerdict, mark } from "./overview.js";
@@ -28,6 +28,7 @@ const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch,
 const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
+const RESIZED = 120; // milliseconds without a change of the room before it is drawn anew
 
 const content = document.getElementById("content"),
   live = document.getElementById("live");
@@ -38,17 +39,26 @@ const copy = new Copy((target) => answer("copy", store.edited({ target })));
 const slots = {
   verdict: h("div", {}),
   priced: h("div", {}),
-  timeline: h("div", {}),
-  roofline: h("div", {}),
-  pareto: h("div", {}),
+  timeline: h("div", { class: "below" }),
+  roofline: h("div", { class: "below" }),
+  pareto: h("div", { class: "below" }),
 };
 let last = null,
   settling = null,
   looking = null;
 
+// The room for figures is measured when it changes: asking for it while drawing would lay out the page once more.
+let room = inside(content);
+let resizing = null;
+new ResizeObserver(([{ contentRect }]) => {
+  if (Math.round(contentRect.width) === room) return;
+  room = Math.round(contentRect.width);
+  clearTimeout(resizing);
+  resizing = setTimeout(() => show(store.query), RESIZED);
+}).observe(content);
+
 function context() {
-  const style = getComputedStyle(content);
-  const width = content.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 34;
+  const width = room - PANEL;
   return {
     width,
     half: width > 760 ? (width - 50) / 2 : width,
@@ -227,9 +237,4 @@ function theme() {
 }
 
 addEventListener("popstate", () => show(location.search.slice(1)));
-let resizing = null;
-addEventListener("resize", () => {
-  clearTimeout(resizing);
-  resizing = setTimeout(() => show(store.query), 120);
-});
 show(store.query);

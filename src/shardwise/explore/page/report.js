@@ -1,6 +1,6 @@
 // A report: the payload in the page, drawn by the explorer's own modules. It asks for nothing.
 
-import { h, panel } from "./dom.js";
+import { PANEL, h, inside, panel } from "./dom.js";
 import { drawExplanation } from "./explained.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
@@ -72,8 +72,7 @@ function read() {
 }
 
 function draw(found) {
-  const style = getComputedStyle(content);
-  const width = content.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 34;
+  const width = inside(content) - PANEL;
   const context = { width, half: width > 760 ? (width - 50) / 2 : width };
   try {
     content.replaceChildren(
