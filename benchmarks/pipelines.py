@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwise.cli.table import table
+from shardwise.cli.plain import plain_block
+from shardwise.cli.section import Table
 from shardwise.engine.torch.batch import MicroBatch
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
@@ -137,7 +138,7 @@ def main() -> None:
         parser.error(f"unknown {', '.join(sorted(unknown))}; known are {', '.join(SCHEDULES)}")
     asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in names]
     header = ("schedule", "micro-batches", "measured s", "played s", "ratio", "bubble", "played", "in order")
-    print(table([header, *map(compared, asked)], right=range(1, 7)))
+    print(plain_block(Table(rows=(header, *map(compared, asked)), right=range(1, 7))))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.cli.table import table
+from shardwise.cli.plain import plain_block
+from shardwise.cli.section import Table
 from shardwise.train.device_memory import RSS_UNIT
 
 MOST_SECONDS, MOST_BYTES = 60.0, 3e9
@@ -89,7 +90,7 @@ def main() -> int:
                 largest_difference(said, peak=False), largest_difference(said, peak=True),
             )
         )  # fmt: skip
-    print(table(rows, right=(1, 3, 4, 5)))
+    print(plain_block(Table(rows=tuple(rows), right=(1, 3, 4, 5))))
     return 0 if fine else 1
 
 

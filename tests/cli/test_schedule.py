@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from shardwise.cli import main
-from shardwise.cli.schedule_report import timeline_text
+from shardwise.cli.plain import plain
+from shardwise.cli.schedule_report import bars, timeline_report
 from shardwise.schedule.compare import Times, timeline
 
 SIZES = ("--stages", "4", "--micro-batches", "8")
@@ -50,14 +51,14 @@ def test_a_timeline_of_characters(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe_v", "zb_v"])
 def test_a_timeline_keeps_to_the_width(name: str, width: int) -> None:
     line = timeline(name, 4, 24)
-    bars = [row for row in timeline_text(line, width).splitlines() if row.endswith("|")]
-    assert len(bars) == 4
-    assert {len(row) for row in bars} == {len(bars[0])}
-    assert len(bars[0]) <= width
+    rows = bars(line, width)
+    assert len(rows) == 4
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert len(rows[0]) <= width
 
 
 def test_a_pair_and_split_passes_are_told_apart() -> None:
-    text = timeline_text(timeline("dualpipe", 4, 10), None)
+    text = plain(timeline_report(timeline("dualpipe", 4, 10)))
     assert "F3&B6" in text
     assert re.search(r"I5<W5=", text)
     assert "I< backward for activations, W= backward for weights, F1&B0 together, . idle" in text

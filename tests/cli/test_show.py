@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import answer
 
-from shardwise.cli import verb_parsers
 from shardwise.cli.show_networks import cluster_names
 from shardwise.cluster.calibration import CONSTANTS
 from shardwise.cluster.chips import chip_names, load_chip
@@ -23,9 +23,7 @@ KINDS = ("models", "chips", "clusters", "precisions", "stacks")
 
 
 def shown(*arguments: str) -> str:
-    parser = verb_parsers()["show"]
-    parsed = parser.parse_args(list(arguments))
-    return str(parsed.run(parsed))
+    return answer("show", *arguments)
 
 
 def payload(*arguments: str) -> dict[str, Any]:
@@ -227,7 +225,7 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
-        "import sys; from shardwise.cli import show; from shardwise.parser import Parser; show.configure(Parser()); "
+        "import sys; from shardwise.cli import build_parser; build_parser().parse_args(['show', 'models']); "
         "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.cluster', 'shardwise.model') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,10 +1,11 @@
-"""What a terminal gets: lines and tables of its width, and a line that says how far a verb is."""
+"""What a terminal gets: its width and colours; what a pipe gets; and a line that says how far a verb is."""
 
 from __future__ import annotations
 
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -16,23 +17,31 @@ from typing import Any
 import pytest
 
 from shardwise.cli import main
-from shardwise.cli.table import table
-from shardwise.cli.terminal import SHOWN_AFTER_S, ProgressLine, folded, terminal_width
+from shardwise.cli.plain import plain_block
+from shardwise.cli.section import Bar, Fitted, Marked, Row, Section, Table
+from shardwise.cli.terminal import PLAINEST, console_of, drawn, parts
+from shardwise.cli.working import Working
+from shardwise.draw.palette import TERM_COLOURS
 from shardwise.progress import Progress, silent
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 120  # a process that has not ended by then hangs
 JOB = ["--batch-tokens", "64Ki", "--seq-len", "4096"]
+ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", *JOB, "--layout", "fsdp=8"]
+CODES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")  # of colours and of the cursor
+COLOUR = re.compile(r"\x1b\[(?:\d;)?[34]8;|\x1b\[(?:\d;)?3[0-7]m")
+# As if it were not installed.
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from shardwise.cli import main; sys.exit(main())"
 
 
-def on_a_terminal(arguments: Sequence[str], columns: int) -> str:
+def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
     """What a verb writes to a terminal that is so wide."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns)}
+    usual = {"COLUMNS": str(columns), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     with os.fdopen(ours, "rb", buffering=0) as reader:
         process = subprocess.Popen(
             [sys.executable, "-m", "shardwise", *arguments], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, **usual, **environment},
         )  # fmt: skip
         os.close(theirs)
         found = b""
@@ -48,20 +57,27 @@ def on_a_terminal(arguments: Sequence[str], columns: int) -> str:
     return found.decode().replace("\r\n", "\n")
 
 
+def piped(arguments: Sequence[str], *, rich: bool) -> bytes:
+    """What a verb writes to a pipe."""
+    program = ["-m", "shardwise"] if rich else ["-c", WITHOUT_RICH]
+    return subprocess.run([sys.executable, *program, *arguments], capture_output=True, check=True).stdout
+
+
+SHOWN = [
+    ["show", "models", "qwen2"],
+    ["show", "precisions"],
+    ["show", "chips", "h200"],
+    [*ESTIMATE, "-v"],
+    ["roofline", "llama-3.2-1b", "T=4096", "h100"],
+]
+
+
 @pytest.mark.parametrize("columns", [60, 100])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["show", "models", "qwen2"],
-        ["show", "precisions"],
-        ["show", "chips", "h200"],
-        ["estimate", "llama-3.2-1b", "h100:8", *JOB, "--layout", "fsdp=8"],
-    ],
-)
+@pytest.mark.parametrize("arguments", SHOWN)
 def test_lines_keep_to_the_width_of_a_terminal(
     arguments: list[str], columns: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = on_a_terminal(arguments, columns).splitlines()
+    lines = CODES.sub("", on_a_terminal(arguments, columns)).replace("█", "#").splitlines()
     assert max(map(len, lines)) <= columns
     assert main(arguments) == 0
     whole = capsys.readouterr().out
@@ -69,14 +85,34 @@ def test_lines_keep_to_the_width_of_a_terminal(
     assert Counter("".join(whole.split())) <= Counter("".join("".join(lines).split()))  # nothing is cut
 
 
-def test_what_programs_read_is_not_folded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("shardwise.cli.answer.terminal_width", lambda: 40)
-    product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
-    wide = {}
-    for more in ([], ["--json"], ["--emit", "jax"]):
-        assert main([*product, *more]) == 0
-        wide[" ".join(more)] = max(map(len, capsys.readouterr().out.splitlines())) > 40
-    assert wide == {"": False, "--json": True, "--emit jax": True}
+@pytest.mark.parametrize(
+    "arguments", [*SHOWN, ["matmul", "A[I_X, J] -> B[I, J]", "--mesh", "X=2", "--size", "I=4,J=4"]]
+)
+def test_a_pipe_gets_the_same_bytes_with_rich_and_without(arguments: list[str]) -> None:
+    text = piped(arguments, rich=True)
+    assert text == piped(arguments, rich=False)
+    assert b"\x1b" not in text
+
+
+@pytest.mark.parametrize("term", PLAINEST)
+def test_on_the_plainest_terminals_the_text_is_that_of_a_pipe(term: str) -> None:
+    assert on_a_terminal(ESTIMATE, 60, TERM=term) == piped(ESTIMATE, rich=False).decode()
+
+
+def test_colours_are_left_out_where_they_are_not_wanted() -> None:
+    usual, without = on_a_terminal(ESTIMATE, 80), on_a_terminal(ESTIMATE, 80, NO_COLOR="1")
+    assert COLOUR.search(usual)
+    assert not COLOUR.search(without)
+    assert CODES.sub("", usual) == CODES.sub("", without)
+
+
+@pytest.mark.parametrize(("page", "theme"), [("15;0", "dark"), ("0;15", "light"), ("", "dark")])
+def test_a_term_has_the_colour_that_it_has_in_pictures(page: str, theme: str) -> None:
+    text = on_a_terminal([*ESTIMATE, "-v"], 100, COLORFGBG=page)
+    for term in ("forward", "backward", "fsdp", "parameters", "activations", "logits"):
+        line = next(line for line in text.splitlines() if CODES.sub("", line).startswith(f"  {term} "))
+        red, green, blue = (int(getattr(TERM_COLOURS[term], theme)[i : i + 2], 16) for i in (1, 3, 5))
+        assert f"\x1b[38;2;{red};{green};{blue}m█" in line
 
 
 class Terminal(io.StringIO):
@@ -84,62 +120,58 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_width_is_that_of_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "72")
-    assert terminal_width(Terminal()) == 72
-    assert terminal_width(io.StringIO()) is None
-    monkeypatch.setenv("COLUMNS", "12")  # nothing can be folded into that
-    assert terminal_width(Terminal()) is None
+def console(monkeypatch: pytest.MonkeyPatch, columns: int) -> Any:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    return console_of(Terminal())
 
 
-def test_a_long_line_goes_on_below_its_last_column_or_indented() -> None:
-    assert folded("a  bb  one two three four", 16) == "a  bb  one two\n       three\n       four"
-    assert folded("  note: one two three four five", 20) == "  note: one two\n      three four\n      five"
-    assert folded("short\n\nlines", 20) == "short\n\nlines"
-    assert folded("any line at all", None) == "any line at all"
+def test_what_is_no_terminal_has_no_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console(monkeypatch, 72).width == 72
+    assert console_of(io.StringIO()) is None
+    assert console_of(None) is None
 
 
-ROWS: list[tuple[str, ...]] = [
-    ("name", "n", "size", "text"),
-    ("first", "1", "20", "some words that are long enough to be folded"),
-]
+def test_a_report_is_folded_below_where_its_lines_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Fitted(lambda width: [f"{width} columns"])
+    report = [Section(["  one two three four", made], title="head"), Section([Marked("  bad [b] news", "bad")])]
+    text = CODES.sub("", drawn(report, console(monkeypatch, 12)))
+    assert [line.rstrip() for line in text.splitlines()] == [
+        "head", "  one two", "  three four", "12 columns", "", "  bad [b]", "  news",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", range(14, 70))
-def test_a_table_keeps_every_cell_in_any_width(width: int) -> None:
-    lines = table(ROWS, right=(1, 2), width=width).splitlines()
-    assert {word for row in ROWS for cell in row for word in cell.split()} == {
-        w for line in lines for w in line.split()
+ROWS: tuple[Row, ...] = (
+    ("name", "n", "size", "bar", "text"),
+    ("first", "1", "20", Bar("##+-", "tp"), "some words that are long enough to be folded"),
+)
+
+
+@pytest.mark.parametrize("width", range(18, 80))
+def test_a_table_keeps_every_cell_in_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(rows=ROWS, right=(1, 2))
+    lines = CODES.sub("", drawn([Section([table])], console(monkeypatch, width))).splitlines()
+    assert set(plain_block(table).split()) == {
+        word.replace("█", "#").replace("▓", "+").replace("░", "-") for line in lines for word in line.split()
     }
-    assert max(map(len, lines)) <= max(width, len("first  enough"))
+    assert max(map(len, lines)) <= width
 
 
 def test_a_table_of_numbers_comes_in_parts_with_the_first_column_in_each() -> None:
-    rows = [("model", "layers", "heads", "width"), ("gpt-2", "12", "12", "768")]
-    assert (
-        table(rows, right=(1, 2, 3), width=22)
-        == "model  layers  heads\ngpt-2      12     12\n\nmodel  width\ngpt-2    768"
-    )
+    table = Table(rows=(("model", "layers", "heads", "width"), ("gpt-2", "12", "12", "768")), right=(1, 2, 3))
+    assert [plain_block(part) for part in parts(table, 22)] == [
+        "model  layers  heads\ngpt-2      12     12", "model  width\ngpt-2    768",
+    ]  # fmt: skip
+    assert list(parts(table, 80)) == [table]
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_the_line_says_what_is_being_done_and_for_how_long() -> None:
-    clock = Clock()
-    line = ProgressLine("plan", Terminal(), clock)
-    progress: Progress = line
-    progress("layouts priced", 1, 4)
-    assert line.line() == ""  # not at once
-    clock.now = SHOWN_AFTER_S + 1.5
-    assert line.line() == "plan: layouts priced 25% (1 of 4), 2 s"
-    progress("runners-up")
-    assert line.line() == "plan: runners-up, 2 s"
-    assert silent("anything", 1, 2) is None  # type: ignore[func-returns-value]
+def test_what_programs_read_is_not_folded() -> None:
+    product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
+    wide = {
+        " ".join(more): max(map(len, CODES.sub("", on_a_terminal([*product, *more], 50)).splitlines())) > 50
+        for more in ([], ["--json"], ["--emit", "jax"])
+    }
+    assert wide == {"": False, "--json": True, "--emit jax": True}
 
 
 class Shown(Terminal):
@@ -154,23 +186,43 @@ class Shown(Terminal):
         return super().write(text)
 
 
-def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end() -> None:
-    clock, stream = Clock(), Shown()
-    with ProgressLine("plan", stream, clock):
-        clock.now = 3.0
+def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
+    line = Working("plan", None)
+    progress: Progress = line
+    assert line.words == "plan"
+    progress("layouts priced", 1000, 4000)
+    assert line.words == "plan: layouts priced 1,000 of 4,000"
+    progress("runners-up")
+    assert line.words == "plan: runners-up"
+    assert silent("anything", 1, 2) is None  # type: ignore[func-returns-value]
+
+
+def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Shown()
+    with Working("plan", stream, shown_after_s=0.01) as line:
+        line("layouts priced", 1, 4)
         assert stream.written.wait(HANG_S)
-    assert stream.getvalue().startswith("\r\x1b[Kplan, 3 s")
-    assert stream.getvalue().endswith("\r\x1b[K")
+    text = stream.getvalue()
+    assert "plan: layouts priced 1 of 4" in CODES.sub("", text)
+    assert text.rstrip().endswith("\x1b[2K")  # the line is cleared
 
 
-def test_what_is_no_terminal_gets_no_line() -> None:
-    for stream in (io.StringIO(), None):
-        clock = Clock()
-        with ProgressLine("plan", stream, clock) as line:
-            clock.now = 9.0
-        assert not line.thread.is_alive()
-        assert not line.shown
-        assert stream is None or stream.getvalue() == ""
+def test_what_is_done_soon_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Shown()
+    with Working("show", stream):
+        pass
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_what_is_no_terminal_gets_no_line(stream: io.StringIO | None) -> None:
+    with Working("plan", stream, shown_after_s=0.0) as line:
+        line("layouts priced", 1, 4)
+    assert line.line is None
+    assert not line.timer.is_alive()
+    assert stream is None or stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
@@ -234,10 +286,10 @@ SAID = {
 def test_every_verb_that_may_take_long_says_what_it_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines: list[ProgressLine] = []
+    lines: list[Working] = []
     told: list[str] = []
 
-    class Kept(ProgressLine):
+    class Kept(Working):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             lines.append(self)
@@ -248,7 +300,7 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     layout = ["--layout", "dp=8 zero_stage=0"]  # which does not fit: what would is searched for
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
-    monkeypatch.setattr("shardwise.cli.answer.ProgressLine", Kept)
+    monkeypatch.setattr("shardwise.cli.answer.Working", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]
     assert any(SAID[name] in what for what in told), told

@@ -33,7 +33,7 @@ def own(tmp_path: Path, lines: Sequence[str]) -> str:
 def test_report_says_errors_by_stratum_the_worst_rows_and_what_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--source", "internevo", "--chip", "a100")
     assert (code, err) == (0, "")
-    for part in ("54 runs, 54 with a prediction", "mean", "median", "p90", "bias", "overall", "quality   A ", "largest errors",
+    for part in ("54 runs, 54 with a prediction", "mean", "median", "p90", "bias", "overall", "  quality   ", "largest errors",
                  "fsdp=", "internevo-7b-a100-"):  # fmt: skip
         assert part in out
     code, out, _ = run(capsys, "--source", "mbridge-26.08")

@@ -463,8 +463,8 @@ def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureF
     parts = [
         "1. does it fit?", "devices hold as much", "how: ", "GPU-", "binding constraint", "optimizer  ",
         "rejected at step 1", "2. does it reach the batch?", "sequences each:", "replicas have work",
-        "3. what bounds throughput?", "hidden behind compute", "layouts that fit and reach the batch", "playbook: tp = 8", "runners-up",
-        "what the whole run takes", "failures_per_device_hour", "which constant", "against fsdp=2 tp=8",
+        "3. what bounds throughput?", "hidden behind compute", "layouts that fit and reach the batch", "playbook: tp = 8",
+        "runners-up", "what the whole run takes", "failures_per_device_hour", "which constant", "against fsdp=2 tp=8",
         "other - plan",
     ]  # fmt: skip
     places = [out.index(part) for part in parts]

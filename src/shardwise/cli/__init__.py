@@ -71,6 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(said: str, *, as_json: bool) -> None:
-    from shardwise.cli.terminal import folded, terminal_width
+    from shardwise.cli.answer import complained
 
-    complain((said if as_json else folded(said, terminal_width(sys.stderr))) + "\n")
+    complain(said + "\n") if as_json else complained(said)

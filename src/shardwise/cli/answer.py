@@ -7,26 +7,33 @@ import sys
 from contextlib import nullcontext
 
 from shardwise.cli.plain import plain
-from shardwise.cli.section import short_form
-from shardwise.cli.terminal import ProgressLine, folded, terminal_width
+from shardwise.cli.section import Marked, Report, Section, short_form
+from shardwise.cli.terminal import console_of, drawn
+from shardwise.cli.working import Working
 from shardwise.cost.kept import derivations_kept
-from shardwise.output import write
+from shardwise.output import complain, write
 
 SHOW_THEMSELVES = ("train", "explore")  # verbs with lines of their own for what is being done
 
 
 def answered(arguments: argparse.Namespace, *, keeps: bool) -> None:
-    """Run a verb and write its answer; derivations are kept for the next process where this one is the verb's own."""
+    """Run a verb and write its answer; derivations are kept for the next process where this one is the verb's own.
+
+    A text is for programs and written as it is; a report is for people: short unless all of it is asked for.
+    """
     with derivations_kept() if keeps else nullcontext():
-        write(_answer(arguments) + "\n", sys.stdout)
+        with Working(arguments.verb, None if arguments.verb in SHOW_THEMSELVES else sys.stderr) as arguments.progress:
+            found: str | Report = arguments.run(arguments)
+        if isinstance(found, str):
+            write(found + "\n", sys.stdout)
+        else:
+            report = found if getattr(arguments, "verbose", True) else short_form(found)
+            console = console_of(sys.stdout)
+            write(drawn(report, console) if console else plain(report) + "\n", sys.stdout)
 
 
-def _answer(arguments: argparse.Namespace) -> str:
-    """What a verb prints: on a terminal in its width, but for what programs read."""
-    with ProgressLine(arguments.verb, None if arguments.verb in SHOW_THEMSELVES else sys.stderr) as arguments.progress:
-        found = arguments.run(arguments)
-    for_programs = arguments.json or getattr(arguments, "emit", None)
-    shown = (
-        found if isinstance(found, str) else plain(found if getattr(arguments, "verbose", True) else short_form(found))
-    )
-    return shown if for_programs else folded(shown, terminal_width())
+def complained(said: str) -> None:
+    """Write what is wrong on the error stream, its first line in the colour of errors where there are colours."""
+    console = console_of(sys.stderr)
+    first, *others = said.split("\n")
+    complain(drawn([Section([Marked(first, "bad"), *others])], console) if console else said + "\n")

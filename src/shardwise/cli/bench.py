@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """Measure, keep the lines, and say what came out."""
     from shardwise.errors import InputError
 
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> str:
         raise InputError("bench: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.bench.kernels import describe, device_of
     from shardwise.bench.record import append, bench_payload, left_over, measured_before
+    from shardwise.cli.bench_report import bench_report
 
     device = device_of(arguments.device)
     if arguments.what == "machine":
@@ -81,12 +83,13 @@ def run(arguments: argparse.Namespace) -> str:
         arguments.progress("micro-benchmarks", number, len(todo))
     if arguments.json:
         return json.dumps(bench_payload(machine, lines), indent=2)
-    return "\n".join(_report(lines, machine, len(wanted) - len(todo), arguments.out))
+    return bench_report(lines, machine, len(wanted) - len(todo), arguments.out)
 
 
-def _machine(arguments: argparse.Namespace, device: str) -> str:
+def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
     """Measure the whole machine, write its cluster file, and say what came out."""
-    from shardwise.bench.machine.report import FORMATS, machine, report, write
+    from shardwise.bench.machine.report import FORMATS, machine, write
+    from shardwise.cli.bench_report import machine_report
     from shardwise.errors import InputError
     from shardwise.planning.codec import require_writable
 
@@ -110,7 +113,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str:
         write(found, Path(arguments.out))
     if arguments.json:
         return json.dumps(found.payload(), indent=2)
-    return "\n".join([*report(found), *([f"written to {arguments.out}"] if arguments.out is not None else [])])
+    return machine_report(found, arguments.out)
 
 
 def _processes(arguments: argparse.Namespace, device: str) -> int:
@@ -162,17 +165,3 @@ def _measured(lines: Sequence[Mapping[str, Any]], device: str) -> Iterator[tuple
     together = [line for line in lines if line["bench"] == "collective"]
     if together:
         yield from measure_all(together, device, together[0]["devices"])
-
-
-def _report(lines: Sequence[Mapping[str, Any]], machine: str, before: int, out: str | None) -> Iterator[str]:
-    from shardwise.bench.shapes import rate_of, words_of
-    from shardwise.units import format_seconds
-
-    yield machine
-    for line in lines:
-        spread = (line["high"] - line["low"]) / line["seconds"]
-        yield f"  {words_of(line):<44}{format_seconds(line['seconds']):>10}  {rate_of(line):<16} spread {spread:.0%}"
-    if before:
-        yield f"{before} more are in {out} already"
-    if out:
-        yield f"{len(lines)} lines added to {out}"

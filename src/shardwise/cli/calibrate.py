@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -65,12 +66,12 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the file is written first."""
     from shardwise.calibrate.own import fit_own
     from shardwise.calibrate.payload import calibrate_payload
     from shardwise.calibrate.published_runs.rows import read_rows
-    from shardwise.cli.calibrate_report import calibrate_text
+    from shardwise.cli.calibrate_report import calibrate_report
     from shardwise.cluster.load import load_own
     from shardwise.cluster.stacks import stack_named
     from shardwise.errors import InputError, collect
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> str:
         _write(out, found, name, f"{source}, {date.today()}")
     if arguments.json:
         return json.dumps(calibrate_payload(found, name, source), indent=2)
-    return calibrate_text(found, source, arguments.out)
+    return calibrate_report(found, source, arguments.out)
 
 
 def _logged(given: Sequence[Sequence[str]], cluster: str) -> list[Usable]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.cli.collective_report import collective_text
+    from shardwise.cli.collective_report import collective_sections
     from shardwise.network.collectives import collective_payload, collective_report
 
     operation = parse_operation(arguments.operation)
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> str:
         _draw(report, arguments.one_way, arguments.draw)
     if arguments.json:
         return json.dumps(collective_payload(report, arguments.on, topology), indent=2)
-    return collective_text(report, arguments.on, topology)
+    return collective_sections(report, arguments.on, topology)
 
 
 def parse_operation(text: str) -> Operation:

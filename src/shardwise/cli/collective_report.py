@@ -1,7 +1,8 @@
-"""A collective's report as text for people."""
+"""A collective's report, as sections."""
 
 from __future__ import annotations
 
+from shardwise.cli.section import Block, Report, Row, Section, Table
 from shardwise.network.collectives import Algorithm, CollectiveReport
 from shardwise.network.topology import Pods, Topology, Torus
 from shardwise.units import format_bytes, format_quantity, format_seconds
@@ -15,60 +16,61 @@ RULES = {
 NAMES = {"ring": "with wraparound", "ring, one way": "with wraparound, one way", "line": "without wraparound"}
 
 
-def collective_text(report: CollectiveReport, on: str, topology: Topology) -> str:
-    """Time and bound, the alternatives, bytes, and the size at which the bound changes."""
+def collective_sections(report: CollectiveReport, on: str, topology: Topology) -> Report:
+    """Time and bound, bytes, and the size at which the bound changes; then the alternatives."""
     axes = " x ".join(str(size) for size in report.axes if size > 1)
     lines = [
-        f"{_words(report.kind)} of {format_bytes(report.bytes)} over {axes} devices on {on}",
         f"  {format_seconds(report.time_s)}, {report.bound}-bound: streaming {format_seconds(report.bandwidth_s)}, "
         f"latency {format_seconds(report.latency_s)} in {_hops(report.hops)}",
         f"  latency-bound below {format_bytes(report.crossover_bytes)}",
         f"  {format_bytes(report.bytes_received_per_device)} received by each device",
         f"  algbw {_rate(report.algbw)}   busbw {_rate(report.busbw)}",
     ]
+    head = Section(lines, title=f"{_words(report.kind)} of {format_bytes(report.bytes)} over {axes} devices on {on}")
+    return [head, _ways(report, on, topology)]
+
+
+def _ways(report: CollectiveReport, on: str, topology: Topology) -> Section:
     torus = topology.torus if isinstance(topology, Pods) else topology
     if isinstance(topology, Pods) and report.network == "pods":
         rate = _rate(topology.bytes_per_s)
-        lines += [
-            "",
-            f"between pods ({rate} for each chip: its part of its host's egress)",
-            *_algorithms(report, "  <- priced"),
-        ]
-    elif isinstance(torus, Torus):
-        lines += ["", *_wraparound(report, on, torus)]
-    else:
-        lines += ["", "algorithms", *_algorithms(report)]
-    return "\n".join(lines)
+        title = f"between pods ({rate} for each chip: its part of its host's egress)"
+        return Section(_algorithms(report, "<- priced"), title=title)
+    if isinstance(torus, Torus):
+        return _wraparound(report, on, torus)
+    return Section(_algorithms(report, "<- fastest on any switch"), title="algorithms")
 
 
-def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> list[str]:
+def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> Section:
     """Which axes wrap and why, then the time with and without."""
     shown = [(size, ring) for size, ring in zip(report.axes, report.wraps, strict=True) if size > 1]
     kinds = ", ".join(f"{size} is a {'ring' if ring else 'line'}" for size, ring in shown)
     rule = RULES[torus.wrap_rule]
     rule += "; twisted: around a short axis only together with the long ones" if torus.twisted else ""
-    lines = [f"wraparound ({on.partition(':')[0]}: {rule}; a part of an axis is a line)"]
-    lines.append(f"  axis of {kinds}")
+    title = f"wraparound ({on.partition(':')[0]}: {rule}; a part of an axis is a line)"
     if report.kind == "send_recv":
-        return lines
+        return Section([f"  axis of {kinds}"], title=title)
     by_name = {one.name: one for one in (_chosen(report), *report.alternatives)}
+    rows: list[Row] = []
     for name in sorted(by_name, key=lambda name: (*NAMES, name).index(name)):
         one = by_name[name]
-        applies = "  <- applies" if name == report.algorithm else ""
-        lines.append(f"  {NAMES.get(name, name):<26}{format_seconds(one.time_s):>9}  {_hops(one.hops)}{applies}")
-    return lines
+        applies = "<- applies" if name == report.algorithm else ""
+        rows.append((NAMES.get(name, name), format_seconds(one.time_s), _hops(one.hops), applies))
+    return Section([f"  axis of {kinds}", Table(rows=tuple(rows), right=(1,), head=False, indent=2)], title=title)
 
 
-def _algorithms(report: CollectiveReport, first: str = "  <- fastest on any switch") -> list[str]:
+def _algorithms(report: CollectiveReport, first: str) -> list[Block]:
     """A line for each algorithm, the one that is priced first."""
-    width = max(14, *(len(name) + 2 for name in (report.algorithm, *(one.name for one in report.alternatives))))
-    rows = [
-        f"  {one.name:<{width}}{format_seconds(one.time_s):>9}   algbw {_rate(one.algbw):>10}   busbw {_rate(one.busbw):>10}   "
-        f"{_hops(one.hops)}{first if one.name == report.algorithm else ''}"
+    rows: list[Row] = [("", "time", "algbw", "busbw", "", "")]
+    rows += [
+        (
+            one.name, format_seconds(one.time_s), _rate(one.algbw), _rate(one.busbw), _hops(one.hops),
+            first if one.name == report.algorithm else "",
+        )
         for one in (_chosen(report), *report.alternatives)
-    ]
+    ]  # fmt: skip
     notes = [f"  {one.name} {one.condition}" for one in report.alternatives if one.condition]
-    return rows + notes
+    return [Table(rows=tuple(rows), right=(1, 2, 3), indent=2), *notes]
 
 
 def _chosen(report: CollectiveReport) -> Algorithm:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.cli.section import Report, Section
 from shardwise.errors import InputError
 from shardwise.output import write
 from shardwise.parser import Parser
@@ -52,7 +53,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The payload as JSON; otherwise serve until Ctrl-C, which is how the verb ends."""
     from shardwise.explore.explorer import Explorer
     from shardwise.explore.payload import explore_payload
@@ -81,7 +82,7 @@ def _known(arguments: argparse.Namespace) -> Known:
     return known_of(load_plan(arguments.plan), None if arguments.of_run is None else Path(arguments.of_run))
 
 
-def _serve(arguments: argparse.Namespace, known: Known, query: str) -> str:
+def _serve(arguments: argparse.Namespace, known: Known, query: str) -> Report:
     from shardwise.units import parse_count
 
     try:
@@ -106,4 +107,4 @@ def _serve(arguments: argparse.Namespace, known: Known, query: str) -> str:
         serve(Explorer(known, searches), address)
     finally:
         searches.close()
-    return "stopped"
+    return [Section(["stopped"])]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.cli.section import Report, Section
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """What was written, or the files themselves."""
     from shardwise.export.exporting import export
     from shardwise.export.targets import target_named
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str:
     found = export(load_plan(arguments.plan), target_named(arguments.to))
     if arguments.out:
         write_folder(arguments.out, found.files)
-    return json.dumps(found.payload(), indent=2) if arguments.json else export_text(found, arguments.out)
+    return json.dumps(found.payload(), indent=2) if arguments.json else _answer(found, arguments.out)
 
 
 def write_launch(plan: Plan, folder: str) -> None:
@@ -76,8 +77,8 @@ def write_folder(folder: str, files: Any) -> None:
         raise InputError(f"--out: cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def export_text(found: Exported, folder: str | None) -> str:
-    """The files by name with what to know of them; the texts themselves where they are written nowhere."""
+def _answer(found: Exported, folder: str | None) -> str | Report:
+    """The files by name with what to know of them; the texts themselves, whole, where they are written nowhere."""
     listed = [f"not expressible: {text}" for text in found.not_expressible] + [
         f"note: {text}" for text in found.warnings
     ]
@@ -85,4 +86,5 @@ def export_text(found: Exported, folder: str | None) -> str:
         texts = [f"==> {name} <==\n{text.rstrip()}" for name, text in found.files.items()]
         return "\n\n".join([*texts, "\n".join(listed)])
     written = [f"wrote {folder.rstrip('/')}/{name}" for name in found.files]
-    return "\n".join([f"{found.target}, {found.version}", *written, *listed, f"start it on each node: {found.command}"])
+    title = f"{found.target}, {found.version}"
+    return [Section([*written, *listed, f"start it on each node: {found.command}"], title=title)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import ending_of, write_picture
+from shardwise.cli.section import Report, Section
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The list of figures, or where they were drawn to."""
     from shardwise.api.figures import FIGURES, figure, figure_payload, figures_payload
     from shardwise.errors import collect
@@ -48,18 +49,16 @@ def run(arguments: argparse.Namespace) -> str:
     written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
     if arguments.json:
         return json.dumps(figure_payload(chosen[0]) if len(chosen) == 1 else figures_payload(chosen), indent=2)
-    return "\n".join(written) if written else _listed(chosen)
+    return [Section(written)] if written else _listed(chosen)
 
 
-def _listed(figures: Sequence[Figure]) -> str:
+def _listed(figures: Sequence[Figure]) -> Report:
     """Names by book, with where the originals are and what they show."""
-    lines: list[str] = []
+    books: dict[str, list[str]] = {}
     for one in figures:
-        if f"{one.book.title}  {one.book.url}" not in lines:
-            lines += ["", f"{one.book.title}  {one.book.url}"]
-        lines += [f"  {one.name}: {one.section}", f"    {one.original}"]
-        lines += [f"    here: {one.here}"]
-    return "\n".join(lines[1:])
+        lines = books.setdefault(f"{one.book.title}  {one.book.url}", [])
+        lines += [f"  {one.name}: {one.section}", f"    {one.original}", f"    here: {one.here}"]
+    return [Section(lines, title=title) for title, lines in books.items()]
 
 
 def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[str]:

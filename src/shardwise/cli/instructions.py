@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The list, as text or as JSON."""
     from shardwise.planning.codec import load_plan
     from shardwise.planning.instructions import instructions, instructions_payload
@@ -44,11 +45,10 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(instructions_payload(plan, found, arguments.stage), indent=2)
     head = f"{plan.model.name}: {plan.layout}" + (f", stage {arguments.stage}" if plan.layout.pp > 1 else "")
-    return "\n\n".join([head, *(_segment(one, whole=arguments.all) for one in found)])
+    return [Section([head]), *(_segment(one, whole=arguments.all) for one in found)]
 
 
-def _segment(found: Segment, *, whole: bool) -> str:
-    from shardwise.cli.table import table
+def _segment(found: Segment, *, whole: bool) -> Section:
     from shardwise.units import format_seconds
 
     times = [
@@ -58,11 +58,13 @@ def _segment(found: Segment, *, whole: bool) -> str:
     head = f"{found.name} of {found.unit}" + "".join(f", {text}" for text in times if text)
     by_stream = ", ".join(f"{stream} {format_seconds(seconds)}" for stream, seconds in found.seconds.items())
     listed = [one for one in found.instructions if whole or one.kind not in ("free", "slice")]
-    rows = [("stream", "what", "bytes", "alone", "why"), *(_row(one) for one in listed)]
-    return f"{head}\n  in a step, each stream alone: {by_stream or 'nothing'}\n\n{table(rows, right=(2, 3))}"
+    rows = (("stream", "what", "bytes", "alone", "why"), *(_row(one) for one in listed))
+    return Section(
+        [f"  in a step, each stream alone: {by_stream or 'nothing'}", "", Table(rows=rows, right=(2, 3))], title=head
+    )
 
 
-def _row(one: Priced) -> tuple[str, ...]:
+def _row(one: Priced) -> Row:
     from shardwise.units import format_bytes, format_seconds
 
     what = " ".join(_words(one))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import MODEL, add_output_arguments, add_set_argument
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 MOST = 10**18  # of tokens and sequences
@@ -41,11 +40,12 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from dataclasses import replace
 
     from shardwise.books.kv_cache import KvCache, cache_payload
+    from shardwise.cli.kv_cache_report import cache_report
     from shardwise.cluster.load import load_cluster
     from shardwise.errors import InputError
     from shardwise.model.load import load_model
@@ -68,67 +68,4 @@ def run(arguments: argparse.Namespace) -> str:
         cluster = replace(cluster, chip=replaced(cluster.chip, changes["chip"], "chip"))
     cache = KvCache(architecture=model, dtype=arguments.dtype)
     payload = cache_payload(cache, context, batch, cluster, arguments.weights, runtime=not arguments.no_runtime)
-    return json.dumps(payload, indent=2) if arguments.json else cache_text(payload)
-
-
-def cache_text(payload: Mapping[str, Any]) -> str:
-    """The payload for people."""
-    from shardwise.units import format_bytes
-
-    rows = [
-        ("a token", payload["bytes_per_token"], ""),
-        ("a sequence", payload["sequence_bytes"], f"of {payload['context']:,} tokens{_windows(payload)}"),
-    ]
-    if payload["batch"] > 1:
-        rows.append((f"{payload['batch']:,} sequences", payload["batch_bytes"], ""))
-    lines = [
-        f"keys and values of {payload['model']['name']} in {payload['dtype']}",
-        f"  {payload['model']['num_layers']} layers of {_kept(payload)}",
-        *(f"  {name:<18}{format_bytes(value):>9}   {note}".rstrip() for name, value, note in rows),
-    ]
-    return "\n".join([*lines, *_fit_text(payload)])
-
-
-def _kept(payload: Mapping[str, Any]) -> str:
-    """What a layer keeps of a token: keys and values of its heads, or the latent that they come from."""
-    heads, width = payload["model"]["num_kv_heads"], payload["model"]["head_dim"]
-    if rank := payload["model"]["kv_lora_rank"]:
-        rotary = payload["model"]["rope_head_dim"]
-        smaller = 2 * heads * width / (rank + rotary)
-        return (
-            f"a latent of {rank} and {rotary} rotary elements, the same for all {heads} heads: a cache {smaller:.3g} times "
-            f"smaller than keys and values of {width} each"
-        )
-    shared = payload["model"]["num_heads"] // heads
-    grouped = f", {shared} query heads on each: a cache {shared} times smaller than with one each" if shared > 1 else ""
-    return f"{heads} heads of {width}{grouped}"
-
-
-def _windows(payload: Mapping[str, Any]) -> str:
-    from shardwise.units import format_bytes
-
-    windowed, window = payload["num_windowed_layers"], payload["model"]["sliding_window"]
-    if not windowed or window >= payload["context"]:
-        return ""
-    without = format_bytes(payload["without_windows_bytes"])
-    return (
-        f"; {windowed} of {payload['model']['num_layers']} layers keep the last {window:,}, {without} if they kept all"
-    )
-
-
-def _fit_text(payload: Mapping[str, Any]) -> list[str]:
-    from shardwise.units import format_bytes
-
-    fit = payload["cluster"]
-    if fit is None:
-        return []
-    lines = [
-        "",
-        f"on {fit['name']}: {format_bytes(fit['memory_bytes'])} on {fit['num_devices']} devices, split evenly",
-        f"  {'weights':<18}{format_bytes(fit['weight_bytes']):>9}   in {fit['weights']}",
-        *([f"  {'runtime':<18}{format_bytes(fit['runtime_bytes']):>9}"] if fit["runtime_bytes"] else []),
-    ]
-    if fit["free_bytes"] < 0:
-        return [*lines, f"  the weights DO NOT FIT, {format_bytes(-fit['free_bytes'])} too much"]
-    left = f"room for {fit['num_seqs']:,} sequences of {payload['context']:,} tokens"
-    return [*lines, f"  {'left for caches':<18}{format_bytes(fit['free_bytes']):>9}   {left}"]
+    return json.dumps(payload, indent=2) if arguments.json else cache_report(payload)

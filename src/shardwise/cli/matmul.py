@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardwise.cli.product import add_product_arguments, answer
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 DESCRIPTION = (
@@ -28,6 +29,6 @@ def configure(parser: Parser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON, with whatever else was asked for."""
     return answer(arguments, backward=arguments.backward, free=arguments.free)

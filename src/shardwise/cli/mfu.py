@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -64,16 +65,16 @@ def add_ran_arguments(parser: Parser) -> None:
     add_set_argument(job, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; a row is appended first."""
-    from shardwise.cli.mfu_report import mfu_text
+    from shardwise.cli.mfu_report import mfu_report
     from shardwise.planning.measured import mfu_payload
 
     found = find(arguments)
     otherwise = None if arguments.row is None else append_row(arguments.row, found)
     if arguments.json:
         return json.dumps(mfu_payload(found, otherwise), indent=2)
-    return mfu_text(found, arguments.row, otherwise or ())
+    return mfu_report(found, arguments.row, otherwise or ())
 
 
 def find(arguments: argparse.Namespace) -> MeasuredRun:

@@ -1,4 +1,4 @@
-"""A measured run as text for people."""
+"""A measured run, as sections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.cli.interval import step_text
+from shardwise.cli.section import Line, Marked, Report, Row, Section, Table, bar
 from shardwise.units import counted, format_bytes, format_quantity, format_seconds
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from shardwise.planning.measured import Measured, MeasuredRun
     from shardwise.planning.plan import Plan
 
-BAR = 28
 VERDICTS = {
     "inside": "inside the interval",
     "faster": "faster than the interval",
@@ -22,25 +22,27 @@ VERDICTS = {
 }
 
 
-def mfu_text(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] = ()) -> str:
-    """The report: what was measured, what that is, the prediction beside it, where the time goes.
+def mfu_report(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] = ()) -> Report:
+    """What was measured, what that is, the prediction beside it, where the time goes.
 
     `row`: the file that a row was added to, which says of the run what is `otherwise`.
     """
-    sections = [[*_headline(found), *_utilisation(found)], list(_log(found.measured))]
+    sections = [Section([*_headline(found), *_utilisation(found)]), Section(list(_log(found.measured)))]
     if found.plan is not None and found.account is not None:
-        sections += [list(_prediction(found, found.plan, found.account)), list(_parts(found.account))]
+        against = list(_prediction(found, found.plan, found.account))
+        sections += [Section(against, title=f"against {found.plan.layout}"), _parts(found.account)]
     elif found.plan is not None:
-        sections.append(list(_choice(found, found.plan)))
+        sections.append(Section(list(_choice(found, found.plan))))
     else:
         sections.append(
-            ["give --batch-tokens to compare the step time with the prediction, and --layout to see where it goes"]
+            Section(
+                ["give --batch-tokens to compare the step time with the prediction, and --layout to see where it goes"]
+            )
         )
-    sections.append(
+    unknown = (
         [f"options of the launch that were not understood: {', '.join(found.ran.unknown)}"] if found.ran.unknown else []
     )
-    sections.append(list(_row(row, otherwise)) if row else [])
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    return [*sections, Section(unknown), Section(list(_row(row, otherwise)) if row else [])]
 
 
 def _headline(found: MeasuredRun) -> Iterator[str]:
@@ -99,8 +101,7 @@ def _said(log: TrainingLog, mfu: float | None, tflops: float | None) -> Iterator
         yield f"  loss {log.first.loss:.4f} at first, {log.steps[-1].loss:.4f} at last"
 
 
-def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[str]:
-    yield f"against {plan.layout}"
+def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[Line]:
     ratio, calibration = account.measured_s / account.predicted_s, plan.cluster.calibration
     stack = calibration.stack if calibration else ""
     if account.interval90 is None:
@@ -113,7 +114,7 @@ def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[st
     if account.bound_s is not None:
         yield f"  kernels and links at the best that micro-benchmarks reach: {format_seconds(account.bound_s)}"
     yield from _memory(found, plan)
-    yield from (f"  note: {note}" for note in plan.estimate.notes)
+    yield from (Marked(f"  note: {note}", "note") for note in plan.estimate.notes)
     if found.measured.log is not None and found.measured.log.format.name == "shardwise":
         yield "  this run measured each term itself: shardwise reconcile compares them"
 
@@ -133,12 +134,16 @@ def _memory(found: MeasuredRun, plan: Plan) -> Iterator[str]:
     )
 
 
-def _parts(account: Account) -> Iterator[str]:
-    yield "where the measured step goes, by the prediction"
-    for part in account.parts:
-        bar = "#" * round(BAR * max(part.share, 0.0))
-        seconds = format_seconds(abs(part.seconds))
-        yield f"  {part.name:<54}{'-' if part.seconds < 0 else ''}{seconds:>10}  {part.share:>6.1%}  {bar}".rstrip()
+def _parts(account: Account) -> Section:
+    rows: tuple[Row, ...] = tuple(
+        (
+            part.name, ("-" if part.seconds < 0 else "") + format_seconds(abs(part.seconds)), f"{part.share:.1%}",
+            bar(max(part.share, 0.0), part.name),
+        )
+        for part in account.parts
+    )  # fmt: skip
+    table = Table(rows=rows, right=(1, 2), head=False, indent=2)
+    return Section([table], title="where the measured step goes, by the prediction")
 
 
 def _choice(found: MeasuredRun, plan: Plan) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.cli.section import Block, Report, Section, Table, text_of
+from shardwise.cli.section import Block, Fitted, Report, Section, Table, text_of
 
 GAP = "  "
 
@@ -28,6 +28,8 @@ def plain_block(block: Block) -> str:
     chip  memory  source
     h100   80 GB  datasheet, page 3
     """
+    if isinstance(block, Fitted):
+        return "\n".join(block.lines(None))
     if not isinstance(block, Table):
         return text_of(block)
     rows = [[text_of(cell) for cell in row] for row in block.rows]

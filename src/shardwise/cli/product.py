@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import picture_name_or_dash, write_picture
+from shardwise.cli.section import Fitted, Report, Section
 from shardwise.errors import InputError
 from shardwise.parser import Parser
-from shardwise.units import format_bytes, format_quantity, format_seconds, parse_count
+from shardwise.units import format_bytes, format_quantity, parse_count
 
 if TYPE_CHECKING:
-    from shardwise.cost.product import ProductReport, ProgramCost, StepCost, TensorFacts
+    from shardwise.cost.product import ProductReport, ProgramCost
     from shardwise.derive.expression import ShardedExpression
     from shardwise.sharding.notation import Expression
     from shardwise.verify.xla import XlaReport
@@ -57,8 +58,11 @@ def add_product_arguments(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str], one_operand: bool = False) -> str:
+def answer(
+    arguments: argparse.Namespace, *, backward: bool, free: Sequence[str], one_operand: bool = False
+) -> str | Report:
     """Solve, price, and do what was asked for."""
+    from shardwise.cli.product_report import product_report
     from shardwise.cost.mesh_links import place_mesh
     from shardwise.cost.product import price_product
     from shardwise.cost.product_payload import RESHARD_SCHEMA, SCHEMA, product_payload
@@ -73,11 +77,11 @@ def answer(arguments: argparse.Namespace, *, backward: bool, free: Sequence[str]
 
         return emit(made, report.steps, arguments.emit)
     payload = product_payload(report, RESHARD_SCHEMA if one_operand else SCHEMA)
-    text = [product_text(report)]
+    sections = product_report(report)
     for extra, shown in (_ran(arguments, report), _verified(arguments, report), _drawn(arguments, report)):
         payload |= extra
-        text += [shown] if shown else []
-    return json.dumps(payload, indent=2) if arguments.json else "\n\n".join(text)
+        sections += shown
+    return json.dumps(payload, indent=2) if arguments.json else sections
 
 
 def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression:
@@ -115,72 +119,21 @@ def _assignments(text: str, what: str) -> dict[str, int]:
     return found
 
 
-def product_text(report: ProductReport) -> str:
-    """The report for people."""
-    from shardwise.sharding.meaning import notes
-
-    made = report.made
-    sizes = ", ".join(f"{dim}={size}" for dim, size in made.sizes.items())
-    lines = [
-        f"{made.expression}",
-        f"  mesh {', '.join(f'{a}={n}' for a, n in made.mesh.axes)}   {sizes}   {made.dtype}",
-        "",
-    ]
-    lines += [*map(_tensor, report.tensors), *(f"  note: {note}" for note in notes(made.expression))]
-    lines += ["", f"cheapest by {report.objective}", *_program(report.best)]
-    for cost, reason in report.alternatives:
-        lines += ["", f"another way: {reason}", *_program(cost)]
-    lines += ["", "by the four cases, from the left", *_program(report.by_cases, reasons=True)]
-    if report.backward:
-        lines += ["", "gradients of all operands, by the four cases", *_program(report.backward, reasons=True)]
-    return "\n".join(lines)
-
-
-def _tensor(tensor: TensorFacts) -> str:
-    shape = ", ".join(map(str, tensor.local_shape))
-    copies = "each shard once" if tensor.copies == 1 else f"each shard {tensor.copies} times"
-    read = f", read in {format_seconds(tensor.load_s)}" if tensor.load_s is not None else ""
-    return (
-        f"  {tensor.name + tensor.sharding:<22} [{shape}] on each device, {format_bytes(tensor.bytes_per_device)}{read}; "
-        f"{copies}, {format_bytes(tensor.total_bytes)} in all"
-    )
-
-
-def _program(cost: ProgramCost, *, reasons: bool = False) -> list[str]:
-    lines = [_step(step, reasons) for step in cost.program]
-    flops = format_quantity(cost.flops_per_device, "FLOP")
-    totals = f"  = {format_bytes(cost.bytes_per_device)} received and {flops} on each device"
-    if cost.math_s is not None and cost.comms_s is not None and cost.lower_s is not None and cost.upper_s is not None:
-        totals += (
-            f"; compute {format_seconds(cost.math_s)}, communication {format_seconds(cost.comms_s)}, "
-            f"together {format_seconds(cost.lower_s)} to {format_seconds(cost.upper_s)}"
-        )
-    return [*lines, totals, f"  -> {cost.result}"]
-
-
-def _step(step: StepCost, reasons: bool) -> str:
-    axes = f" over {','.join(step.axes)}" if step.axes else ""
-    amount = format_quantity(step.flops, "FLOP") if step.is_local else format_bytes(step.bytes_per_device)
-    seconds = f"{format_seconds(step.time_s):>9}" if step.time_s is not None else ""
-    line = f"  {step.op + axes:<26} {step.operand:<14} {amount:>12} {seconds}   {step.before} -> {step.after}"
-    return line + (f"\n      {step.reason}" if reasons and step.reason else "")
-
-
-def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.framework:
-        return {}, ""
+        return {}, []
     from shardwise.verify.payload import run_payload
     from shardwise.verify.run import run
 
     arguments.progress(f"running with {arguments.framework}")
     result = run(report.made, report.steps, arguments.framework)
     where = f"run with {arguments.framework} on {result.num_devices} devices"
-    return run_payload(result), f"{where}: largest relative error {result.max_relative_error:.1e}"
+    return run_payload(result), [Section([f"{where}: largest relative error {result.max_relative_error:.1e}"])]
 
 
-def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.verify:
-        return {}, ""
+        return {}, []
     from shardwise.verify.payload import verify_payload
     from shardwise.verify.xla import verify
 
@@ -191,7 +144,7 @@ def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Pay
     for one in found.collectives:
         axes = ",".join(one.axes) if one.axes else "no set of axes"
         lines.append(f"  {one.op} over {axes}: {format_bytes(one.bytes)}")
-    return verify_payload(found), "\n".join([*lines, f"  {_compared(report.best, found)}"])
+    return verify_payload(found), [Section([*lines, f"  {_compared(report.best, found)}"])]
 
 
 def _compared(ours: ProgramCost, xla: XlaReport) -> str:
@@ -215,9 +168,9 @@ def _check_drawn(arguments: argparse.Namespace, made: ShardedExpression) -> None
         )
 
 
-def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, str]:
+def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.draw:
-        return {}, ""
+        return {}, []
     from shardwise.derive.picture import moments
     from shardwise.draw.grids import draw_grids
     from shardwise.sharding.draw import draw_text, shards_chart
@@ -225,8 +178,12 @@ def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payloa
     made = report.made
     lying = list(moments(made, report.steps))
     if arguments.draw == "-":
-        shown = (f"{one.heading}\n{draw_text(one.name, one.spec, made.mesh)}" for one in lying)
-        return {}, "\n\n".join(shown)
+        return {}, [Section([_whole(draw_text(one.name, one.spec, made.mesh))], title=one.heading) for one in lying]
     chart = shards_chart(f"{made.expression}: who holds what", lying, made.mesh)
     write_picture("--draw", arguments.draw, draw_grids(chart))
-    return {}, f"drawn to {arguments.draw}"
+    return {}, [Section([f"drawn to {arguments.draw}"])]
+
+
+def _whole(picture: str) -> Fitted:
+    """A picture of characters, whose lines are never folded."""
+    return Fitted(lambda width: picture.split("\n"))

@@ -15,7 +15,11 @@ from shardwise.reconcile.memory import MemoryTerm, StepMemory
 from shardwise.reconcile.time import CLOSE, Attribution, StepTime
 from shardwise.units import counted, format_bytes, format_seconds
 
-BAR_IS = "# predicted and measured   + measured only   - predicted only"
+BARS = Table(
+    rows=((Bar("#"), "predicted and measured", Bar("+"), "measured only", Bar("-"), "predicted only"),),
+    head=False,
+    indent=2,
+)
 MOST_NAMED = 5  # of what a term depends on; --json has all
 MOST_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
@@ -30,7 +34,7 @@ def reconcile_report(plan: Plan, found: Reconciliation, folder: str) -> Report:
     verdict, *issued = collective_lines(found.collectives)
     sections = [
         Section([*lines, f"  {_memory_line(found.memory)}", f"  {verdict}"], title=head),
-        Section([_time(found.time), f"  {BAR_IS}"], name="time of a step"),
+        Section([_time(found.time), BARS], name="time of a step"),
         Section([_memory(found.memory), *_beside(found.memory)], name="memory of a device", detail=True),
         Section(issued, title="bytes of the collectives, planned and issued", detail=found.collectives.equal),
         Section([f"  {line}" for line in found.advice], title="to mend the plan's seconds"),

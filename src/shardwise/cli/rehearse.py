@@ -7,6 +7,7 @@ import importlib.util
 import json
 
 from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.cli.section import Report
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 
@@ -32,12 +33,12 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON. Raises `InputError` for a plan that the engine does not run."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("rehearse: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.changes import parse_changes
-    from shardwise.cli.rehearse_report import rehearsal_text
+    from shardwise.cli.rehearse_report import rehearsal_report
     from shardwise.planning.codec import load_plan
     from shardwise.planning.runnable import require_runnable
     from shardwise.precision import precision_named
@@ -52,4 +53,4 @@ def run(arguments: argparse.Namespace) -> str:
 
     found = rehearsal(plan, recipe, rehearse(plan, recipe, arguments.rank))
     arguments.exit_code = 0 if found.ok else NOT_AS_PLANNED
-    return json.dumps(rehearsal_payload(plan, found), indent=2) if arguments.json else rehearsal_text(plan, found)
+    return json.dumps(rehearsal_payload(plan, found), indent=2) if arguments.json else rehearsal_report(plan, found)

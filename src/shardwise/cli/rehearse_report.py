@@ -1,26 +1,28 @@
-"""A rehearsal as text."""
+"""A rehearsal, as sections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from shardwise.cli.reconcile_report import collective_lines
-from shardwise.cli.table import table
+from shardwise.cli.section import Marked, Report, Row, Section, Table
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.memory import MemoryTerm
 from shardwise.reconcile.rehearsal import CLOSE, Rehearsal, is_judged
 from shardwise.units import format_bytes
 
 
-def rehearsal_text(plan: Plan, found: Rehearsal) -> str:
-    """The report for people."""
-    head = [f"{plan.model.name}, rank {found.seen.rank:,} of {found.ranks:,}: {plan.layout}", *_head(found)]
-    rows = [("memory of the rank", "planned", "executed", "difference", ""), *map(_row, found.terms)]
-    parts = [
-        "\n".join(head), _groups(found), "\n".join(collective_lines(found.collectives)),
-        table(rows, right=(1, 2, 3)), _verdict(found),
-    ]  # fmt: skip
-    return "\n\n".join(part for part in parts if part)
+def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:
+    """Where the rank is, its groups, what it issued, what it held, and whether that is as planned."""
+    head = f"{plan.model.name}, rank {found.seen.rank:,} of {found.ranks:,}: {plan.layout}"
+    rows: tuple[Row, ...] = (("memory of the rank", "planned", "executed", "difference", ""), *map(_row, found.terms))
+    return [
+        Section(list(_head(found)), title=head),
+        Section(list(_groups(found))),
+        Section(list(collective_lines(found.collectives))),
+        Section([Table(rows=rows, right=(1, 2, 3))]),
+        Section([Marked(_verdict(found), "good" if found.ok else "bad")]),
+    ]
 
 
 def _head(found: Rehearsal) -> Iterator[str]:
@@ -34,9 +36,12 @@ def _head(found: Rehearsal) -> Iterator[str]:
     yield f"  a step of {count}{of}, rehearsed in {seen.seconds:.1f} s"
 
 
-def _groups(found: Rehearsal) -> str:
-    rows = [(f"  {', '.join(axes)}", f"{len(ranks):,}", _ranks(ranks)) for axes, ranks in found.seen.groups.items()]
-    return table([("its groups over", "ranks", ""), *rows], right=(1,)) if rows else ""
+def _groups(found: Rehearsal) -> Iterator[Table]:
+    rows: list[Row] = [
+        (f"  {', '.join(axes)}", f"{len(ranks):,}", _ranks(ranks)) for axes, ranks in found.seen.groups.items()
+    ]
+    if rows:
+        yield Table(rows=(("its groups over", "ranks", ""), *rows), right=(1,))
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -53,7 +58,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}"
 
 
-def _row(term: MemoryTerm) -> tuple[str, ...]:
+def _row(term: MemoryTerm) -> Row:
     planned = "" if term.predicted is None else format_bytes(term.predicted)
     difference = f"{term.difference / term.predicted:+.2%}" if term.predicted else ""
     word = "" if is_judged(term) else "in the peak"

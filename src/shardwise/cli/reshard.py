@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardwise.cli.product import add_product_arguments, answer
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 DESCRIPTION = "Find the cheapest way from one sharding to another, such as 'A[I_X, J_Y] -> A[I_Y, J_X]'."
@@ -19,6 +20,6 @@ def configure(parser: Parser) -> None:
     add_product_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON, with whatever else was asked for."""
     return answer(arguments, backward=False, free=[], one_operand=True)

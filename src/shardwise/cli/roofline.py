@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.changes import parse_changes, replaced
 from shardwise.cli.arguments import add_output_arguments, add_set_argument
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.section import Report
 from shardwise.names import did_you_mean
 from shardwise.parser import Parser
 
@@ -76,7 +77,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.books.roofline import FORMS, chip_and_links
 
@@ -87,11 +88,11 @@ def run(arguments: argparse.Namespace) -> str:
     return report(arguments, chip, links)
 
 
-def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
     from shardwise.books.figures import roofline_chart
     from shardwise.books.roofline import bandwidths
     from shardwise.books.roofline.payload import kernel_label, kernels_payload
-    from shardwise.cli.roofline_report import kernel_text, kernels_text
+    from shardwise.cli.roofline_report import kernel_report, kernels_report
     from shardwise.draw.line_chart import Point
     from shardwise.draw.lines import draw_lines
     from shardwise.errors import InputError
@@ -106,7 +107,7 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
     payload = kernels_payload(found, chip, arguments.origin, links)
     if arguments.json:
         return json.dumps(payload, indent=2)
-    return kernels_text([payload, *payload["with"]]) if payload["with"] else kernel_text(payload)
+    return kernels_report([payload, *payload["with"]]) if payload["with"] else kernel_report(payload)
 
 
 def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
@@ -129,11 +130,11 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
     return found
 
 
-def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str:
+def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
     from shardwise.books.figures import block_chart
     from shardwise.books.roofline import block_roofline
     from shardwise.books.roofline.payload import block_payload
-    from shardwise.cli.roofline_report import block_text
+    from shardwise.cli.roofline_report import block_report
     from shardwise.draw.lines import draw_lines
     from shardwise.layout.layout import Layout
 
@@ -143,7 +144,7 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
     if arguments.plot:
         write_picture("--plot", arguments.plot, draw_lines(block_chart(found, chip, links)))
     payload = block_payload(found, model, chip)
-    return json.dumps(payload, indent=2) if arguments.json else block_text(payload)
+    return json.dumps(payload, indent=2) if arguments.json else block_report(payload)
 
 
 def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments, at_least, write_file
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.section import Report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -61,21 +62,20 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     if arguments.name == COMPARE:
         return _compare(arguments)
-    from shardwise.cli.schedule_report import timeline_text
-    from shardwise.cli.terminal import terminal_width
+    from shardwise.cli.schedule_report import timeline_report
     from shardwise.schedule.compare import timeline_payload
 
     line = _timeline(arguments)
     _write_files(arguments, line)
-    return json.dumps(timeline_payload(line)) if arguments.json else timeline_text(line, terminal_width())
+    return json.dumps(timeline_payload(line)) if arguments.json else timeline_report(line)
 
 
-def _compare(arguments: argparse.Namespace) -> str:
-    from shardwise.cli.schedule_report import comparison_text
+def _compare(arguments: argparse.Namespace) -> str | Report:
+    from shardwise.cli.schedule_report import comparison_report
     from shardwise.errors import InputError
     from shardwise.schedule.compare import compared, comparison_payload
 
@@ -87,7 +87,7 @@ def _compare(arguments: argparse.Namespace) -> str:
     rows = list(
         compared(stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times), _limit(arguments))
     )  # fmt: skip
-    return json.dumps(comparison_payload(rows), indent=2) if arguments.json else comparison_text(rows)
+    return json.dumps(comparison_payload(rows), indent=2) if arguments.json else comparison_report(rows)
 
 
 def _timeline(arguments: argparse.Namespace) -> Timeline:

@@ -1,10 +1,10 @@
-"""A played schedule as text for people: a timeline of characters, and tables."""
+"""A played schedule, as sections: a timeline of characters, and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.cli.table import table
+from shardwise.cli.section import Fitted, Report, Row, Section, Table
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
 from shardwise.schedule.compare import Scheduled
 from shardwise.schedule.messages import num_messages
@@ -23,28 +23,22 @@ LEGEND = {
 }
 
 
-def timeline_text(line: Timeline, width: int | None) -> str:
-    """The schedule, its bubble, the timeline in so many columns (of the terminal; None where there is none), what ranks hold."""
+def timeline_report(line: Timeline) -> Report:
+    """The schedule, its bubble, the timeline, what ranks hold."""
     kinds = {action.kind for _, _, action in line.actions.actions()}
     legend = [words for kind, words in LEGEND.items() if kind in kinds]
     if any(len(slot) > 1 for slots in line.actions.order for slot in slots):
         legend.append("F1&B0 together")
     total = sum(num_messages(line.actions).values())
-    return "\n".join(
-        [
-            title_of(line.actions),
-            f"  {bubble_text(line)}",
-            f"  {total:,} messages between ranks",
-            "",
-            *_bars(line, width or WIDEST),
-            f"  {', '.join(legend)}, {IDLE} idle",
-            "",
-            _ranks(line),
-        ]
-    )
+    drawn = Fitted(lambda width: bars(line, width or WIDEST))
+    return [
+        Section([f"  {bubble_text(line)}", f"  {total:,} messages between ranks"], title=title_of(line.actions)),
+        Section([drawn, f"  {', '.join(legend)}, {IDLE} idle"]),
+        Section([_ranks(line)]),
+    ]
 
 
-def _bars(line: Timeline, width: int) -> list[str]:
+def bars(line: Timeline, width: int) -> list[str]:
     """A line for each rank. A slot is written with its number where there is room, else as its letter."""
     names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
     room = width - max(map(len, names)) - 3
@@ -85,9 +79,9 @@ def _written(slot: Slot, columns: int) -> str:
     return (label + FILL[slot[-1].kind] * columns)[:columns]
 
 
-def _ranks(line: Timeline) -> str:
+def _ranks(line: Timeline) -> Table:
     idle, waits, makespan = line.idle(), line.waits(), line.makespan
-    rows = [("rank", "idle", "first to last", "holds", "of it for W only")]
+    rows: list[Row] = [("rank", "idle", "first to last", "holds", "of it for W only")]
     rows += [
         (
             str(rank), format_percent(idle[rank] / makespan if makespan else 0.0), f"{waits[rank]:.6g} s",
@@ -95,18 +89,20 @@ def _ranks(line: Timeline) -> str:
         )
         for rank in range(line.actions.num_ranks)
     ]  # fmt: skip
-    return table(rows, right=range(5))
+    return Table(rows=tuple(rows), right=range(5))
 
 
-def comparison_text(rows: Sequence[Scheduled]) -> str:
+def comparison_report(rows: Sequence[Scheduled]) -> Report:
     """A table for each number of micro-batches."""
     head = ("schedule", "virtual stages", "bubble", "holds at most", "messages")
-    parts = []
+    sections = []
     for number in dict.fromkeys(row.micro_batches for row in rows):
         own = [row for row in rows if row.micro_batches == number]
-        cells = [
+        cells: tuple[Row, ...] = tuple(
             (row.schedule, f"{row.virtual_stages:g}", format_percent(row.bubble), f"{row.peak_activations:.4g}",
             f"{row.messages:,}") for row in own
-        ]  # fmt: skip
-        parts.append(f"{own[0].stages} stages, {number} micro-batches\n\n{table([head, *cells], right=range(1, 5))}")
-    return "\n\n".join(parts) + "\n\nholds: activations in micro-batches of a stage; bubble: idle over ideal time"
+        )  # fmt: skip
+        table = Table(rows=(head, *cells), right=range(1, 5))
+        sections.append(Section([table], title=f"{own[0].stages} stages, {number} micro-batches"))
+    said = "holds: activations in micro-batches of a stage; bubble: idle over ideal time"
+    return [*sections, Section([said])]

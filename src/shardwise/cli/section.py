@@ -5,7 +5,7 @@ Which of it is short is decided here, how it looks in `plain` (files, pipes) and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -47,8 +47,15 @@ class Table:
     brief: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Lines that are made for a width in columns (None: there is no terminal), and never folded."""
+
+    lines: Callable[[int | None], Sequence[str]]
+
+
 Line = str | Marked
-Block = Line | Table
+Block = Line | Table | Fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Section:
 Report = Sequence[Section]
 
 
-def text_of(cell: Cell) -> str:
+def text_of(cell: Cell | Line) -> str:
     """The characters of a cell or of a line."""
     return cell if isinstance(cell, str) else cell.text
 
@@ -91,6 +98,11 @@ def _left_out(report: Report) -> Iterator[str]:
     for one in report:
         if one.detail or any(_brief(block) != block for block in one.blocks):
             yield one.name or one.title
+
+
+def paragraphs(text: str) -> Report:
+    """A text whose parts stand apart by empty lines."""
+    return [Section(part.split("\n")) for part in text.split("\n\n")]
 
 
 def lines_table(rows: Iterable[tuple[str, Cell]]) -> Table:

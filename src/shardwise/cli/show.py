@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from shardwise.cli import show_networks, show_stacks, show_targets
 from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.cli.show_values import shown
-from shardwise.cli.table import Row, table
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 from shardwise.sourced import SourcedValue, catalogue_payload
@@ -47,11 +47,11 @@ class Catalogue(NamedTuple):
 
     names: Callable[[], tuple[str, ...]]
     values: Callable[[str], list[SourcedValue]]
-    table: Callable[[Sequence[str]], str]
-    entry: Callable[[str], str]
+    table: Callable[[Sequence[str]], Report]
+    entry: Callable[[str], Report]
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The catalogue, those of its entries that a name is a part of, or one entry; as text or as JSON."""
     kind, name = _catalogues(arguments.chip)[arguments.kind], arguments.name
     if arguments.chip and not (arguments.kind == "stacks" and (name or arguments.json)):
@@ -93,7 +93,7 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
         ),
         "stacks": Catalogue(
             show_stacks.stack_names, partial(stack_values, chip=chip), show_stacks.stacks_table,
-            partial(show_stacks.stack_lines, chip=chip),
+            partial(show_stacks.stack_entry, chip=chip),
         ),
         "targets": Catalogue(
             show_targets.target_names, target_values, show_targets.targets_table,
@@ -102,26 +102,28 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
     }  # fmt: skip
 
 
-def _entry(name: str, values: Sequence[SourcedValue]) -> str:
+def _entry(name: str, values: Sequence[SourcedValue], remark: str = "") -> Report:
     sources = {source for _, _, source in values}
+    remarks = [f"  {remark}"] if remark else []
+    rows: tuple[Row, ...]
     if len(values) > 1 and len(sources) == 1:  # said once
-        return "\n".join(
-            [name, table([(f"  {key}", shown(key, value)) for key, value, _ in values]), f"  source: {sources.pop()}"]
+        rows = tuple((key, shown(key, value)) for key, value, _ in values)
+        remarks = [f"  source: {sources.pop()}", *remarks]
+    else:
+        rows = tuple(
+            (key, "no source" if value is None and not source else shown(key, value), source)
+            for key, value, source in values
         )
-    rows = [
-        (f"  {key}", "no source" if value is None and not source else shown(key, value), source)
-        for key, value, source in values
-    ]
-    return "\n".join([name, table(rows)])
+    return [Section([Table(rows=rows, head=False, indent=2), *remarks], title=name)]
 
 
-def _model_entry(name: str, values: Sequence[SourcedValue]) -> str:
+def _model_entry(name: str, values: Sequence[SourcedValue]) -> Report:
     """A model without the fields that are as in a plain block: most models have few that are not."""
     from shardwise.model.sourced_model import plain_values
 
     plain = plain_values()
     told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
-    return f"{_entry(name, told)}\n  the other fields are as in a plain block; --json prints them"
+    return _entry(name, told, "the other fields are as in a plain block; --json prints them")
 
 
 def _model_names() -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def _model_names() -> tuple[str, ...]:
     return model_names()
 
 
-def _models(names: Sequence[str]) -> str:
+def _models(names: Sequence[str]) -> Report:
     from shardwise.model.counts import num_active_params, num_params
     from shardwise.model.load import load_model
     from shardwise.units import format_count
@@ -144,7 +146,7 @@ def _models(names: Sequence[str]) -> str:
         active = format_count(num_active_params(model)) if model.num_experts else "-"
         experts = f"{model.experts_per_token} of {model.num_experts}" if model.num_experts else "-"
         rows.append((name, format_count(num_params(model)), active, experts, *map(str, sizes)))
-    return table(rows, right=range(1, 10))
+    return [Section([Table(rows=tuple(rows), right=range(1, 10))])]
 
 
 def _precision_names() -> tuple[str, ...]:
@@ -153,7 +155,7 @@ def _precision_names() -> tuple[str, ...]:
     return tuple(PRECISIONS)
 
 
-def _precisions(names: Sequence[str]) -> str:
+def _precisions(names: Sequence[str]) -> Report:
     from shardwise.job import PRECISIONS
 
     rows: list[Row] = [
@@ -181,7 +183,7 @@ def _precisions(names: Sequence[str]) -> str:
             recipe.product_format,
         )
         rows.append((name, f"{recipe.bytes_per_parameter:g}", *formats, _first_words(recipe.source)))
-    return table(rows, right=(1,))
+    return [Section([Table(rows=tuple(rows), right=(1,))])]
 
 
 def _first_words(source: str) -> str:

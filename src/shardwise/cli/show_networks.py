@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.cli.show_values import shown
-from shardwise.cli.table import Row, table
 
 
 def chip_names() -> tuple[str, ...]:
@@ -15,7 +15,7 @@ def chip_names() -> tuple[str, ...]:
     return names()
 
 
-def chips_table(names: Sequence[str]) -> str:
+def chips_table(names: Sequence[str]) -> Report:
     from shardwise.cluster.chips import load_chip
 
     rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
@@ -31,11 +31,11 @@ def chips_table(names: Sequence[str]) -> str:
             measured, f"{chip.power_w:g} W" if chip.power_w else "-", str(chip.devices_per_host or "-"),
             f"{chip.price_usd_per_hour:g}" if chip.price_usd_per_hour else "-",
         ))  # fmt: skip
-    note = (
-        "Dense peaks; matmul: what the best shapes reach of the bf16 peak; USD/h: of one chip,\n"
-        "of the day that `show chips NAME` gives with its source. A dash: no source, or no such format."
-    )
-    return table(rows, right=range(2, 10)) + f"\n\n{note}"
+    notes = [
+        "Dense peaks; matmul: what the best shapes reach of the bf16 peak; USD/h: of one chip,",
+        "of the day that `show chips NAME` gives with its source. A dash: no source, or no such format.",
+    ]
+    return [Section([Table(rows=tuple(rows), right=range(2, 10))]), Section(notes)]
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -71,21 +71,23 @@ def _special_forms(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_forms(name, [torus['pod']])[0]}*2"
 
 
-def clusters_table(names: Sequence[str]) -> str:
+FORMS: tuple[Row, ...] = (
+    ("CHIP:COUNT", "devices behind switches: one node or less, or whole nodes (h100:512)"),
+    ("CHIP:SHAPE", "a slice of a torus (tpu-v5p:4x4x8), twisted (tpu-v5p:4x4x8_twisted)"),
+    ("CHIP:SHAPE*N", "N pods of such a slice on the data-centre network (tpu-v5e:16x16*4)"),
+    ("local:N", "N processes that share one host"),
+    ("FILE.toml", "your own chip and network: docs/extending.md"),
+)
+
+
+def clusters_table(names: Sequence[str]) -> Report:
     from shardwise.cluster.load import load_cluster
 
     rows: list[Row] = [("cluster", "devices", "network")]
     for form in names:
         cluster = load_cluster(form)
         rows.append((form, f"{cluster.num_devices:,}", _network(cluster.topology)))
-    forms = (
-        "CHIP:COUNT    devices behind switches: one node or less, or whole nodes (h100:512)\n"
-        "CHIP:SHAPE    a slice of a torus (tpu-v5p:4x4x8), twisted (tpu-v5p:4x4x8_twisted)\n"
-        "CHIP:SHAPE*N  N pods of such a slice on the data-centre network (tpu-v5e:16x16*4)\n"
-        "local:N       N processes that share one host\n"
-        "FILE.toml     your own chip and network: docs/extending.md"
-    )
-    return f"{forms}\n\n{table(rows, right=(1,))}"
+    return [Section([Table(rows=FORMS, head=False)]), Section([Table(rows=tuple(rows), right=(1,))])]
 
 
 def _network(network: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.cli.table import Row, table
+from shardwise.cli.section import Block, Report, Row, Section, Table
 
 
 def stack_names() -> tuple[str, ...]:
@@ -13,29 +13,30 @@ def stack_names() -> tuple[str, ...]:
     return names()
 
 
-def stack_lines(name: str, chip: str | None = None) -> str:
-    """The same for people: a line for each constant and for each ability, each source once."""
+def stack_entry(name: str, chip: str | None = None) -> Report:
+    """A line for each constant and for each ability, each source once."""
     from shardwise.cluster.sourced_stack import stack_constants
     from shardwise.cluster.stacks import stack_named
 
     stack, found = stack_named(name), list(stack_constants(name, chip))
     facts = ", attention writes its scores to memory" * stack.unfused_attention
     facts += ", overlaps tensor parallelism with products" * stack.overlaps_tp
-    rows: list[Row] = [("  constant", "value", "one deviation", "meaning")]
-    rows += [
-        (f"  {one.owner}.{one.name}", f"{one.value:.4g}", f"{one.low:.3g} to {one.high:.3g}", one.meaning)
+    constants: list[Row] = [("constant", "value", "one deviation", "meaning")]
+    constants += [
+        (f"{one.owner}.{one.name}", f"{one.value:.4g}", f"{one.low:.3g} to {one.high:.3g}", one.meaning)
         for one in found
     ]
-    lines = [
-        f"{name}{f' on {chip}' if chip else ''}: a stack of the kind {stack.kind}{facts}",
-        table(rows, right=(1,)),
+    sources = dict.fromkeys((one.owner, one.source) for one in found)
+    abilities: tuple[Row, ...] = tuple((key, _values(values)) for key, values in stack.abilities.items())
+    blocks: list[Block] = [
+        Table(rows=tuple(constants), right=(1,), indent=2),
+        *(f"  source ({owner}): {source}" for owner, source in sources),
+        "  what it runs",
+        Table(rows=abilities, head=False, indent=2),
+        f"  source (what it runs): {stack.abilities.source}",
+        *([] if chip else ["  --chip NAME shows the constants of a chip beside them"]),
     ]
-    lines += [
-        f"  source ({owner}): {source}" for owner, source in dict.fromkeys((one.owner, one.source) for one in found)
-    ]
-    lines += ["  what it runs", table([(f"  {key}", _values(values)) for key, values in stack.abilities.items()])]
-    lines.append(f"  source (what it runs): {stack.abilities.source}")
-    return "\n".join(lines if chip else [*lines, "  --chip NAME shows the constants of a chip beside them"])
+    return [Section(blocks, title=f"{name}{f' on {chip}' if chip else ''}: a stack of the kind {stack.kind}{facts}")]
 
 
 def _values(values: bool | Sequence[object]) -> str:
@@ -44,7 +45,7 @@ def _values(values: bool | Sequence[object]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def stacks_table(names: Sequence[str]) -> str:
+def stacks_table(names: Sequence[str]) -> Report:
     """Stacks and kinds with their four constants."""
     from shardwise.cluster.sourced_stack import stack_constants
     from shardwise.cluster.stacks import fitted, is_measured, stack_named
@@ -56,5 +57,6 @@ def stacks_table(names: Sequence[str]) -> str:
         stack = stack_named(name)
         origin = "runs" if is_measured(stack) else "expected of its kind"
         rows.append((name, stack.kind, *(f"{one.value:.3g}" for one in found), origin))
-    meanings = "\n".join(f"{one.name}: {one.meaning}" for one in known)
-    return f"{table(rows, right=range(2, 2 + len(known)))}\n\n{meanings}\nruns: {fitted()['source']}"
+    meanings = [f"{one.name}: {one.meaning}" for one in known]
+    table = Table(rows=tuple(rows), right=range(2, 2 + len(known)))
+    return [Section([table]), Section([*meanings, f"runs: {fitted()['source']}"])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.cli.table import Row, table
+from shardwise.cli.section import Report, Row, Section, Table
 
 
 def target_names() -> tuple[str, ...]:
@@ -13,7 +13,7 @@ def target_names() -> tuple[str, ...]:
     return tuple(TARGETS)
 
 
-def targets_table(names: Sequence[str]) -> str:
+def targets_table(names: Sequence[str]) -> Report:
     """Targets with their releases and stacks."""
     from shardwise.export.targets import target_named
 
@@ -22,4 +22,4 @@ def targets_table(names: Sequence[str]) -> str:
         target = target_named(name)
         says = "yes" if target.says_model else "no: --model"
         rows.append((name, target.title, target.version, target.stack, says, f"{len(target.options):,}"))
-    return table(rows, right=(5,))
+    return [Section([Table(rows=tuple(rows), right=(5,))])]

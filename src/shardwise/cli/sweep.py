@@ -12,6 +12,7 @@ from shardwise.changes import parse_changes
 from shardwise.cli.arguments import resolve, resolve_reliability, write_file
 from shardwise.cli.html import write_report
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.section import Report
 from shardwise.errors import STOPPED, InputError, NothingFitsError, collect, require, told
 from shardwise.output import complain
 from shardwise.parser import Parser
@@ -50,7 +51,7 @@ def require_no_sweep(arguments: argparse.Namespace) -> None:
         )
 
 
-def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Mapping[str, Any]) -> str:
+def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Mapping[str, Any]) -> str | Report:
     """The points, as a report or as JSON, and their files. After Ctrl-C those that were planned by then, with its exit code.
 
     Raises what kept the points from a plan where none has one.
@@ -135,7 +136,7 @@ def _require_a_plan(points: Sequence[Point]) -> None:
     raise NothingFitsError(*lines) if nothing_fits else InputError(*lines)
 
 
-def _written(arguments: argparse.Namespace, swept: Swept) -> str:
+def _written(arguments: argparse.Namespace, swept: Swept) -> str | Report:
     from shardwise.cli.sweep_report import sweep_report
     from shardwise.draw.charts import draw_chart
     from shardwise.search.sweep.payload import sweep_csv, sweep_payload

@@ -1,11 +1,11 @@
-"""A sweep as text for people: a table of its points, where scaling ends, the layouts, and why some points have none."""
+"""A sweep, as sections: a table of its points, where scaling ends, the layouts, and why some points have none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwise.cli.interval import INTERVAL
-from shardwise.cli.table import Row, table
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.cost.estimate import Estimate
 from shardwise.planning.compare import PRICE
 from shardwise.search.sweep.picture import BILLION, absent, what_is_planned
@@ -36,15 +36,21 @@ def _usd(value: float | None) -> str:
     return ABSENT if value is None else format_usd(value)
 
 
-def sweep_report(swept: Swept) -> str:
+def sweep_report(swept: Swept) -> Report:
     """Headline, for a grid its MFUs, the table, what bounds scaling, the layouts, what has no plan, notes."""
     what, job = what_is_planned(swept)
     names = " and ".join(f"{sweep.name} over {counted(len(sweep.values), 'value')}" for sweep in swept.sweeps)
-    sections = ["\n".join([f"{what}, {job}", f"  {names}", *_interval(swept)])]
-    sections += [_mfus(swept)] if len(swept.sweeps) > 1 else []
-    sections += [sweep_table(swept), "\n".join(_knees(swept)), "\n".join(_layouts(swept)), "\n".join(_left(swept))]
-    sections += ["\n".join(_notes(swept.points))]
-    return "\n\n".join(filter(None, sections))
+    left = list(_left(swept))
+    return [
+        Section([f"  {names}", *_interval(swept)], title=f"{what}, {job}"),
+        *([Section([_mfus(swept)])] if len(swept.sweeps) > 1 else []),
+        Section([sweep_table(swept)]),
+        Section(list(_knees(swept))),
+        Section([_layouts(swept)], title="layouts"),
+        *([Section(left, title=f"stopped after {len(swept.points)} of {swept.num_points} points; not planned")] if left else []),
+        Section([*_notes(swept.points, caveats=True), *_prices(swept.points)]),
+        Section(list(_notes(swept.points, caveats=False)), title="what the predictions rest on", detail=True),
+    ]  # fmt: skip
 
 
 def _interval(swept: Swept) -> Iterator[str]:
@@ -55,7 +61,7 @@ def _interval(swept: Swept) -> Iterator[str]:
         yield f"  {INTERVAL}: {min(ratios):.2f} to {max(ratios):.2f} times each step"
 
 
-def sweep_table(swept: Swept) -> str:
+def sweep_table(swept: Swept) -> Table:
     """A line for each point; columns that nothing is known of are left out."""
     points, names = swept.points, [sweep.name for sweep in swept.sweeps]
     columns: list[tuple[str, list[str]]] = [(name, [shown(point.at[name]) for point in points]) for name in names]
@@ -73,7 +79,8 @@ def sweep_table(swept: Swept) -> str:
     columns += [(name, [form(point) for point in points]) for name, form in OF_POINT.items()]
     kept = [(name, cells) for name, cells in columns if name in names or set(cells) != {ABSENT}]
     rows: list[Row] = [tuple(name for name, _ in kept), *zip(*(cells for _, cells in kept), strict=True)]
-    return table(rows, right=[number for number, (name, _) in enumerate(kept) if name not in ("bound by", "model")])
+    right = [number for number, (name, _) in enumerate(kept) if name not in ("bound by", "model")]
+    return Table(rows=tuple(rows), right=right)
 
 
 def _efficiencies(swept: Swept) -> dict[str, float]:
@@ -87,7 +94,7 @@ def _efficiencies(swept: Swept) -> dict[str, float]:
     }
 
 
-def _mfus(swept: Swept) -> str:
+def _mfus(swept: Swept) -> Table:
     """MFU of a grid: a row for each value of the first sweep, a column for each of the second."""
     first, second = swept.sweeps
     at = {tuple(point.at.values()): point for point in swept.points}
@@ -95,7 +102,7 @@ def _mfus(swept: Swept) -> str:
     for value in first.values:
         found = [at.get((value, other)) for other in second.values]
         rows.append((shown(value), *(f"{p.plan.estimate.mfu:.1%}" if p and p.plan else absent(p) for p in found)))
-    return table(rows, right=range(1, len(rows[0])))
+    return Table(rows=tuple(rows), right=range(1, len(rows[0])))
 
 
 def _knees(swept: Swept) -> Iterator[str]:
@@ -128,32 +135,37 @@ def _no_knee(planned: Sequence[Point], name: str) -> str:
     )
 
 
-def _layouts(swept: Swept) -> Iterator[str]:
-    yield "layouts"
-    width = max(len(point.name) for point in swept.points)
+def _layouts(swept: Swept) -> Table:
+    """Of each point its layout, or why it has none."""
+    rows: list[Row] = []
     for point in swept.points:
-        said = str(point.plan.layout) if point.plan else str(point.error).replace("\n", "\n" + " " * (width + 4))
-        yield f"  {point.name:<{width}}  {said}"
+        first, *others = (str(point.plan.layout) if point.plan else str(point.error)).split("\n")
+        rows += [(point.name, first), *(("", other) for other in others)]
+    return Table(rows=tuple(rows), head=False, indent=2)
 
 
 def _left(swept: Swept) -> Iterator[str]:
     """What was not planned where the sweep was stopped."""
     done = [dict(point.at) for point in swept.points]
-    left = [at for at in grid(swept.sweeps) if dict(at) not in done]
-    if left:
-        yield f"stopped after {len(done)} of {swept.num_points} points; not planned:"
-        yield from (f"  {', '.join(f'{name}={shown(value)}' for name, value in at.items())}" for at in left)
+    for at in grid(swept.sweeps):
+        if dict(at) not in done:
+            yield f"  {', '.join(f'{name}={shown(value)}' for name, value in at.items())}"
 
 
-def _notes(points: Sequence[Point]) -> Iterator[str]:
-    """What estimates say about themselves, with the points where not all say it, and what has no sourced price."""
-    planned = [(point.name, point.plan.estimate.notes) for point in points if point.plan]
+def _notes(points: Sequence[Point], *, caveats: bool) -> Iterator[str]:
+    """What estimates say about themselves, their caveats or the rest, with the points where not all say it."""
+    planned = [(point.name, point.plan.estimate) for point in points if point.plan]
     said: dict[str, list[str]] = {}
-    for name, notes in planned:
-        for note in notes:
-            said.setdefault(note, []).append(name)
+    for name, estimate in planned:
+        for note in estimate.notes:
+            if caveats == (note in estimate.caveats):
+                said.setdefault(note, []).append(name)
     for note, names in said.items():
         yield f"  note: {note}" if len(names) == len(planned) else f"  note: {'; '.join(names)}: {note}"
+
+
+def _prices(points: Sequence[Point]) -> Iterator[str]:
+    """Which chips have no sourced price."""
     chips = {point.case.cluster.chip.name: point.case.cluster.chip for point in points}
     dearer = ", ".join(sorted(name for name, chip in chips.items() if chip.price_usd_per_hour is None))
     if dearer:

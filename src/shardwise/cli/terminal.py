@@ -1,96 +1,138 @@
-"""What a terminal gets that a file does not: lines of its width, and a line that says how far a verb is."""
+"""A report on a terminal: folded to its width and in colour by `rich`, which is loaded for a terminal alone."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import sys
-import textwrap
-import threading
-import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import TextIO
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, TextIO
 
-from shardwise.output import complain
-from shardwise.units import format_seconds
+from shardwise.cli.section import Bar, Block, Cell, Fitted, Marked, Report, Section, Table, text_of
 
-NARROWEST = 40  # columns; on less nothing is folded
-SHOWN_AFTER_S = 1.0  # what is done sooner needs no line
-SHOWN_EVERY_S = 0.2
-FURTHER = 4  # columns that a line without columns goes on at
-COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")  # between two columns of a table
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+PLAINEST = ("dumb", "unknown")  # values of TERM: terminals that get no more than a file
+STYLES = {"good": "green", "bad": "bold red", "note": "yellow"}
+BLOCKS = str.maketrans("#+-", "█▓░")  # of bars
+GAP = 2  # columns between those of a table
+LIGHT = ("7", "15")  # white, as COLORFGBG numbers the colour of the page
 
 
-def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Columns of the terminal that a stream (standard output) is, as COLUMNS says or the terminal; None where it is none."""
-    stream = sys.stdout if stream is None else stream
-    columns = shutil.get_terminal_size().columns if stream is not None and stream.isatty() else 0
-    return columns if columns >= NARROWEST else None
+def console_of(stream: TextIO | None) -> Console | None:
+    """What draws on the terminal that a stream is; None for a file, a pipe and the plainest terminals."""
+    if stream is None or not stream.isatty() or os.environ.get("TERM") in PLAINEST:
+        return None
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def folded(text: str, width: int | None) -> str:
-    """The text in lines of at most `width`: what is longer goes on below its last column, or indented where that is too far out.
+def drawn(report: Report, console: Console) -> str:
+    """The report as the terminal takes it, with the codes of its colours."""
+    with console.capture() as capture:
+        shown = (section for section in report if section.title or section.blocks)
+        for number, section in enumerate(shown):
+            if number:
+                console.print()
+            for one in _section(section, console.width):
+                console.print(one)
+    return capture.get()
 
-    >>> print(folded("  memory    80 GB   of the datasheet of the vendor, page 3", 40))
-      memory    80 GB   of the datasheet of
-                        the vendor, page 3
+
+def _section(section: Section, width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    if section.title:
+        yield Text(section.title, style="bold", overflow="fold")
+    for block in section.blocks:
+        yield from _block(block, width)
+
+
+def _block(block: Block, width: int) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if isinstance(block, Table):
+        for number, part in enumerate(parts(block, width)):
+            if number:
+                yield ""
+            yield Padding(_table(part), (0, 0, 0, part.indent), expand=False)
+    elif isinstance(block, Fitted):
+        yield from (Text(line, no_wrap=True, overflow="crop") for line in block.lines(width))
+    else:
+        line = text_of(block)
+        indent = len(line) - len(line.lstrip())
+        yield Padding(_cell(block, from_column=indent), (0, 0, 0, indent), expand=False)
+
+
+def _table(block: Table) -> RenderableType:
+    from rich.table import Table as Drawn
+
+    head, rows = (block.rows[0], block.rows[1:]) if block.head else (("",) * len(block.rows[0]), block.rows)
+    table = Drawn(
+        box=None, show_header=block.head, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0),
+    )  # fmt: skip
+    for number, title in enumerate(head):
+        whole = number in block.right or any(isinstance(row[number], Bar) for row in rows)
+        table.add_column(
+            _cell(title), justify="right" if number in block.right else "left", no_wrap=whole,
+            overflow="crop" if whole else "fold",
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(cell: Cell, from_column: int = 0) -> Text:
+    from rich.text import Text
+
+    text = text_of(cell)[from_column:]
+    if isinstance(cell, Bar):
+        return Text(text.translate(BLOCKS), style=_colours().get(cell.term, ""))
+    return Text(text, style=STYLES[cell.tone] if isinstance(cell, Marked) else "", overflow="fold")
+
+
+@cache
+def _colours() -> dict[str, str]:
+    """Colours of the terms of an estimate, those of the pictures, on a dark page unless the terminal says that it is light."""
+    from shardwise.draw.palette import TERM_COLOURS
+
+    is_light = os.environ.get("COLORFGBG", "").rpartition(";")[2] in LIGHT
+    return {name: one.light if is_light else one.dark for name, one in TERM_COLOURS.items()}
+
+
+def parts(table: Table, width: int) -> Iterator[Table]:
+    """The table, or where a terminal is too narrow for its numbers tables of some columns each, all with the first.
+
+    >>> wide = Table(rows=(("model", "layers", "heads", "width"), ("gpt-2", "12", "12", "768")), right=(1, 2, 3))
+    >>> [part.rows for part in parts(wide, 22)]
+    [(('model', 'layers', 'heads'), ('gpt-2', '12', '12')), (('model', 'width'), ('gpt-2', '768'))]
     """
-    return text if width is None else "\n".join(_folded_line(line, width) for line in text.split("\n"))
+    needs = [_needed(table, number) for number in range(len(table.rows[0]))]
+    first, room = 1, width - table.indent
+    if sum(needs) + GAP * (len(needs) - 1) <= room or len(needs) < 3:
+        yield table
+        return
+    while first < len(needs):
+        last, taken = first + 1, needs[0] + GAP + needs[first]
+        while last < len(needs) and taken + GAP + needs[last] <= room:
+            taken += GAP + needs[last]
+            last += 1
+        yield _columns(table, (0, *range(first, last)))
+        first = last
 
 
-def _folded_line(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    indented = len(line) - len(line.lstrip()) + FURTHER
-    starts = [gap.end() for gap in COLUMN.finditer(line) if gap.end() <= width // 2]
-    start = max(starts, default=min(indented, width // 2))
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * start, break_on_hyphens=False))
+def _needed(table: Table, number: int) -> int:
+    """The width that a column needs: of numbers and bars their own, of text that of its longest word."""
+    cells = [row[number] for row in table.rows]
+    if number in table.right or any(isinstance(cell, Bar) for cell in cells):
+        return max(len(text_of(cell)) for cell in cells)
+    return max(len(word) for cell in cells for word in (text_of(cell).split() or [""]))
 
 
-class ProgressLine:
-    """One line of a terminal's error stream, written again and again until the verb is done; none on what is no terminal.
-
-    It is a `Progress`. A thread of its own shows it, so that the seconds go on where nothing is reported for a while.
-    """
-
-    def __init__(self, verb: str, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.verb, self.clock, self.started = verb, clock, clock()
-        self.stream = stream if stream is not None and stream.isatty() else None
-        self.said = ""
-        self.ended, self.shown = threading.Event(), False
-        self.thread = threading.Thread(target=self._show, daemon=True)
-
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Note what is being done; it is shown with the next writing of the line."""
-        self.said = f"{what} {done / total:.0%} ({done:,} of {total:,})" if total else what
-
-    def line(self) -> str:
-        """What the line says now; empty while the verb has only begun."""
-        seconds = self.clock() - self.started
-        said = f": {self.said}" if self.said else ""
-        return f"{self.verb}{said}, {format_seconds(float(int(seconds)))}" if seconds >= SHOWN_AFTER_S else ""
-
-    def _show(self) -> None:
-        while not self.ended.wait(SHOWN_EVERY_S):
-            if line := self.line():
-                self._write(line)
-
-    def _write(self, line: str) -> None:
-        self.shown = True
-        width = shutil.get_terminal_size().columns
-        complain(f"\r\x1b[K{line[: width - 1]}", self.stream)
-
-    def __enter__(self) -> ProgressLine:
-        if self.stream:
-            self.thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.ended.set()
-        if self.stream:
-            self.thread.join()
-        if self.shown:
-            complain("\r\x1b[K", self.stream)
+def _columns(table: Table, chosen: tuple[int, ...]) -> Table:
+    rows = tuple(tuple(row[number] for number in chosen) for row in table.rows)
+    right = [place for place, number in enumerate(chosen) if number in table.right]
+    return Table(rows=rows, right=right, head=table.head, indent=table.indent)

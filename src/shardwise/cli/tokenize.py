@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the shards are written first."""
     from shardwise.data.corpus import DEFAULT_VOCAB, write_corpus
     from shardwise.data.index import corpus_payload
@@ -101,20 +102,23 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     return load_tokenizer(arguments.tokenizer, arguments.end_of_document)
 
 
-def _report(index: Index, *, trained: bool) -> str:
+def _report(index: Index, *, trained: bool) -> Report:
     from shardwise.data.index import SPLITS
     from shardwise.units import counted, format_bytes
 
-    origin = "trained on this text" if trained else "of a file"
-    lines = [f"tokenizer {origin}: {index.vocab_size:,} tokens, {index.end_token} ends a document"]
+    rows: list[Row] = []
     for name in SPLITS:
         split = index.split(name)
         if not split.shards:
-            lines.append(f"  {name:<9} none")
+            rows.append((name, "none", ""))
             continue
-        lines.append(
-            f"  {name:<9} {split.num_tokens:>14,} tokens of {counted(split.num_documents, 'document')}, "
-            f"{format_bytes(split.text_bytes)} of text ({split.text_bytes / split.num_tokens:.2f} bytes per token), "
-            f"in {counted(len(split.shards), 'shard')} of {index.dtype}"
+        said = (
+            f"of {counted(split.num_documents, 'document')}, {format_bytes(split.text_bytes)} of text "
+            f"({split.text_bytes / split.num_tokens:.2f} bytes per token), in {counted(len(split.shards), 'shard')} of "
+            f"{index.dtype}"
         )
-    return "\n".join([*lines, f"unigram entropy {index.unigram_entropy_nats:.3f} nats per token"])
+        rows.append((name, f"{split.num_tokens:,} tokens", said))
+    origin = "trained on this text" if trained else "of a file"
+    title = f"tokenizer {origin}: {index.vocab_size:,} tokens, {index.end_token} ends a document"
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2)
+    return [Section([table, f"unigram entropy {index.unigram_entropy_nats:.3f} nats per token"], title=title)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import PLAN, add_output_arguments
+from shardwise.cli.section import Marked, Report, Row, Section, Table
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 
@@ -40,7 +41,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """What was found, as text or as JSON."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify: PyTorch is not installed; pip install shardwise[train]")
@@ -51,29 +52,24 @@ def run(arguments: argparse.Namespace) -> str:
     plan = load_plan(arguments.plan)
     found = verify(plan, recipe_of(plan, arguments.steps, arguments.seed, arguments.set), arguments.progress)
     arguments.exit_code = 0 if found.ok else NOT_RIGHT
-    return json.dumps(verify_payload(found), indent=2) if arguments.json else "\n".join(_lines(str(plan.layout), found))
+    return json.dumps(verify_payload(found), indent=2) if arguments.json else _report(str(plan.layout), found)
 
 
-def _lines(layout: str, found: Verification) -> Iterator[str]:
-    from shardwise.cli.table import table
+def _report(layout: str, found: Verification) -> Report:
     from shardwise.verify.training.judge import LIMITS
 
-    yield f"{layout}, in small, against one process in float64"
-    yield ""
     limits = ("limit", "", *(f"{limit:.0e}" for limit in LIMITS.values()), "")
-    yield table(
-        [("mesh", "processes", *LIMITS, "collectives"), *map(_row, found.meshes), limits], right=(1, 2, 3, 4, 5)
-    )
-    for one in found.meshes:
-        yield from _problems(one)
-    yield ""
+    rows: tuple[Row, ...] = (("mesh", "processes", *LIMITS, "collectives"), *map(_row, found.meshes), limits)
     right = "the layout trains as one process does, and issues what the instruction list has"
-    yield (
-        right if found.ok else "the layout does NOT train as one process does, or issues other collectives than listed"
-    )
+    wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
+    return [
+        Section([f"{layout}, in small, against one process in float64"]),
+        Section([Table(rows=rows, right=(1, 2, 3, 4, 5)), *(line for one in found.meshes for line in _problems(one))]),
+        Section([Marked(right, "good") if found.ok else Marked(wrong, "bad")]),
+    ]
 
 
-def _row(one: Verified) -> tuple[str, ...]:
+def _row(one: Verified) -> Row:
     count = one.case.instance.issued(one.case.num_micro_batches).total()
     collectives = f"{count} of {count} as listed" if not one.differing else "differ"
     errors = (f"{error:.1e}" for error in one.errors.largest.values())
@@ -89,7 +85,7 @@ def _problems(one: Verified, most: int = 8) -> Iterator[str]:
     if one.errors.idle:
         yield f"{_name(one)}: without a gradient, and not compared: {', '.join(one.errors.idle)}"
     if not one.errors.ok:
-        yield f"\n{_name(one)}: farthest off are the gradient of {one.errors.gradient} and the weight {one.errors.weight}"
+        yield f"{_name(one)}: farthest off are the gradient of {one.errors.gradient} and the weight {one.errors.weight}"
     more = len(one.differing) - most
     yield from (f"{_name(one)}: {text}" for text in one.differing[:most])
     if more > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,6 @@ from shardwise.errors import InputError
 from shardwise.network.topology import Switched
 from shardwise.progress import Progress, silent
 from shardwise.train.device_memory import device_bytes
-from shardwise.units import format_bytes
 
 SCHEMA = "shardwise.bench-machine/1"
 # Formats that are measured: that of the constants, and others of which the best rate is known.
@@ -86,17 +85,3 @@ def write(found: Found, out: Path) -> None:
         raise InputError(
             f"bench: cannot write {out}: {error.strerror}; a path in a writable directory is required"
         ) from None
-
-
-def report(found: Found) -> Iterator[str]:
-    """Rates, and the constants."""
-    chip, calibration = found.cluster.chip, found.calibration
-    peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in chip.peak_flops_per_s.items())
-    yield f"{found.cluster.name}: {found.cluster.num_devices} processes, each with {format_bytes(chip.memory_bytes)}"
-    yield f"  products: {peaks}; memory: {format_bytes(chip.memory_bytes_per_s)}/s"
-    for name, value in calibration.constants.items():
-        yield f"  {name:<22}{value:>10.4g}  {({**CONSTANTS, **APART})[name].meaning}"
-    checked = ", ".join(f"{miss:.2f} (d_model {name})" for name, miss in found.misses.items())
-    yield f"whole steps, measured over predicted, which nothing is fitted to: {checked}"
-    low, high = calibration.spread["dense"]
-    yield f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction"

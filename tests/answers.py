@@ -1,0 +1,15 @@
+"""What a verb answers to a call, as text; its errors are raised."""
+
+from __future__ import annotations
+
+from shardwise.cli import build_parser
+from shardwise.cli.plain import plain
+from shardwise.progress import silent
+
+
+def answer(*words: str) -> str:
+    """The text for programs, or the whole report as a pipe gets it."""
+    arguments = build_parser().parse_args(words)
+    arguments.progress = silent
+    found = arguments.run(arguments)
+    return found if isinstance(found, str) else plain(found)
