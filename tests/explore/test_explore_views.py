@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,6 +96,50 @@ def test_formulas_of_numbers_give_their_values() -> None:
     assert why["mfu"]["value"] == pytest.approx(flops * tokens / (devices * peak * step))
     tokens, step, devices = inputs["tokens_per_s_per_device"].values()
     assert why["tokens_per_s_per_device"]["value"] == pytest.approx(tokens / step / devices)
+
+
+def placed(payload: Any, keys: list[str]) -> list[tuple[tuple[str, ...], Any]]:
+    """What a payload has at the places that a pattern stands for, with what stands for each star."""
+    if not keys:
+        return [((), payload)]
+    first, *rest = keys
+    items = list(payload.items()) if isinstance(payload, dict) else [(str(at), one) for at, one in enumerate(payload)]
+    return [
+        ((name, *stars) if first == "*" else stars, value)
+        for name, one in items if first in (name, "*") and one is not None
+        for stars, value in placed(one, rest)
+    ]  # fmt: skip
+
+
+CALCULATED: dict[str, Callable[..., float]] = {
+    "roofline.operations.*.intensity": lambda flops, moved: flops / moved,
+    "roofline.operations.*.time_s": lambda flops, moved, peak, rate: max(flops / peak, moved / rate),
+    "roofline.critical_intensity": lambda peak, rate: peak / rate,
+    "memory_bound_share": lambda a, all_a, b, all_b: (a + b) / (all_a + all_b),
+    "simulation.bubble": lambda waiting, step: waiting / (step - waiting),
+    "simulation.critical_path.*.share": lambda seconds, step: seconds / step,
+    "critical_batch_tokens": lambda tokens, steps: tokens / steps, "min_tokens": lambda noise, steps: noise * steps,
+    "times_min_steps": lambda own, noise: 1 + noise / own, "times_min_tokens": lambda own, noise: 1 + own / noise,
+    "rows.*.steps": lambda own, steps, noise: steps * (1 + noise / own),
+    "rows.*.tokens": lambda own, steps, noise: steps * (own + noise),
+    "rows.*.days": lambda steps, seconds: steps * seconds / 86_400,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ["timeline", "roofline", "schedule", "notation", "batch"])
+def test_fields_explain_numbers_that_are_there(question: str) -> None:
+    found = ask(question, LAYOUTS[0])
+    for place, field in found["fields"].items():
+        own = placed(found, place.split("."))
+        assert own, place
+        assert all(isinstance(value, int | float) for _, value in own), place
+        assert all(field[name] for name in ("words", "formula", "source", "kind")), place
+        inputs = {symbol: dict(placed(found, where.split("."))) for symbol, where in field["inputs"].items()}
+        for stars, value in own:
+            given = [one[stars[: len(next(iter(one)))]] for one in inputs.values()]
+            if place in CALCULATED:
+                assert value == pytest.approx(CALCULATED[place](*given), rel=1e-9), place
+    assert {place for place in CALCULATED if place in found["fields"]} or question in ("schedule", "notation")
 
 
 def test_a_bound_says_that_it_is_one() -> None:

@@ -3,9 +3,11 @@
 import { around, axes, path } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { count, digits, quantity, seconds } from "./format.js";
+import { number } from "./numbers.js";
 
 export function drawBatch(payload, context) {
-  const { rows } = payload;
+  const { rows, fields: of } = payload;
+  const said = (text, name) => number(text, name, context);
   const half = Math.max(context.half, 280);
   const trade = axes({
     width: half,
@@ -57,21 +59,24 @@ export function drawBatch(payload, context) {
       h(
         "p",
         { class: "lead" },
-        `${quantity(payload.critical_batch_tokens)} tokens; this batch of ${quantity(payload.batch_tokens)} takes ${digits((payload.min_steps * (1 + payload.noise_tokens / payload.batch_tokens)) / payload.min_steps)}× the fewest steps and ${digits(1 + payload.batch_tokens / payload.noise_tokens)}× the fewest tokens`,
+        said(quantity(payload.critical_batch_tokens), "critical_batch_tokens"),
+        " tokens; this batch of ",
+        said(quantity(payload.batch_tokens), "batch_tokens"),
+        " takes ",
+        said(`${digits(payload.times_min_steps)}×`, "times_min_steps"),
+        " the fewest steps and ",
+        said(`${digits(payload.times_min_tokens)}×`, "times_min_tokens"),
+        " the fewest tokens",
       ),
       noise(payload, context),
       h(
         "p",
         { class: "quiet" },
-        `${payload.formulas.steps}; ${payload.formulas.tokens}; ${payload.formulas.critical_batch_tokens}. Closed forms: ${payload.source}.`,
+        `${["rows.*.steps", "rows.*.tokens", "critical_batch_tokens"].map((name) => of[name].formula).join("; ")}. Closed forms: ${of.critical_batch_tokens.source}.`,
       ),
       payload.noise_given
         ? null
-        : h(
-            "p",
-            { class: "quiet" },
-            `No noise scale was given: this is Kaplan et al.'s (2020, equation 5.3) at a loss of 2.5 nats. Measure your own.`,
-          ),
+        : h("p", { class: "quiet" }, `No noise scale was given: this is ${of.noise_tokens.words} (${of.noise_tokens.source}). Measure your own.`),
     ),
     h(
       "div",
@@ -90,12 +95,12 @@ export function drawBatch(payload, context) {
       numbers(
         "batches to the same loss",
         ["batch, tokens", "steps", "tokens", "step", "days", ""],
-        rows.map((row) => [
+        rows.map((row, index) => [
           count(row.batch_tokens),
-          count(row.steps),
-          quantity(row.tokens),
-          row.step_time_s === null ? "" : seconds(row.step_time_s),
-          row.days === null ? "" : digits(row.days),
+          said(count(row.steps), `rows.${index}.steps`),
+          said(quantity(row.tokens), `rows.${index}.tokens`),
+          row.step_time_s === null ? "" : said(seconds(row.step_time_s), `rows.${index}.step_time_s`),
+          row.days === null ? "" : said(digits(row.days), `rows.${index}.days`),
           row.problem,
         ]),
       ),
@@ -136,7 +141,7 @@ function days(priced, payload, width) {
     ),
     ...priced.map((row) => point(figure.x(row.batch_tokens), figure.y(row.days), row, payload)),
   );
-  return panel("Days", {}, figure.root, h("p", { class: "quiet" }, payload.formulas.days));
+  return panel("Days", {}, figure.root, h("p", { class: "quiet" }, payload.fields["rows.*.days"].formula));
 }
 
 function point(cx, cy, row, payload) {
@@ -164,7 +169,7 @@ function noise(payload, context) {
         : best,
     0,
   );
-  const shown = h("output", { for: "noise" }, quantity(payload.noise_tokens));
+  const shown = h("output", { for: "noise" }, number(quantity(payload.noise_tokens), "noise_tokens", context));
   const input = h("input", {
     id: "noise",
     type: "range",

@@ -47,9 +47,11 @@ export const count = (value) => Math.round(value).toLocaleString("en-US");
 
 // A value by the unit of its payload.
 export function inUnit(value, unit) {
-  if (unit === "s") return seconds(value);
-  if (unit === "B") return bytes(value);
-  if (unit === "B/s") return quantity(value, "B/s");
+  if (value === null || value === undefined) return "none";
+  if (unit === "s") return value < 0 ? `−${seconds(-value)}` : seconds(value);
+  if (unit === "%") return percent(value, 2);
+  if (unit === "×") return `${digits(value)}×`;
+  if (["B", "B/s", "FLOPs", "FLOP/s", "tokens"].includes(unit)) return quantity(value, unit);
   if (unit === "tokens/s") return `${count(value)} tokens/s`;
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? count(value) : `${digits(value, 6)} ${unit}`.trim();
 }

@@ -57,12 +57,13 @@ new ResizeObserver(([{ contentRect }]) => {
   resizing = setTimeout(() => show(store.query), RESIZED);
 }).observe(content);
 
-function context() {
+// What a drawing of a payload gets: its room, where its numbers are from, and how the state is changed.
+function context(payload) {
   const width = room - PANEL;
   return {
     width,
     half: width > 760 ? (width - 50) / 2 : width,
-    why: why.show,
+    why: (name) => why.show(name, payload),
     go: (edit, options) => go(edit, { push: true, ...options }),
   };
 }
@@ -125,7 +126,7 @@ function failed(problems, query, view, push) {
 }
 
 function draw(payload) {
-  const here = context();
+  const here = context(payload);
   if (payload.view === "overview") {
     if (content.firstChild !== slots.verdict)
       content.replaceChildren(
@@ -163,6 +164,12 @@ function widget(payload, here) {
   ];
 }
 
+// A figure's context: all of the room, or half of it.
+function figure(name, payload) {
+  const here = context(payload);
+  return name === "timeline" ? here : { ...here, width: here.half };
+}
+
 // Figures that take longer than a drag allows: once it rests.
 function figures(dragging) {
   clearTimeout(settling);
@@ -179,7 +186,7 @@ function figures(dragging) {
         slots[name].replaceChildren(
           payload.failed || payload.problems
             ? h("section", { class: "panel" }, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
-            : drawing(payload, name === "timeline" ? context() : { ...context(), width: context().half }),
+            : drawing(payload, figure(name, payload)),
         );
       }
       look();

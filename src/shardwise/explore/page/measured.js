@@ -1,8 +1,8 @@
 // A run beside its plan: each term predicted and measured.
 
 import { h, panel, svg, table } from "./dom.js";
-import { bytes, seconds } from "./format.js";
-import { fill, words } from "./numbers.js";
+import { bytes, count, seconds } from "./format.js";
+import { fill, number, words } from "./numbers.js";
 
 const ROW = 34,
   LEFT = 110;
@@ -10,14 +10,16 @@ const ROW = 34,
 export function drawMeasured(payload, context) {
   const found = payload.reconcile;
   const { time, memory } = found;
-  const terms = time.terms.filter((one) => (one.predicted_s ?? 0) > 0 || one.measured_s > 0);
+  const said = (text, name) => number(text, `reconcile.${name}`, context);
+  const placed = (terms) => terms.map((one, index) => ({ ...one, index }));
+  const terms = placed(time.terms).filter((one) => (one.predicted_s ?? 0) > 0 || one.measured_s > 0);
   const inside =
     time.within === null
       ? "the prediction is a bound"
       : time.within
         ? "inside the 90% interval"
         : "outside the 90% interval";
-  const bytesOf = memory.terms.filter((one) => (one.predicted ?? 0) > 0 || (one.measured ?? 0) > 0);
+  const bytesOf = placed(memory.terms).filter((one) => (one.predicted ?? 0) > 0 || (one.measured ?? 0) > 0);
   return [
     panel(
       "Measured against predicted",
@@ -25,12 +27,20 @@ export function drawMeasured(payload, context) {
       h(
         "p",
         { class: "lead" },
-        `${seconds(time.measured_s)} measured over ${time.num_steps} steps, ${seconds(time.predicted_s)} predicted: ${inside}`,
+        said(seconds(time.measured_s), "time.measured_s"),
+        " measured over ",
+        said(count(time.num_steps), "time.num_steps"),
+        " steps, ",
+        said(seconds(time.predicted_s), "time.predicted_s"),
+        ` predicted: ${inside}`,
       ),
       h(
         "p",
         {},
-        `on ${found.machine}; half of the steps lie in the mean, 10th to 90th percentile ${seconds(time.low_s)} to ${seconds(time.high_s)}`,
+        `on ${found.machine}; the mean is over the middle half of the steps; 10th to 90th percentile `,
+        said(seconds(time.low_s), "time.low_s"),
+        " to ",
+        said(seconds(time.high_s), "time.high_s"),
       ),
       found.attribution &&
         h(
@@ -60,10 +70,10 @@ export function drawMeasured(payload, context) {
           ["term", "predicted", "measured", "difference", "hidden"],
           terms.map((one) => [
             words(one.name),
-            one.predicted_s === null ? "none" : seconds(one.predicted_s),
-            seconds(one.measured_s),
-            signed(one.difference_s),
-            seconds(one.hidden_s),
+            one.predicted_s === null ? "none" : said(seconds(one.predicted_s), `time.terms.${one.index}.predicted_s`),
+            said(seconds(one.measured_s), `time.terms.${one.index}.measured_s`),
+            said(signed(one.difference_s), `time.terms.${one.index}.difference_s`),
+            said(seconds(one.hidden_s), `time.terms.${one.index}.hidden_s`),
           ]),
         ),
       ),
@@ -80,8 +90,8 @@ export function drawMeasured(payload, context) {
           ["term", "predicted", "measured"],
           bytesOf.map((one) => [
             words(one.name),
-            bytes(one.predicted ?? 0),
-            one.measured === null ? "" : bytes(one.measured),
+            said(bytes(one.predicted ?? 0), `memory.terms.${one.index}.predicted`),
+            one.measured === null ? "" : said(bytes(one.measured), `memory.terms.${one.index}.measured`),
           ]),
         ),
       ),

@@ -2,13 +2,19 @@
 
 import { h, panel, svg, table } from "./dom.js";
 import { count, quantity } from "./format.js";
+import { number } from "./numbers.js";
 
 const STATES = { rest: "at rest", use: "in use", gradient: "gradient", optimizer: "optimizer" };
 
 export function drawNotation(payload, context) {
   const units = Object.entries(payload.units);
   const every = units.flatMap(([unit, { weights }]) =>
-    weights.map((weight) => ({ unit, weight, key: `${unit}.${weight.name}` })),
+    weights.map((weight, index) => ({
+      unit,
+      weight,
+      key: `${unit}.${weight.name}`,
+      place: `units.${unit}.weights.${index}`,
+    })),
   );
   const parts = (one) => one.weight.shards.rest.parts.reduce((product, number) => product * number, 1);
   const first = every.reduce((best, one) => (parts(one) > parts(best) ? one : best), every[0]);
@@ -25,29 +31,29 @@ export function drawNotation(payload, context) {
   );
   const pick = () => {
     const one = every.find((other) => other.key === weight.value);
-    shown.replaceChildren(...drawParts(one.weight, state.value, context));
+    shown.replaceChildren(...drawParts(one, state.value, context));
   };
   weight.value = first.key;
   pick();
   const heads = ["weight", "shape", ...Object.values(STATES), "part at rest", "copies"];
-  const rows = every.map(({ unit, weight: one }) => [
+  const rows = every.map(({ unit, weight: one, place }) => [
     `${unit}.${one.name}`,
     Object.entries(one.shape)
       .map(([dim, size]) => `${dim}=${count(size)}`)
       .join(" "),
     ...Object.keys(STATES).map((key) => one.specs[key]),
-    one.shards.rest.shape.map(count).join(" × "),
-    count(one.shards.rest.copies),
+    number(one.shards.rest.shape.map(count).join(" × "), `${place}.shards.rest.elements`, context),
+    number(count(one.shards.rest.copies), `${place}.shards.rest.copies`, context),
   ]);
   const sizes = payload.mesh
-    .filter((one) => one.size > 1)
-    .map((one) => `${one.axis}: ${one.size}`)
-    .join(", ");
+    .map((one, index) => [one, `mesh.${index}.size`])
+    .filter(([one]) => one.size > 1)
+    .map(([one, place], index) => [`${index ? ", " : ""}${one.axis}: `, number(count(one.size), place, context)]);
   return [
     panel(
       "The mesh",
       {},
-      h("p", { class: "lead" }, `{${sizes || "one device"}}`),
+      h("p", { class: "lead" }, "{", sizes.length ? sizes : "one device", "}"),
       h(
         "p",
         { class: "quiet" },
@@ -72,13 +78,17 @@ export function drawNotation(payload, context) {
 }
 
 // The array as a grid of its parts, each with the ranks that hold it.
-function drawParts(weight, state, context) {
+function drawParts({ weight, place }, state, context) {
   const shard = weight.shards[state];
   const dims = Object.keys(weight.shape);
   const lead = h(
     "p",
     { class: "lead" },
-    `${weight.name}${weight.specs[state]}: ${shard.shape.map(count).join(" × ")} of ${dims.map((dim) => `${dim}=${count(weight.shape[dim])}`).join(" × ")}, ${quantity(shard.elements)} elements on a device, each part on ${count(shard.copies)}`,
+    `${weight.name}${weight.specs[state]}: ${shard.shape.map(count).join(" × ")} of ${dims.map((dim) => `${dim}=${count(weight.shape[dim])}`).join(" × ")}, `,
+    number(quantity(shard.elements), `${place}.shards.${state}.elements`, context),
+    " elements on a device, each part on ",
+    number(count(shard.copies), `${place}.shards.${state}.copies`, context),
+    shard.copies === 1 ? " device" : " devices",
   );
   if (!shard.holders.length) return [lead, h("p", { class: "quiet" }, "too many parts to draw")];
   const split = dims.map((dim, index) => index).filter((index) => shard.parts[index] > 1);

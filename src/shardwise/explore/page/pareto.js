@@ -3,6 +3,7 @@
 import { around, axes, path } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, count, quantity, seconds } from "./format.js";
+import { number } from "./numbers.js";
 
 export function drawPareto(payload, context) {
   const { search, own } = payload;
@@ -62,7 +63,10 @@ export function drawPareto(payload, context) {
     h(
       "p",
       { class: "lead" },
-      `${count(search.num_layouts)} layouts searched, ${count(search.num_fitting)} fit; ${search.front.length} are on the front`,
+      number(count(search.num_layouts), "search.num_layouts", context),
+      " layouts searched, ",
+      number(count(search.num_fitting), "search.num_fitting", context),
+      ` fit; ${search.front.length} are on the front`,
     ),
     h(
       "ul",
@@ -77,7 +81,12 @@ export function drawPareto(payload, context) {
     numbers(
       "layouts on the front",
       ["layout", "step", "memory", ""],
-      search.front.map((one) => [one.text, seconds(one.step_time_s), quantity(one.memory_bytes, "B"), take(one)]),
+      search.front.map((one, index) => [
+        one.text,
+        number(seconds(one.step_time_s), `search.front.${index}.step_time_s`, context),
+        number(quantity(one.memory_bytes, "B"), `search.front.${index}.memory_bytes`, context),
+        take(one),
+      ]),
     ),
   );
 }

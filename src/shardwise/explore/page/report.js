@@ -25,22 +25,23 @@ const content = document.getElementById("content");
 
 function drawPlan({ views, why }, context) {
   const known = new Why(async (name) => ({ why: why[name] }));
-  const here = { ...context, why: (name) => why[name] && known.show(name) };
-  const half = { ...here, width: here.half };
-  const or = (payload, drawing, title, at) =>
-    payload.problems?.length ? panel(title, {}, h("p", { class: "quiet" }, payload.problems[0])) : drawing(payload, at);
+  const here = (payload) => ({ ...context, why: (name) => known.show(name, payload) });
+  const or = (payload, drawing, title, width = context.width) =>
+    payload.problems?.length
+      ? panel(title, {}, h("p", { class: "quiet" }, payload.problems[0]))
+      : drawing(payload, { ...here(payload), width });
   return [
-    drawVerdict(views.overview, here),
-    drawPriced(views.overview, here),
-    or(views.timeline, drawTimeline, "Simulated step", here),
+    drawVerdict(views.overview, here(views.overview)),
+    drawPriced(views.overview, here(views.overview)),
+    or(views.timeline, drawTimeline, "Simulated step"),
     h(
       "div",
       { class: "pair" },
-      or(views.roofline, drawRoofline, "Roofline of a block", half),
-      or(views.pareto, drawPareto, "Pareto front", half),
+      or(views.roofline, drawRoofline, "Roofline of a block", context.half),
+      or(views.pareto, drawPareto, "Pareto front", context.half),
     ),
-    or(views.schedule, drawSchedule, "Schedule", here),
-    or(views.notation, drawNotation, "The mesh", here),
+    or(views.schedule, drawSchedule, "Schedule"),
+    or(views.notation, drawNotation, "The mesh"),
   ];
 }
 

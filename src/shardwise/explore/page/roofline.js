@@ -2,8 +2,8 @@
 
 import { around, axes, path } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
-import { bytes, digits, quantity, seconds } from "./format.js";
-import { fill, legend } from "./numbers.js";
+import { bytes, digits, percent, quantity, seconds } from "./format.js";
+import { fill, legend, number } from "./numbers.js";
 
 export function drawRoofline(payload, context) {
   const { roofline } = payload;
@@ -49,7 +49,8 @@ export function drawRoofline(payload, context) {
       `${quantity(peak, "FLOP/s")} ${roofline.dtype}`,
     ),
   );
-  for (const one of kernels) {
+  for (const [index, one] of roofline.operations.entries()) {
+    if (!one.flops) continue;
     const said = `${one.phase} ${one.name}: ${digits(one.intensity)} FLOPs/byte, ${seconds(one.time_s)}, bound by ${one.bound}`;
     const [cx, cy] = [figure.x(one.intensity), figure.y(one.flops / one.time_s)];
     const shape =
@@ -57,28 +58,31 @@ export function drawRoofline(payload, context) {
         ? svg("circle", { cx, cy, r: 5 })
         : svg("path", { d: `M${cx} ${cy - 6}L${cx + 6} ${cy + 5}H${cx - 6}Z` });
     shape.style.fill = fill(one.phase);
+    if (context.why) shape.addEventListener("click", () => context.why(`roofline.operations.${index}.time_s`));
     shape.append(svg("title", {}, said));
     figure.marks.append(shape);
   }
   const heads = ["kernel", "phase", "FLOPs", "moved", "intensity", "time", "bound by"];
-  const rows = roofline.operations.map((one) => [
+  const said = (text, name) => number(text, `roofline.${name}`, context);
+  const rows = roofline.operations.map((one, index) => [
     one.name,
     one.phase,
-    quantity(one.flops),
-    bytes(one.moved_bytes),
-    digits(one.intensity),
-    seconds(one.time_s),
+    said(quantity(one.flops), `operations.${index}.flops`),
+    said(bytes(one.moved_bytes), `operations.${index}.moved_bytes`),
+    said(digits(one.intensity), `operations.${index}.intensity`),
+    said(seconds(one.time_s), `operations.${index}.time_s`),
     one.bound,
   ]);
-  const memory = Object.values(roofline.phases).reduce((sum, phase) => sum + phase.memory_bound_s, 0),
-    whole = Object.values(roofline.phases).reduce((sum, phase) => sum + phase.time_s, 0);
   return panel(
     "Roofline of a block",
     {},
     h(
       "p",
       { class: "lead" },
-      `${digits((100 * memory) / whole, 2)}% of a block's time is bound by memory; compute binds from ${digits(knee)} FLOPs per byte on`,
+      number(percent(payload.memory_bound_share), "memory_bound_share", context),
+      " of a block's time is bound by memory; compute binds from ",
+      said(digits(knee), "critical_intensity"),
+      " FLOPs per byte on",
     ),
     legend(["forward", "backward"]),
     figure.root,

@@ -2,7 +2,7 @@
 
 import { h, numbers, panel, svg, table } from "./dom.js";
 import { count, digits, percent, seconds } from "./format.js";
-import { fill, textOn } from "./numbers.js";
+import { fill, number, textOn } from "./numbers.js";
 
 const ROW = 26,
   LEFT = 60;
@@ -41,6 +41,7 @@ export function drawSchedule(payload, context) {
       ),
     ),
   );
+  const said = (text, name) => number(text, `schedule.${name}`, context);
   const keys = [...used].map((kind) =>
     h(
       "li",
@@ -56,7 +57,17 @@ export function drawSchedule(payload, context) {
       h(
         "p",
         { class: "lead" },
-        `${line.schedule}: ${line.stages} stages, ${count(line.micro_batches)} micro-batches; bubble ${percent(line.bubble)} of the ideal time, ${percent(line.idle_fraction)} idle; at most ${digits(line.peak_activations)} micro-batches held`,
+        `${line.schedule}: `,
+      said(count(line.stages), "stages"),
+      line.stages === 1 ? " stage, " : " stages, ",
+      said(count(line.micro_batches), "micro_batches"),
+      " micro-batches; bubble ",
+      said(percent(line.bubble), "bubble"),
+      " of the ideal time; ranks are idle for ",
+      said(percent(line.idle_fraction), "idle_fraction"),
+      " of the step and hold at most ",
+      said(digits(line.peak_activations), "peak_activations"),
+      " micro-batches",
       ),
       h("ul", { class: "legend" }, keys),
       h("div", { class: "scroll" }, figure),
@@ -64,11 +75,11 @@ export function drawSchedule(payload, context) {
       numbers(
         "what ranks do",
         ["rank", "idle", "waits", "micro-batches held"],
-        line.ranks.map((rank) => [
+        line.ranks.map((rank, index) => [
           rank.rank,
-          seconds(rank.idle_s),
-          seconds(rank.wait_s),
-          digits(rank.peak_activations),
+          said(seconds(rank.idle_s), `ranks.${index}.idle_s`),
+          said(seconds(rank.wait_s), `ranks.${index}.wait_s`),
+          said(digits(rank.peak_activations), `ranks.${index}.peak_activations`),
         ]),
       ),
     ),
@@ -79,12 +90,12 @@ export function drawSchedule(payload, context) {
         ? table(
             "the same stages under each schedule",
             ["schedule", "virtual stages", "bubble", "micro-batches held", "messages"],
-            payload.compared.rows.map((one) => [
+            payload.compared.rows.map((one, index) => [
               one.schedule,
               one.virtual_stages,
-              percent(one.bubble),
-              digits(one.peak_activations),
-              count(one.messages),
+              number(percent(one.bubble), `compared.rows.${index}.bubble`, context),
+              number(digits(one.peak_activations), `compared.rows.${index}.peak_activations`, context),
+              number(count(one.messages), `compared.rows.${index}.messages`, context),
             ]),
           )
         : h("p", { class: "quiet" }, payload.compared.problem),

@@ -3,7 +3,7 @@
 import { ticks } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
-import { TIME, fill, legend, textOn } from "./numbers.js";
+import { TIME, fill, legend, number, textOn } from "./numbers.js";
 
 const ROW = 22,
   THIN = 11,
@@ -52,17 +52,24 @@ export function drawTimeline(payload, context) {
     groups,
   );
   const more = payload.num_ranks - payload.ranks.length;
-  const exposed =
-    Object.entries(simulation.exposed)
-      .map(([axis, value]) => `${axis} ${seconds(value)}`)
-      .join(", ") || "nothing";
+  const said = (text, name) => number(text, `simulation.${name}`, context);
+  const exposed = Object.entries(simulation.exposed).map(([axis, value], index) => [
+    `${index ? ", " : ""}${axis} `,
+    said(seconds(value), `exposed.${axis}`),
+  ]);
   return panel(
     "Simulated step",
     {},
     h(
       "p",
       { class: "lead" },
-      `${seconds(simulation.step_time_s)} a step; bubble ${percent(simulation.bubble)}; exposed: ${exposed}`,
+      said(seconds(simulation.step_time_s), "step_time_s"),
+      " a step simulated, ",
+      said(seconds(simulation.estimate.step_time_s), "estimate.step_time_s"),
+      " estimated; bubble ",
+      said(percent(simulation.bubble), "bubble"),
+      "; exposed communication: ",
+      exposed.length ? exposed : "none",
       more > 0 ? ` (${payload.ranks.length} of ${payload.num_ranks} ranks drawn)` : "",
     ),
     legend(TIME.filter((term) => used.has(term))),
@@ -70,10 +77,10 @@ export function drawTimeline(payload, context) {
     numbers(
       "what the length of the step is made of",
       ["part", "seconds", "share"],
-      simulation.critical_path.map((part) => [
+      simulation.critical_path.map((part, index) => [
         part.axis ? `waiting for ${part.axis}, ${part.unit} ${part.phase}` : `${part.unit} ${part.phase}`,
-        seconds(part.seconds),
-        percent(part.share),
+        said(seconds(part.seconds), `critical_path.${index}.seconds`),
+        said(percent(part.share), `critical_path.${index}.share`),
       ]),
     ),
   );

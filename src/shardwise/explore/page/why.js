@@ -2,9 +2,11 @@
 
 import { h, table } from "./dom.js";
 import { inUnit } from "./format.js";
+import { provenance } from "./provenance.js";
 
 export function drawWhy(why, close) {
   const inputs = why.inputs.map((one) => [one.symbol, inUnit(one.value, one.unit), one.meaning]);
+  const meanings = why.inputs.some((one) => one.meaning);
   const derived = why.derived.map((one) => [one.what, one.expression, inUnit(one.value, "")]);
   const interval = why.interval90
     ? ` (90%: ${inUnit(why.interval90[0], why.unit)} to ${inUnit(why.interval90[1], why.unit)})`
@@ -21,7 +23,7 @@ export function drawWhy(why, close) {
     h(
       "p",
       { class: "lead" },
-      `${why.unit === "" && why.value < 10 && why.value % 1 ? `${(100 * why.value).toFixed(2)}%` : inUnit(why.value, why.unit)}${interval}`,
+      `${inUnit(why.value, why.unit)}${interval}`,
     ),
     h("p", {}, why.words),
     h(
@@ -34,12 +36,19 @@ export function drawWhy(why, close) {
       h("dt", {}, "source"),
       h("dd", {}, why.source),
     ),
-    inputs.length ? table("inputs", ["symbol", "value", "meaning"], inputs) : null,
+    inputs.length
+      ? table(
+          "inputs",
+          ["symbol", "value", ...(meanings ? ["meaning"] : [])],
+          inputs.map((row) => (meanings ? row : row.slice(0, 2))),
+        )
+      : null,
     derived.length ? table("derived expressions", ["what", "expression", "value"], derived) : null,
   );
 }
 
-// A dialog that shows the provenance of one number at a time; focus goes back to the number.
+// A dialog that shows the provenance of one number at a time; focus goes back to the number. What the payload does not say of its own
+// numbers is asked for with `find`.
 export class Why {
   constructor(find) {
     this.find = find;
@@ -54,8 +63,9 @@ export class Why {
     this.show = this.show.bind(this);
   }
 
-  async show(name) {
-    const found = await this.find(name);
+  async show(name, payload) {
+    const own = payload && provenance(payload, name);
+    const found = own ? { why: own } : await this.find(name);
     const body = found?.why
       ? drawWhy(found.why, () => this.dialog.close())
       : h("p", {}, (found?.failed ?? found?.problems)?.join("; ") ?? "nothing is known of this number");

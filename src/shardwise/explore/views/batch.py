@@ -11,6 +11,8 @@ from shardwise.errors import InputError, ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
 from shardwise.explore.controls.sizes import doublings
+from shardwise.explore.fields import EXACT, Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.views.head import head
 from shardwise.model.counts import num_params
 from shardwise.units import format_binary, parse_quantity
@@ -35,11 +37,50 @@ def batch(asked: Asked) -> dict[str, Any]:
     return head(asked) | {
         "noise_tokens": noise, "noise_given": asked.state.detail("noise_tokens") is not None, "min_steps": steps,
         "min_tokens": found.min_tokens, "critical_batch_tokens": found.critical_batch_tokens, "batch_tokens": own,
-        "source": "McCandlish et al., An Empirical Model of Large-Batch Training, 2018",
-        "formulas": {"steps": "S(B) = S_min · (1 + B_noise / B)", "tokens": "E(B) = S_min · (B + B_noise)",
-                     "critical_batch_tokens": "B_crit = E_min / S_min = B_noise", "days": "S(B) · seconds of the step at B"},
+        "times_min_steps": found.steps(own) / steps, "times_min_tokens": found.tokens(own) / found.min_tokens,
         "rows": [_row(asked, found, size) for size in sizes], "controls": controls(asked),
+        "fields": fields_payload(_fields(asked)),
         "noise_options": [_noise(size) for size in doublings(1 << 20, SMALLEST, LARGEST)],
+    }  # fmt: skip
+
+
+def _fields(asked: Asked) -> Fields:
+    source = "McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equations 2.11 and 2.12"
+    kind = "a prediction of that model, without an interval"
+    row, fewest, noise = "rows.*.", {"S_min": "min_steps"}, {"B_noise": "noise_tokens"}
+    given = asked.state.detail("noise_tokens") is not None
+    return {
+        "noise_tokens": Field("the gradient's noise scale", "B_noise, measured by a run of yours", "tokens", source, "given")
+        if given
+        else Field(
+            f"the gradient's noise scale at a loss of {LOSS:g} nats", "2e8 / loss^(1 / 0.21)", "tokens",
+            "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3", "an assumption: none was given",
+        ),
+        "critical_batch_tokens": Field(
+            "the batch that takes twice the fewest steps and twice the fewest tokens", "B_crit = E_min / S_min = B_noise",
+            "tokens", source, kind, {"E_min": "min_tokens", **fewest},
+        ),
+        "min_steps": Field(
+            "the fewest steps, with batches without noise: so many that the job takes its tokens, or 20 for each parameter "
+            "(Hoffmann et al. 2022, table 3)", "S_min = tokens of the job / (B + B_noise)",
+            "steps", source, kind, {"B": "batch_tokens", **noise},
+        ) if asked.state.detail("min_steps") is None else Field("the fewest steps", "S_min, given", "steps", source, "given"),
+        "min_tokens": Field("the fewest tokens, with ever smaller batches", "E_min = B_noise · S_min", "tokens", source, kind,
+                            {**noise, **fewest}),
+        "batch_tokens": Field("tokens of a step of this job", "given", "tokens", "the job", "given"),
+        "times_min_steps": Field("steps of this batch over the fewest", "1 + B_noise / B", "×", source, kind,
+                                 {"B": "batch_tokens", **noise}),
+        "times_min_tokens": Field("tokens of this batch over the fewest", "1 + B / B_noise", "×", source, kind,
+                                  {"B": "batch_tokens", **noise}),
+        row + "batch_tokens": Field("tokens of a step", "a power of two, or this job's", "tokens", "the job", EXACT),
+        row + "steps": Field("steps to the same loss", "S(B) = S_min · (1 + B_noise / B)", "steps", source, kind,
+                             {"B": row + "batch_tokens", **fewest, **noise}),
+        row + "tokens": Field("tokens to the same loss", "E(B) = S_min · (B + B_noise)", "tokens", source, kind,
+                              {"B": row + "batch_tokens", **fewest, **noise}),
+        row + "step_time_s": Field("seconds of a step of this batch on the layout", "the sum of the terms of time", "s",
+                                   "cost/step.py", kind_of(asked)),
+        row + "days": Field("days to the same loss on the layout", "S(B) · seconds of a step / 86,400", "days", source,
+                            kind_of(asked), {"S(B)": row + "steps", "seconds of a step": row + "step_time_s"}),
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from shardwise.derive.derivation import derived_unit
 from shardwise.derive.shardings import gradient_rest, hidden_spec, optimizer_rest, padded, weight_rest, weight_use
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
+from shardwise.explore.fields import EXACT, Field, Fields, fields_payload
 from shardwise.explore.views.head import head
 from shardwise.layout.family import TP, Family, atomic_degrees
 from shardwise.layout.layout import Layout
@@ -23,6 +24,18 @@ from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
 
 ATOMS = {"tp": TP, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
+RULE = "Austin et al., How to Scale Your Model, 2025, chapter 3: A[I_X, J_Y] on a mesh; derive/shardings.py"
+FIELDS: Fields = {
+    "units.*.weights.*.elements": Field("elements of the weight", "the product of its dims", "", "model/block.py", EXACT),
+    "units.*.weights.*.shards.*.elements": Field(
+        "elements of a device's part, of the fullest device", "Π ⌈dim / product of the axes that it is split over⌉", "", RULE,
+        EXACT, {"elements of the weight": "units.*.weights.*.elements", "copies": "units.*.weights.*.shards.*.copies"},
+    ),
+    "units.*.weights.*.shards.*.copies": Field(
+        "devices of a stage that hold the same part", "devices / product of the axes in the spec", "", RULE, EXACT,
+    ),
+    "mesh.*.size": Field("degree of the axis", "given by the layout", "", "the layout", EXACT),
+}  # fmt: skip
 MOST_PARTS = 16  # of a dim that are drawn
 MOST_RANKS = 8  # that are named of those that hold a part
 
@@ -44,6 +57,7 @@ def notation(asked: Asked) -> dict[str, Any]:
     return head(asked) | {
         "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
         "hidden": str(hidden_spec(family)), "units": units, "controls": controls(asked),
+        "fields": fields_payload(FIELDS),
     }  # fmt: skip
 
 

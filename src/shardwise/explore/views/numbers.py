@@ -77,11 +77,11 @@ NUMBERS: Mapping[str, Number] = {
         lambda asked: asked.plan.estimate.tokens_per_s_per_device, _rate,
     ),
     "mfu": Number(
-        "model FLOPs utilisation: causal attention once, no recomputation", "FLOPs · tokens / (devices · peak · step)", "",
+        "model FLOPs utilisation: causal attention once, no recomputation", "FLOPs · tokens / (devices · peak · step)", "%",
         "Chowdhery et al., PaLM, 2022, appendix B", lambda asked: asked.plan.estimate.mfu, _flops,
     ),
     "hfu": Number(
-        "hardware FLOPs utilisation: what devices run, recomputation included", "MFU · FLOPs run / FLOPs needed", "",
+        "hardware FLOPs utilisation: what devices run, recomputation included", "MFU · FLOPs run / FLOPs needed", "%",
         "Korthikanti et al. 2022, section 6.3", lambda asked: asked.plan.estimate.hfu,
         lambda asked: {"MFU": asked.plan.estimate.mfu},
     ),
@@ -90,7 +90,7 @@ NUMBERS: Mapping[str, Number] = {
         lambda asked: asked.plan.estimate.memory_bytes, _terms("memory"),
     ),
     "margin": Number(
-        "the free share of a device's memory", "1 - memory / capacity", "", "cost/estimate.py",
+        "the free share of a device's memory", "1 - memory / capacity", "%", "cost/estimate.py",
         lambda asked: asked.plan.estimate.margin, _room,
     ),
     "bound_s": Number(

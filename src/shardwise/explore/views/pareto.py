@@ -6,6 +6,8 @@ from typing import Any
 
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
+from shardwise.explore.fields import EXACT, Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.searches import SEARCHING
 
 
@@ -15,7 +17,20 @@ def pareto(asked: Asked) -> dict[str, Any]:
         "search": dict(asked.found or SEARCHING),
         "memory_capacity_bytes": asked.cluster.chip.memory_bytes,
         "own": _own(asked),
+        "fields": fields_payload(_fields(asked)),
     }
+
+
+def _fields(asked: Asked) -> Fields:
+    step = Field("seconds of one optimizer step", "the sum of the terms of time", "s", "cost/step.py", kind_of(asked))
+    memory = Field("bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "cost/stage_memory.py",
+                   kind_of(asked, memory=True))  # fmt: skip
+    counted = "search/search.py: every legal layout of the job is priced or bounded"
+    return {
+        "search.num_layouts": Field("legal layouts of the job", "Π choices less those that break a rule", "", counted, EXACT),
+        "search.num_fitting": Field("those that fit a device's memory", "memory ≤ capacity", "", counted, EXACT),
+        "search.front.*.step_time_s": step, "search.front.*.memory_bytes": memory,
+    }  # fmt: skip
 
 
 def _own(asked: Asked) -> dict[str, Any] | None:

@@ -7,6 +7,8 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
+from shardwise.explore.fields import EXACT, MEASURED, Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.views.head import head
 from shardwise.reconcile.compare import reconcile
 from shardwise.reconcile.payload import reconcile_payload
@@ -20,5 +22,32 @@ def run(asked: Asked) -> dict[str, Any]:
     asked.require_legal()
     return head(asked) | {
         "controls": controls(asked),
+        "fields": fields_payload(_fields(asked)),
         "reconcile": reconcile_payload(asked.plan, reconcile(asked.plan, read_run(asked.plan, asked.known.run))),
     }
+
+
+def _fields(asked: Asked) -> Fields:
+    time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
+    predicted = Field(
+        "seconds that the plan has for this", "shardwise explain --term", "s", "cost/step.py", kind_of(asked)
+    )
+    mean = "the mean over the middle half of the steps by their time"
+    return {
+        time + "measured_s": Field("seconds of a step", mean, "s", log, MEASURED, {"steps": time + "num_steps"}),
+        time + "low_s": Field("10th percentile of the steps", "of all steps that count", "s", log, MEASURED),
+        time + "high_s": Field("90th percentile of the steps", "of all steps that count", "s", log, MEASURED),
+        time + "num_steps": Field("steps that count", "steps of the log less the first ones", "", log, EXACT),
+        time + "predicted_s": predicted,
+        time + "terms.*.predicted_s": predicted,
+        time + "terms.*.measured_s": Field("seconds of the term", mean, "s", "train/clock.py", MEASURED),
+        time + "terms.*.difference_s": Field(
+            "how much longer it took than predicted", "measured - predicted", "s", "reconcile/time.py", MEASURED,
+            {"measured": time + "terms.*.measured_s", "predicted": time + "terms.*.predicted_s"},
+        ),
+        time + "terms.*.hidden_s": Field("traffic that is predicted behind compute", "seconds of the axis less the exposed", "s",
+                                         "cost/overlap.py", kind_of(asked)),
+        "reconcile.memory.terms.*.predicted": Field("bytes that the plan has for this", "shardwise explain --term", "B",
+                                                    "cost/stage_memory.py", kind_of(asked, memory=True)),
+        "reconcile.memory.terms.*.measured": Field("bytes of the term's storages", "train/memory.py", "B", watched, MEASURED),
+    }  # fmt: skip

@@ -7,6 +7,8 @@ from typing import Any
 from shardwise.errors import InputError, ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
+from shardwise.explore.fields import EXACT, Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.views.head import head
 from shardwise.explore.views.timeline import require_few_passes
 from shardwise.layout.legality import degrees_of, num_micro_batches
@@ -29,7 +31,38 @@ def schedule(asked: Asked) -> dict[str, Any]:
     )
     return head(asked) | {
         "schedule": timeline_payload(line), "command": command, "compared": _compared(layout.pp, micro_batches, times),
-        "controls": controls(asked),
+        "controls": controls(asked), "fields": fields_payload(_fields(asked)),
+    }  # fmt: skip
+
+
+def _fields(asked: Asked) -> Fields:
+    played, kind = "schedule/play.py: every pass as early as its rank and what it takes allow", kind_of(asked)
+    held = "the most micro-batches whose activations a rank holds at once: 1 is a micro-batch on one of the stages"
+    bubble = Field(
+        "idle over ideal time of the busiest rank", "idle / (makespan - idle)", "%",
+        "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio; (p - 1) / m of 1F1B", kind,
+    )  # fmt: skip
+    return {
+        "schedule.bubble": bubble._replace(inputs={"makespan": "schedule.makespan_s"}),
+        "schedule.makespan_s": Field("seconds from the first pass of any rank to the last one", "max(end)", "s", played, kind),
+        "schedule.idle_fraction": Field(
+            "idle over whole time, all ranks together", "Σ idle / (ranks · makespan)", "%", played, kind,
+            {"makespan": "schedule.makespan_s", "ranks": "schedule.stages"},
+        ),
+        "schedule.stages": Field("stages, one for each rank", "pp", "", "the layout", EXACT),
+        "schedule.micro_batches": Field("micro-batches of a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
+                                        "layout/legality.py", EXACT),
+        "schedule.peak_activations": Field(held, "max over ranks", "", "schedule/held.py", EXACT),
+        "schedule.ranks.*.idle_s": Field(
+            "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", played, kind,
+            {"makespan": "schedule.makespan_s"},
+        ),
+        "schedule.ranks.*.wait_s": Field("the part of it between its first and its last pass", "Σ waits", "s", played, kind),
+        "schedule.ranks.*.peak_activations": Field(held, "forward passes begun - backward passes ended", "",
+                                                   "schedule/held.py", EXACT),
+        "compared.rows.*.bubble": bubble,
+        "compared.rows.*.peak_activations": Field(held, "max over ranks", "", "schedule/held.py", EXACT),
+        "compared.rows.*.messages": Field("messages between ranks in a step", "Σ sends", "", "schedule/messages.py", EXACT),
     }  # fmt: skip
 
 

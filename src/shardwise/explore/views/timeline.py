@@ -8,6 +8,8 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.explore.asked import Asked
+from shardwise.explore.fields import Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.lowering.instruction import COMPUTE
 from shardwise.simulate.memory import RankMemory
@@ -38,6 +40,48 @@ def timeline(asked: Asked) -> dict[str, Any]:
         "simulation": simulation_payload(found, plan.estimate), "num_ranks": len(found.memories), "end_s": step.step_time_s,
         "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
         "ranks": [_rank(step, rank, found.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
+        "fields": fields_payload(_fields(asked)),
+    }  # fmt: skip
+
+
+def _fields(asked: Asked) -> Fields:
+    source, kind, step = (
+        "simulate/step.py: the instruction list on a device's streams",
+        kind_of(asked),
+        "simulation.step_time_s",
+    )
+    return {
+        step: Field("seconds from the first kernel of any rank to the end of the last update", "the longest path through the "
+                    "passes of all ranks: the sum of the parts below", "s", source, kind),
+        "simulation.estimate.step_time_s": Field(
+            "the estimate of the same layout: terms added up, without a simulation", "the sum of the terms of time", "s",
+            "cost/step.py", kind,
+        ),
+        "simulation.bubble": Field(
+            "idle over ideal time, of the rank that waits least for other stages", "waiting / (step - waiting)", "%",
+            "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio", kind,
+            {"waiting": "simulation.bubble_s", "step": step},
+        ),
+        "simulation.bubble_s": Field("seconds of waiting for other stages", "Σ waits", "s", source, kind),
+        "simulation.exposed.*": Field(
+            "exposed communication: seconds that the compute stream waits for this axis", "Σ max(0, end of the collective - "
+            "start of the wait)", "s", source, kind,
+        ),
+        "simulation.critical_path.*.seconds": Field(
+            "seconds of the step's critical path in this part", "Σ seconds of the path", "s", "simulate/path.py", kind,
+        ),
+        "simulation.critical_path.*.share": Field(
+            "share of the step", "seconds / step", "%", "simulate/path.py", kind,
+            {"seconds": "simulation.critical_path.*.seconds", "step": step},
+        ),
+        "simulation.ranks.*.peak_bytes": Field(
+            "the most that a device of the rank holds during the step", "what it holds all the time + what is alive at once", "B",
+            "simulate/memory.py", kind_of(asked, memory=True), {"all the time": "simulation.ranks.*.constant_bytes"},
+        ),
+        "simulation.ranks.*.constant_bytes": Field(
+            "weights, gradients, optimizer state, runtime", "Σ bytes that no instruction frees", "B", "simulate/memory.py",
+            kind_of(asked, memory=True),
+        ),
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.cost.pricing import TERMS
 from shardwise.errors import InputError
 from shardwise.explore.asked import Asked
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.views.numbers import MEMORY, NUMBERS
 from shardwise.names import unknown
 from shardwise.planning.explain.terms import term
@@ -44,13 +45,3 @@ def _unit(symbol: str) -> str:
     return {"time": "s", "memory": "B"}.get(
         symbol.partition(".")[0], symbol.rpartition(", ")[2] if ", " in symbol else ""
     )
-
-
-def kind_of(asked: Asked, *, memory: bool) -> str:
-    """What kind of number it is, in words."""
-    calibration = asked.cluster.calibration
-    if memory:
-        return "a prediction: the bytes of what the instruction list holds"
-    if calibration is None:
-        return "a bound: kernels and links at the best that micro-benchmarks reach"
-    return f"a prediction for {calibration.stack}, with a 90% interval of the step: {calibration.source}"
