@@ -38,7 +38,7 @@ def test_the_report_says_what_was_written(capsys: pytest.CaptureFixture[str], te
     shards = TokenShards(tmp_path / "data")
     assert f"tokenizer trained on this text: {shards.vocab_size} tokens, <|endoftext|> ends a document" in out
     assert re.search(rf"train +{shards.num_tokens} tokens +of 7 documents, .* in 1 shard of uint16", out)
-    assert re.search(r"held_out +\d+ tokens of 1 document, ", out)
+    assert re.search(r"held_out +\d+ tokens +of 1 document, ", out)
     assert f"unigram entropy {shards.index.unigram_entropy_nats:.3f} nats per token" in out
 
 

@@ -141,6 +141,6 @@ def function_text(base: str, module: str, options: Options, imports: Sequence[st
     names = "\n".join(sorted({*imports, f"from {MODELS}{module}.config_registry import {base}",
                               "from torchtitan.trainer import Trainer"}))  # fmt: skip
     return (
-        f'"""What no flag says of a run of {options["model.name"]} {options["model.flavor"]}."""\n\n{names}\n\n\n'
+        f'"""Settings of {options["model.name"]} {options["model.flavor"]} that have no flag."""\n\n{names}\n\n\n'
         f"def run() -> Trainer.Config:\n    config = {base}()\n{lines}\n    return config\n"
     )

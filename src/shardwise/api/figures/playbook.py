@@ -48,7 +48,7 @@ FIGURES = (
         name="memory-of-a-step", book=PLAYBOOK, section="Profiling the memory usage",
         original="Memory of a device over the first steps of training, from PyTorch's profiler.",
         here="A step of three micro-batches of Llama 3.2 1B, simulated pass by pass: the rise within a pass is drawn at its "
-        "start, and the allocator's first step is no part of it.",
+        "start, and the allocator's first step is left out.",
         charts=lambda: (memory_of_a_step(),),
     ),
     Figure(

@@ -157,7 +157,7 @@ function point(cx, cy, row, payload) {
   );
 }
 
-// The gradient's noise scale, which nobody knows before a run.
+// The gradient's noise scale, which is unknown before a run.
 function noise(payload, context) {
   if (!context.go) return h("p", {}, `noise scale of ${quantity(payload.noise_tokens)} tokens`);
   const options = payload.noise_options;

@@ -17,7 +17,7 @@ export class Store {
     return readable(found);
   }
 
-  // What the page shows now. While a choice is dragged, the address and the history wait until it is let go.
+  // What the page shows now. While a choice is dragged, the address and the history wait until it is released.
   take(query, { push = false, dragging = false } = {}) {
     this.query = query;
     if (dragging || location.search.slice(1) === query) return;
