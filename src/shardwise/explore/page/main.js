@@ -28,7 +28,7 @@ const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch,
 const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
-const RESIZED = 120; // milliseconds without a change of the room before it is drawn anew
+const RESIZED = 120; // milliseconds without a change of the room before it is drawn again
 
 const content = document.getElementById("content"),
   live = document.getElementById("live");

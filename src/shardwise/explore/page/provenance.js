@@ -1,4 +1,4 @@
-// Where a number of a payload is from: what `fields` says of its place, with the values of its inputs in the same payload.
+// Where a number of a payload is from: the entry of `fields` for its place, with the values of its inputs in the same payload.
 
 const at = (payload, keys) => keys.reduce((found, key) => found?.[key], payload);
 

@@ -47,7 +47,7 @@ export function drawWhy(why, close) {
   );
 }
 
-// A dialog that shows the provenance of one number at a time; focus goes back to the number. What the payload does not say of its own
+// A dialog that shows the provenance of one number at a time; focus goes back to the number. What the payload lacks about its own
 // numbers is asked for with `find`.
 export class Why {
   constructor(find) {
