@@ -6,10 +6,9 @@
     print(plan)
 
 Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`, `read_launch`. Prices:
-`estimate`, `memory`, `rules`, `roofline`. What `--json` prints: `json_schemas`. Each takes names and paths, or the values that
-`load_model`, `load_cluster`, `Job` and
-`Layout.parse` give (`shardwise.api`). Names are loaded when they are first used, so that `import shardwise` is fast and imports
-no NumPy.
+`estimate`, `memory`, `roofline`. The books: `rule`, `rules`. What `--json` prints: `json_schemas`. Each takes names and paths, or
+the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when they are
+first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.api.costs import estimate, memory, roofline, rules
+    from shardwise.api.books import rule, rules
+    from shardwise.api.costs import estimate, memory, roofline
     from shardwise.api.figures import Figure, figure
     from shardwise.api.launches import export_plan, read_launch
     from shardwise.api.plans import explain, plan, plan_clusters, simulation
     from shardwise.api.schemas import json_schemas
     from shardwise.api.sweeps import sweep
+    from shardwise.books.named_rules import NamedRule, RuleValue
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.books.rules import Rule, book_rules
     from shardwise.cluster.chip import Chip
@@ -70,9 +71,11 @@ _HOME = {
     "MissingValueError": "shardwise.errors",
     "NothingFitsError": "shardwise.errors",
     "Reliability": "shardwise.cost.reliability",
+    "NamedRule": "shardwise.books.named_rules",
     "Plan": "shardwise.planning.plan",
     "Progress": "shardwise.progress",
     "Rule": "shardwise.books.rules",
+    "RuleValue": "shardwise.books.named_rules",
     "Run": "shardwise.cost.run",
     "ShardwiseError": "shardwise.errors",
     "Simulation": "shardwise.simulate.result",
@@ -96,7 +99,8 @@ _HOME = {
     "plan_layout": "shardwise.planning.plan",
     "read_launch": "shardwise.api.launches",
     "roofline": "shardwise.api.costs",
-    "rules": "shardwise.api.costs",
+    "rule": "shardwise.api.books",
+    "rules": "shardwise.api.books",
     "simulation": "shardwise.api.plans",
     "sweep": "shardwise.api.sweeps",
     "training_run": "shardwise.cost.run",
@@ -120,11 +124,13 @@ __all__ = [
     "Limits",
     "MissedLimitError",
     "MissingValueError",
+    "NamedRule",
     "NothingFitsError",
     "Plan",
     "Progress",
     "Reliability",
     "Rule",
+    "RuleValue",
     "Run",
     "ShardwiseError",
     "Simulation",
@@ -148,6 +154,7 @@ __all__ = [
     "plan_layout",
     "read_launch",
     "roofline",
+    "rule",
     "rules",
     "simulation",
     "sweep",

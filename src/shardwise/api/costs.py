@@ -1,4 +1,4 @@
-"""What a layout costs, what fills its devices, what the books say of a job, and what bounds a kernel."""
+"""What a layout costs, what fills its devices, and what bounds a kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shardwise.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
-from shardwise.books.rules import Rule
 from shardwise.cluster.chip import Chip
 from shardwise.cost.estimate import Estimate
 from shardwise.errors import InputError, collect, require
@@ -78,21 +77,6 @@ def memory(
     else:
         what = job_of(job, job_fields)
     return layout_memory(architecture, where, what, chosen)
-
-
-def rules(model: Model, cluster: Where, job: Job | None = None, **job_fields: Any) -> tuple[Rule, ...]:
-    """The books' rules for a job on a cluster: closed forms with their numbers, verdicts, formulas and sources.
-
-    Critical intensity, tokens per chip, the batch that FSDP needs, the degree that tensor parallelism bears, days of a run.
-
-    >>> import shardwise as sw
-    >>> found = {rule.name: rule for rule in sw.rules("llama-3-70b", "tpu-v5p:16x20x28", global_batch_tokens="4Mi", seq_len=4096)}
-    >>> round(found["tokens_per_chip"].value), found["tokens_per_chip"].unit
-    (468, 'tokens/chip')
-    """
-    from shardwise.books.rules import book_rules
-
-    return book_rules(*resolved(model, cluster, job, None, job_fields))
 
 
 @overload

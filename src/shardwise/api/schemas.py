@@ -18,6 +18,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "memory": ("planning.memory:MemoryPayload",),
     "kv-cache": ("books.kv_cache:CachePayload",),
     "roofline": ("books.roofline.payload:KernelsPayload", "books.roofline.payload:BlockPayload"),
+    "rule": ("books.rule_payload:RulePayload",),
     "matmul": ("cost.product_payload:MatmulPayload",),
     "reshard": ("cost.product_payload:ReshardPayload",),
     "collective": ("network.collectives:CollectivePayload",),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from shardwise.cli import show_networks, show_stacks, show_targets
+from shardwise.cli import show_networks, show_rules, show_stacks, show_targets
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.cli.show_values import shown
@@ -30,7 +30,9 @@ def configure(parser: Parser) -> None:
     """Declare the arguments."""
     catalogue = parser.group("catalogue")
     catalogue.add_argument(
-        "kind", choices=("models", "chips", "clusters", "precisions", "stacks", "targets"), help="which catalogue"
+        "kind",
+        choices=("models", "chips", "clusters", "precisions", "stacks", "targets", "rules"),
+        help="which catalogue",
     )
     catalogue.add_argument(
         "name",
@@ -98,6 +100,9 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
         "targets": Catalogue(
             show_targets.target_names, target_values, show_targets.targets_table,
             lambda name: _entry(name, target_values(name)),
+        ),
+        "rules": Catalogue(
+            show_rules.rule_names, show_rules.values_of, show_rules.rules_table, show_rules.rule_entry
         ),
     }  # fmt: skip
 

@@ -30,6 +30,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("simulate", "play a plan's step on streams of compute and traffic"),
         Verb("schedule", "play, check and draw a schedule of pipeline stages"),
         Verb("roofline", "what bounds a kernel or a model's block on one chip"),
+        Verb("rule", "work out one of the books' rules, with its formula and source"),
         Verb("explore", "drag a layout's degrees on a page, and see what changes"),
     ),
     "notation and network": (
@@ -54,7 +55,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("convert", "a model's weights as another framework reads them"),
     ),
     "catalogue": (
-        Verb("show", "models, chips, clusters, stacks, ...: every value and its source"),
+        Verb("show", "models, chips, stacks, rules, ...: every value and its source"),
         Verb("figures", "draw the figures of the books"),
     ),
 }  # fmt: skip

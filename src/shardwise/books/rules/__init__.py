@@ -1,8 +1,12 @@
 """The books' closed forms, as explanations beside a derived estimate: nothing is planned with them.
 
-Letters as in the books: B tokens of a global batch, D model width, F hidden width, L layers, N chips, X and Y the
-degrees of fsdp and tp on Mx and My axes of the torus, C FLOP/s of a chip, W bytes/s of one axis in both directions, and
-alpha = C / W. Both books take an ungated MLP (two matrices) of bf16 for their bounds on communication.
+Letters as in the books: B tokens of a global batch, T tokens of a sequence, of a micro-batch or of a device, D model width, F
+hidden width and f = F/D, V vocabulary, L layers, P parameters, N chips (of attention N query heads and K key-value heads of
+width H), n devices of one collective, X and Y the degrees of fsdp and tp on Mx and My axes of the torus, p pipeline stages and
+m micro-batches, e bytes of an element, C FLOP/s of a chip, W bytes/s of one axis in both directions or of a memory, and
+alpha = C / W.
+
+Both books take an ungated MLP (two matrices) of bf16 for their bounds on communication.
 
 Sources: "the book" is Austin et al., How to Scale Your Model, 2025; "the note" is Stratos, Compute-Bound Training,
 2026; "the playbook" is Tazi et al., The Ultra-Scale Playbook, 2025.
@@ -56,12 +60,8 @@ from shardwise.books.rules.layer import (
     gemm_flops_per_token,
     mlp_layer_cost,
     mlp_layer_times,
-    pipeline_bubble_s,
-    pipeline_busy_fraction,
-    pp_elements,
     ring_attention_times,
     sequence_training_flops,
-    stage_layers,
     tp_comms_over_math,
     tp_elements,
     zero3_elements,
@@ -78,6 +78,14 @@ from shardwise.books.rules.memory import (
     zero_memory_reduction,
     zero_state_bytes,
     zero_traffic_per_param,
+)
+from shardwise.books.rules.pipelines import (
+    PipelineTimes,
+    pipeline_bubble_s,
+    pipeline_busy_fraction,
+    pipeline_times,
+    pp_elements,
+    stage_layers,
 )
 from shardwise.books.rules.roofline import (
     Bounds,
@@ -105,11 +113,9 @@ from shardwise.books.rules.training import flops_utilisation, rescaled_seconds, 
 from shardwise.books.rules.transformer import (
     BlockFlops,
     ParamsByPart,
-    PipelineTimes,
     block_training_flops,
     kv_cache_bytes_per_token,
     params_by_part,
-    pipeline_times,
     scores_equal_block_seq_len,
     scores_equal_projections_seq_len,
 )

@@ -28,6 +28,7 @@ from shardwise.units import SECONDS_PER_DAY
 
 BOOK = "Austin et al., How to Scale Your Model, 2025"
 NOTE = "Stratos, Compute-Bound Training, 2026"
+PLAYBOOK = "Tazi et al., The Ultra-Scale Playbook, 2025"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,14 +40,17 @@ class BatchTradeoff:
 
 
 def critical_batch_of_loss(loss: float) -> float:
-    """Tokens of the critical batch at a loss in nats for each token: 2e8 / L^(1 / 0.21).
+    """Tokens of the critical batch at a loss in nats for each token.
 
-    Assumes: Transformers on WebText2 with Adam. Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020,
-    equation 5.3.
+    Formula: 2e8 / L^(1 / 0.21). Unit: tokens. Assumes: Transformers on WebText2 with Adam.
+    Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3.
     """
     return float(2e8 / loss ** (1.0 / 0.21))
 
 
 def tokens_per_param_optimal() -> float:
-    """Tokens for each parameter that spend a compute budget best: about 20. Source: Hoffmann et al. 2022, table 3."""
+    """Tokens for each parameter that spend a compute budget best.
+
+    Formula: about 20. Unit: tokens/parameter. Source: Hoffmann et al. 2022, table 3.
+    """
     return 20.0

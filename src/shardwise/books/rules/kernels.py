@@ -50,17 +50,18 @@ class KernelCost:
 def matmul_cost(
     batch: float, d_in: float, d_out: float, bytes_per_element: float = 2.0, weight_bytes: float | None = None
 ) -> KernelCost:
-    """[B, D] · [D, F]: 2BDF FLOPs; BD and DF elements read and BF written, a weight's of a width of its own if given.
+    """FLOPs and bytes of [B, D] · [D, F], the weight's elements of a width of their own if given.
 
+    Formula: 2BDF FLOPs; BD and DF elements read and BF written.
     Source: the book, "All About Rooflines" and its question 2 (int8 weights).
     """
     return batched_matmul_cost(1.0, batch, d_in, d_out, bytes_per_element, weight_bytes)
 
 
 def dot_product_cost(length: float, bytes_per_element: float = 2.0) -> KernelCost:
-    """Two vectors: N products and N - 1 sums, 2N elements read and one written; half a FLOP per byte in bf16.
+    """FLOPs and bytes of two vectors' product; half a FLOP per byte in bf16.
 
-    Source: the book, "All About Rooflines".
+    Formula: N products and N - 1 sums; 2N elements read and one written. Source: the book, "All About Rooflines".
     """
     return KernelCost(
         flops=2.0 * length - 1.0, read_bytes=2.0 * length * bytes_per_element, written_bytes=bytes_per_element
@@ -71,8 +72,9 @@ def batched_matmul_cost(
     batch: float, rows: float, d_in: float, d_out: float, bytes_per_element: float = 2.0,
     weight_bytes: float | None = None,
 ) -> KernelCost:  # fmt: skip
-    """[B, T, D] · [B, D, F], a matrix for each of B: FLOPs and bytes of T rows, B times, so that B leaves the intensity.
+    """FLOPs and bytes of [B, T, D] · [B, D, F], a matrix for each of B: B does not change the intensity.
 
+    Formula: 2BTDF FLOPs; BTD and BDF elements read and BTF written.
     Source: the book, "All About Rooflines", question 4 (T = 1: about 2 FLOPs per byte in int8); the note, A.1.3.
     """
     weight = bytes_per_element if weight_bytes is None else weight_bytes
@@ -87,10 +89,11 @@ def experts_cost(
     batch: float, d_in: float, d_out: float, num_experts: float, experts_per_token: float,
     bytes_per_element: float = 2.0, weight_bytes: float | None = None,
 ) -> KernelCost:  # fmt: skip
-    """One matrix [D, F] of each of E experts, k of them for each of B tokens: 2kBDF FLOPs; kB rows in and out.
+    """FLOPs and bytes of one matrix [D, F] of each of E experts, k of them for each of B tokens.
 
-    Assumes: every expert has a token, so all E matrices are read; even routing. Source: the book, "Transformers",
-    question 8, which leaves the rows out.
+    Formula: 2kBDF FLOPs; kB rows in and out, E·DF elements of matrices.
+    Assumes: every expert has a token, so all E matrices are read; even routing.
+    Source: the book, "Transformers", question 8, which leaves the rows out.
     """
     return batched_matmul_cost(
         num_experts, batch * experts_per_token / num_experts, d_in, d_out, bytes_per_element, weight_bytes
@@ -98,9 +101,9 @@ def experts_cost(
 
 
 def attended_pairs(queries: float, keys: float, *, causal: bool = False) -> float:
-    """Pairs of a query and a key: T·S, or those that a causal mask leaves to the last T of S positions.
+    """Pairs of a query and a key, all or those that a causal mask leaves to the last T of S positions.
 
-    Formula: T·S - T(T - 1)/2; T(T + 1)/2 where T = S. Source: the note, A.3.
+    Formula: T·S; causal T·S - T(T - 1)/2, which is T(T + 1)/2 where T = S. Unit: pairs. Source: the note, A.3.
     """
     return queries * keys - (queries * (queries - 1.0) / 2.0 if causal else 0.0)
 
@@ -109,11 +112,11 @@ def attention_cost(
     num_seqs: float, queries: float, keys: float, num_heads: float, num_kv_heads: float, head_dim: float,
     bytes_per_element: float = 2.0, *, causal: bool = False, fused: bool = True,
 ) -> KernelCost:  # fmt: skip
-    """softmax(Q·K)·V without its projections: 4·N·H FLOPs for each pair of query and key.
+    """FLOPs and bytes of softmax(Q·K)·V without its projections. A prompt has T = S, a step of decoding T = 1.
 
-    Bytes: queries and results of N heads, keys and values of K heads. What is not `fused` (flash attention is) also
-    writes and reads the scores and the softmax of them, N·T·S elements each, masked or not. A prompt has T = S, a
-    step of decoding T = 1. Source: the book, "Transformers", question 4; the note, A.3.
+    What is not `fused` (flash attention is) also writes and reads the scores and the softmax of them, masked or not.
+    Formula: 4·N·H FLOPs for each pair of query and key; queries and results of N heads, keys and values of K heads, and not
+    fused N·T·S elements each of scores and softmax. Source: the book, "Transformers", question 4; the note, A.3.
     """
     pairs = attended_pairs(queries, keys, causal=causal)
     scores = 0.0 if fused else 2.0 * num_heads * queries * keys
@@ -126,9 +129,9 @@ def attention_cost(
 
 
 def elementwise_cost(length: float, num_arrays: float = 2, bytes_per_element: float = 2.0) -> KernelCost:
-    """One array of N elements out of A arrays of N: A - 1 FLOPs for each element, 1 where A = 1; A reads and a write.
+    """FLOPs and bytes of one array of N elements out of A arrays of N.
 
-    Source: the book, "TPUs", the elementwise product.
+    Formula: A - 1 FLOPs for each element, 1 where A = 1; A reads and a write. Source: the book, "TPUs", the elementwise product.
     """
     return KernelCost(
         flops=max(1.0, num_arrays - 1.0) * length,

@@ -1,4 +1,4 @@
-"""One MLP layer under data, fully sharded, tensor and mixed parallelism; what a whole model communicates, and how long."""
+"""One MLP layer under data, fully sharded, tensor and mixed parallelism: what it computes, communicates, and for how long."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.books.rules.bounds import AxisOverlap
 from shardwise.books.rules.roofline import ProductTimes
-from shardwise.errors import InputError, chosen
-from shardwise.schedule.schedule import Passes, pipelines_by_any_name, schedule_of
+from shardwise.errors import chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,9 @@ def mlp_layer_times(
     global_batch_tokens: float, d_model: float, d_ff: float, flops_per_s: float, bytes_per_s: float, *,
     fsdp: float = 1, tp: float = 1, fsdp_axes: int = 1, tp_axes: int = 1, overlap: AxisOverlap = "sum",
 ) -> LayerTimes:  # fmt: skip
-    """T_math = 4BDF / (X·Y·C) and T_comms = 4DF / (Y·W·Mx) with 4BD / (X·W·My), their sum or the longer one.
+    """Seconds of an MLP layer's forward pass: compute, and communication of both kinds, added up or the longer one.
 
+    Formula: T_math = 4BDF / (X·Y·C) and T_comms = 4DF / (Y·W·Mx) with 4BD / (X·W·My), their sum or the longer one.
     Source: the book, "Training" (`sum`); the note, 2.5 (`max`).
     """
     cost = mlp_layer_cost(global_batch_tokens, d_model, d_ff, fsdp=fsdp, tp=tp)
@@ -125,28 +125,29 @@ def zero_comms_over_math(
 def zero_balanced_tokens(
     degree: float, flops_per_s: float, bytes_per_s: float, bytes_per_element: float = 2.0
 ) -> float:  # fmt: skip
-    """Tokens per device at which `zero_comms_over_math` is 1."""
+    """Tokens per device at which `zero_comms_over_math` is 1.
+
+    Formula: (n - 1)/n · C·e / (2·W). Unit: tokens/device. Source: the playbook, A3.
+    """
     return zero_comms_over_math(1.0, degree, flops_per_s, bytes_per_s, bytes_per_element)
 
 
 def tp_comms_over_math(
     d_model: float, tp: float, flops_per_s: float, bytes_per_s: float, bytes_per_element: float = 2.0
 ) -> float:
-    """Communication over compute of TP, whatever the batch: (n - 1) · C·e / (2·D·W). Source: the playbook, A3 (e = 1)."""
+    """Communication over compute of TP, whatever the batch.
+
+    Formula: (n - 1) · C·e / (2·D·W). Source: the playbook, A3 (e = 1).
+    """
     return (tp - 1.0) * flops_per_s * bytes_per_element / (2.0 * d_model * bytes_per_s)
 
 
 def tp_elements(tokens: float, d_model: float, tp: float, num_layers: float = 1) -> float:
-    """Elements that TP moves in a step, 8·T·D/n a block. Source: the playbook, A3."""
-    return num_layers * 8.0 * tokens * d_model / tp
+    """Elements that TP moves in a step.
 
-
-def pp_elements(num_micro_batches: float, tokens: float, d_model: float, num_virtual_stages: float = 1) -> float:
-    """Elements that a stage of a pipeline sends and receives, forward and backward: 4·T·D·v a micro-batch of T tokens.
-
-    Source: the playbook, A3; "Interleaving stages" for the v virtual stages.
+    Formula: 8·L·T·D/n. Unit: elements. Source: the playbook, A3.
     """
-    return 4.0 * num_micro_batches * tokens * d_model * num_virtual_stages
+    return num_layers * 8.0 * tokens * d_model / tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +159,9 @@ class Zero3Elements:
 
 
 def zero3_elements(num_layers: float, d_model: float, degree: float) -> Zero3Elements:
-    """Blocks of 16·D² parameters, two gathers and one scatter: 3·L·16·D²/n its own, (n - 1) times that received.
+    """Elements of ZeRO-3's two gathers and one scatter a step, for blocks of 16·D² parameters.
 
+    Formula: 3·L·16·D²/n its own, (n - 1) times that received. Unit: elements.
     Source: the playbook, A3. Differs: it prints the own shards as what is communicated.
     """
     own = 3.0 * num_layers * 16.0 * d_model**2 / degree
@@ -182,39 +184,6 @@ def ring_attention_times(
     )
 
 
-def pipeline_busy_fraction(pp: float, num_micro_batches: float = 1) -> float:
-    """Part of a step that a stage of AFAB or 1F1B computes: m / (m + p - 1). Source: the book, "Training", pipelining."""
-    return num_micro_batches / (num_micro_batches + pp - 1.0)
-
-
-def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Numbers (from 1) of the layers on each stage: runs of equal length dealt out in turn, `num_virtual_stages` to a stage.
-
-    Source: the playbook, "Interleaving stages". Differs: `layers_per_stage` weighs embedding and head.
-    """
-    count = pp * num_virtual_stages
-    if num_layers % count:
-        raise InputError(
-            f"layers: found {num_layers} for {pp} stages of {num_virtual_stages}; a multiple of {count} is required"
-        )
-    run = num_layers // count
-    starts = ([(turn * pp + stage) * run for turn in range(num_virtual_stages)] for stage in range(pp))
-    return tuple(tuple(start + i + 1 for start in own for i in range(run)) for own in starts)
-
-
-def pipeline_bubble_s(
-    schedule: str, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
-) -> float:  # fmt: skip
-    """Seconds that a stage waits in a step of many micro-batches under a schedule (by any of its names); see `Schedule`.
-
-    backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
-    forward and a backward pass run together. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
-    """
-    passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
-    form = schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule"))
-    return float(form.bubble_s(pp, 1, math.inf, passes))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFlops:
     """Training FLOPs of one sequence: those of the matrices, and of attention's scores."""
@@ -232,17 +201,18 @@ class SequenceFlops:
 
 
 def sequence_training_flops(num_params: float, num_layers: float, d_model: float, seq_len: float) -> SequenceFlops:
-    """6·T·P and 12·L·D·T², the whole square. Source: the playbook, A2, which takes the second off where T² << D.
+    """FLOPs that one sequence trains with: of the matrices, and of attention's scores over the whole square.
 
+    Formula: 6·T·P and 12·L·D·T². Unit: FLOPs. Source: the playbook, A2, which takes the second off where T² << D.
     Differs: the second is small where 2·L·D·T << P.
     """
     return SequenceFlops(matrices=6.0 * seq_len * num_params, scores=12.0 * num_layers * d_model * seq_len**2)
 
 
 def gemm_flops_per_token(num_layers: float, d_model: float, ff_ratio: float, vocab_size: float) -> float:
-    """Training FLOPs per token in matrices: L(24 + 18f)·D² + 6·D·V, for multi-head attention and a gated MLP of F = f·D.
+    """Training FLOPs per token in matrices, for multi-head attention and a gated MLP of F = f·D.
 
-    Source: the note, 1.4. Differs: grouped key-value heads have fewer.
+    Formula: L(24 + 18f)·D² + 6·D·V. Unit: FLOPs/token. Source: the note, 1.4. Differs: grouped key-value heads have fewer.
     """
     return num_layers * (24.0 + 18.0 * ff_ratio) * d_model**2 + 6.0 * d_model * vocab_size
 
@@ -250,9 +220,10 @@ def gemm_flops_per_token(num_layers: float, d_model: float, ff_ratio: float, voc
 def causal_scores_equal_gemm_seq_len(
     num_layers: float, d_model: float, ff_ratio: float, vocab_size: float
 ) -> float:  # fmt: skip
-    """Sequence length T at which causal attention's 6·L·D·T FLOPs per token are `gemm_flops_per_token`: D(4 + 3f) + V/L.
+    """Sequence length T at which causal attention's FLOPs per token, 6·L·D·T, are `gemm_flops_per_token`.
 
-    Attention adds T over it to the FLOPs of shorter sequences. Source: the note, 1.4.
+    Attention adds T over it to the FLOPs of shorter sequences.
+    Formula: D(4 + 3f) + V/L. Unit: tokens. Source: the note, 1.4.
     """
     return d_model * (4.0 + 3.0 * ff_ratio) + vocab_size / num_layers
 
@@ -260,10 +231,16 @@ def causal_scores_equal_gemm_seq_len(
 def causal_scores_over_gemm(
     seq_len: float, num_layers: float, d_model: float, ff_ratio: float, vocab_size: float
 ) -> float:
-    """FLOPs of causal attention over those of the matrices."""
+    """FLOPs of causal attention over those of the matrices.
+
+    Formula: T / (D(4 + 3f) + V/L). Source: the note, 1.4.
+    """
     return seq_len / causal_scores_equal_gemm_seq_len(num_layers, d_model, ff_ratio, vocab_size)
 
 
 def embedding_share(vocab_size: float, d_model: float, num_params: float) -> float:
-    """V·D / P: by how much 6·P·T overstates the FLOPs where the input embedding is a table of its own. Source: the note, 1.4."""
+    """By how much 6·P·T overstates the FLOPs where the input embedding is a table of its own.
+
+    Formula: V·D / P. Source: the note, 1.4.
+    """
     return vocab_size * d_model / num_params

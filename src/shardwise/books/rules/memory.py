@@ -28,8 +28,8 @@ def zero_state_bytes(
 ) -> StateBytes:  # fmt: skip
     """State of `num_params` parameters on each of `degree` devices under a stage of ZeRO.
 
-    Formula: 2P + 2P + kP; stage 1 divides the optimizer's part by the degree, stage 2 the gradients' too, stage 3 all.
     `optimizer_bytes` k is 12 with a master copy in fp32, 8 without; fp32 gradients beside the bf16 ones take 6.
+    Formula: 2P + 2P + kP; stage 1 divides the optimizer's part by the degree, stage 2 the gradients' too, stage 3 all. Unit: B.
     Source: the playbook, "ZeRO". Differs: the book leaves gradients out (2 + 8 = 10 bytes).
     """
     _require_stage(zero_stage)
@@ -50,7 +50,10 @@ def zero_memory_reduction(
     zero_stage: int, degree: float = math.inf, *, weight_bytes: float = 2.0, gradient_bytes: float = 2.0,
     optimizer_bytes: float = 12.0,
 ) -> float:  # fmt: skip
-    """How many times less state a stage of ZeRO keeps than none does; 4 for stage 1 and 8 for stage 2 in the limit."""
+    """How many times less state a stage of ZeRO keeps than none does; 4 for stage 1 and 8 for stage 2 in the limit.
+
+    Formula: the total of `zero_state_bytes` at stage 0 over that at this stage. Source: the playbook, "ZeRO".
+    """
     state = partial(
         zero_state_bytes, 1.0, weight_bytes=weight_bytes, gradient_bytes=gradient_bytes, optimizer_bytes=optimizer_bytes
     )
@@ -58,8 +61,9 @@ def zero_memory_reduction(
 
 
 def zero_traffic_per_param(zero_stage: int, num_micro_batches: int = 1) -> int:
-    """Elements that each device sends per parameter and step, (n - 1)/n taken as 1: 2, 2, a + 1, 3a for stages 0 to 3.
+    """Elements that each device sends per parameter and step.
 
+    Formula: 2, 2, a + 1, 3a for stages 0 to 3 and a micro-batches. Unit: elements/parameter. Assumes: (n - 1)/n taken as 1.
     Source: the playbook, "ZeRO", for one micro-batch. Differs: the book counts all stages alike, taking the
     forward gather to be hidden.
     """
@@ -68,15 +72,18 @@ def zero_traffic_per_param(zero_stage: int, num_micro_batches: int = 1) -> int:
 
 
 def zero3_extra_all_gathers(num_layers: int) -> int:
-    """AllGathers of a step that ZeRO-3 has beyond ZeRO-2: 2L - 1, as the last layer stays gathered.
+    """AllGathers of a step that ZeRO-3 has beyond ZeRO-2, as the last layer stays gathered.
 
-    Source: the playbook, "ZeRO".
+    Formula: 2L - 1. Unit: AllGathers. Source: the playbook, "ZeRO".
     """
     return 2 * num_layers - 1
 
 
 def max_params_per_device(memory_bytes: float, bytes_per_param: float) -> float:
-    """Parameters whose replicated state fills a device, activations left out. Source: the book, "Training", DP."""
+    """Parameters whose replicated state fills a device, activations left out.
+
+    Formula: bytes of memory / bytes per parameter. Unit: parameters. Source: the book, "Training", DP.
+    """
     return memory_bytes / bytes_per_param
 
 
@@ -86,7 +93,8 @@ def checkpoint_bytes(
 ) -> float:  # fmt: skip
     """Bytes of activations kept for a batch: per token and layer `num_d_model` arrays of D and `num_d_ff` of F.
 
-    Assumes: nothing else is kept. Source: the book, "Transformers", gradient checkpointing.
+    Formula: e·T·L·(a·D + b·F), e bytes an element, a and b arrays of each width. Assumes: nothing else is kept.
+    Source: the book, "Transformers", gradient checkpointing.
     """
     return bytes_per_element * tokens * num_layers * (num_d_model * d_model + num_d_ff * d_ff)
 
@@ -94,10 +102,16 @@ def checkpoint_bytes(
 def bytes_per_chip(
     num_params: float, bytes_per_param: float, activation_bytes: float, num_chips: float
 ) -> float:  # fmt: skip
-    """State and activations shared evenly by all chips: (P·bytes per parameter + activations) / N. Source: the book."""
+    """State and activations shared evenly by all chips.
+
+    Formula: (P·bytes per parameter + activations) / N. Unit: B. Source: the book, "Training Llama 3".
+    """
     return (num_params * bytes_per_param + activation_bytes) / num_chips
 
 
 def min_chips(total_bytes: float, memory_bytes: float) -> int:
-    """Chips whose memory holds so many bytes."""
+    """Chips whose memory holds so many bytes.
+
+    Formula: bytes / memory of a chip, rounded up. Unit: chips. Source: the book, "Training Llama 3".
+    """
     return math.ceil(total_bytes / memory_bytes)

@@ -31,22 +31,34 @@ def time_bounds(*seconds: float) -> Bounds:
 
 
 def math_s(flops: float, flops_per_s: float) -> float:
-    """T_math: FLOPs at the peak, in seconds. Source: the book, "All About Rooflines"."""
+    """T_math: FLOPs at the peak, in seconds.
+
+    Formula: FLOPs / C. Source: the book, "All About Rooflines".
+    """
     return flops / flops_per_s
 
 
 def transfer_s(num_bytes: float, bytes_per_s: float, num_links: float = 1) -> float:
-    """T_comms: bytes over a memory's or a link's bandwidth, shared by `num_links` links, in seconds. Source: as `math_s`."""
+    """T_comms: bytes over a memory's or a link's bandwidth, shared by `num_links` links, in seconds.
+
+    Formula: bytes / (links · W). Source: the book, "All About Rooflines".
+    """
     return num_bytes / (num_links * bytes_per_s)
 
 
 def dense_flops_per_s(sparse_flops_per_s: float) -> float:
-    """The peak of dense products where a data sheet prints that with 2:4 sparsity: half of it."""
+    """The peak of dense products where a data sheet prints that with 2:4 sparsity.
+
+    Formula: half of the sparse peak. Source: the book, "All About Rooflines", problems.
+    """
     return sparse_flops_per_s / 2.0
 
 
 def attainable_flops_per_s(intensity: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """The roofline, min(C, W·intensity), in FLOP/s. Source: the book, "All About Rooflines"."""
+    """The roofline: FLOP/s that an intensity allows.
+
+    Formula: min(C, W·intensity). Source: the book, "All About Rooflines".
+    """
     return min(flops_per_s, bytes_per_s * intensity)
 
 
@@ -59,7 +71,7 @@ def matmul_critical_batch(
 ) -> float:
     """Batch from which [B, D] · [D, F] is bound by compute rather than by memory; C / W in bf16 for wide matrices.
 
-    Formula: B = I / (1 - I (1/D + 1/F)) with I of `critical_intensity`; infinite where the matrices are too narrow.
+    Formula: B = I / (1 - I (1/D + 1/F)) with I of `critical_intensity`; infinite where the matrices are too narrow. Unit: tokens.
     Source: the book, "All About Rooflines", which leaves the second factor out.
     """
     intensity = critical_intensity(flops_per_s, bytes_per_s, bytes_per_element)
@@ -68,7 +80,10 @@ def matmul_critical_batch(
 
 
 def linear_width(d_in: float, d_out: float) -> float:
-    """D·F / (D + F), the width that a layer's intensity sees: 1 / (1/B + 1/width) in bf16. Source: the note, 1.2."""
+    """The width that a layer's intensity sees: 1 / (1/B + 1/width) in bf16.
+
+    Formula: D·F / (D + F). Unit: elements. Source: the note, 1.2.
+    """
     return d_in * d_out / (d_in + d_out)
 
 
@@ -82,15 +97,19 @@ class LinearIntensity:
 
 
 def linear_intensity(batch: float, width: float) -> LinearIntensity:
-    """Intensity of a linear layer from its batch and `linear_width`: 1 / (1/B + 1/width). Source: the note, 1.2."""
+    """Intensity of a linear layer from its batch and `linear_width`, and bounds on it.
+
+    Formula: 1 / (1/B + 1/width), between half the smaller of the two and the smaller. Unit: FLOPs/byte. Source: the note, 1.2.
+    """
     least = min(batch, width)
     return LinearIntensity(value=1.0 / (1.0 / batch + 1.0 / width), lower=least / 2.0, upper=least)
 
 
 def attention_critical_seq_len(intensity: float, queries_per_kv_head: float = 1) -> float:
-    """Sequence length from which attention over a whole prompt is bound by compute, in bf16: I·(G + 1)/G.
+    """Sequence length from which attention over a whole prompt is bound by compute, in bf16.
 
     G query heads share a key-value head: T·G/(G + 1) FLOPs per byte. 2I for multi-head attention, I for large G.
+    Formula: I·(G + 1)/G. Unit: tokens.
     Source: the book, "Transformers", questions. Differs: the book prints I, the limit of large G.
     """
     return intensity * (1.0 + 1.0 / queries_per_kv_head)
@@ -112,9 +131,10 @@ def contracting_split_times(
     batch: float, d_in: float, d_out: float, flops_per_s: float, bytes_per_s: float, *, num_chips: int = 2,
     bytes_per_element: float = 2.0,
 ) -> ProductTimes:  # fmt: skip
-    """[B, D_X] · [D_X, F] on chips that each send their whole partial result: 2BDF / (N·C) and 2BF / W in bf16.
+    """Seconds of [B, D_X] · [D_X, F] on chips that each send their whole partial result.
 
-    Assumes: W is one way, the sum itself takes no time. Source: the book, "All About Rooflines", network.
+    Formula: 2BDF / (N·C) and 2BF / W in bf16. Assumes: W is one way, the sum itself takes no time.
+    Source: the book, "All About Rooflines", network.
     """
     return ProductTimes(
         math_s=2.0 * batch * d_in * d_out / (num_chips * flops_per_s),
@@ -125,7 +145,10 @@ def contracting_split_times(
 def contracting_split_min_dim(
     flops_per_s: float, bytes_per_s: float, num_chips: int = 2, bytes_per_element: float = 2.0
 ) -> float:
-    """Contracted dim D from which `contracting_split_times` is compute-bound, whatever the batch: N·C/W in bf16."""
+    """Contracted dim D from which `contracting_split_times` is compute-bound, whatever the batch.
+
+    Formula: N·C/W in bf16. Unit: elements. Source: the book, "All About Rooflines", network.
+    """
     return num_chips * critical_intensity(flops_per_s, bytes_per_s, bytes_per_element)
 
 
@@ -143,8 +166,10 @@ class GatherOrReduce:
 
 
 def gather_or_reduce(alpha: float, d_in: float, batch: float = math.inf) -> GatherOrReduce:
-    """Gathering takes max(2BDF/C, 2DF/W), adding up max(2BDF/(X·C), 4BF/W): B = alpha, X = D/(2 alpha), D = 2 min(alpha, B).
+    """The batch, the degree and the contracted dim at which gathering the weight and adding up partial sums change places.
 
+    Gathering takes max(2BDF/C, 2DF/W), adding up max(2BDF/(X·C), 4BF/W).
+    Formula: B = alpha, X = D/(2 alpha), D = 2 min(alpha, B).
     Assumes: bf16, an AllReduce twice an AllGather, D large for the third. Source: the book, "Sharded Matrices", question 4.
     """
     return GatherOrReduce(

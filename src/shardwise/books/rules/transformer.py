@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from shardwise.model import counts
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Part
-from shardwise.schedule.closed_form import bubble_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +38,9 @@ class ParamsByPart:
 def params_by_part(architecture: Architecture) -> ParamsByPart:
     """Parameters in MLPs, attention, vocabulary and norms, read off the model's program.
 
-    For a dense model without biases: 3·L·D·F when gated, 2·L·D·(N + K)·H, 2·V·D untied. All experts count, also those that a
-    token does not meet. Source: the book, "Transformers".
+    All experts count, also those that a token does not meet.
+    Formula: for a dense model without biases 3·L·D·F when gated, 2·L·D·(N + K)·H, 2·V·D untied. Unit: parameters.
+    Source: the book, "Transformers".
 
     >>> import shardwise as sw
     >>> parts = params_by_part(sw.load_model("deepseek-v3"))
@@ -68,48 +68,35 @@ class BlockFlops:
 def block_training_flops(architecture: Architecture, seqs: float, seq_len: int, *, causal: bool = False) -> BlockFlops:
     """FLOPs of `seqs` sequences, read off the program of a block; the mean over the blocks of a model whose blocks differ.
 
-    For a dense model 6·B·T for each element of a matrix, and 12·B·T²·N·H for attention's scores over their whole square;
-    with `causal` the half of it that is not masked, or what a sliding window leaves.
-    Source: the book, "Transformers" (whole square); the note, 1.4 (causal half). Differs: see `model_flops_per_token`.
+    With `causal` only the half of the scores that is not masked counts, or what a sliding window leaves.
+    Formula: for a dense model 6·B·T for each element of a matrix, and 12·B·T²·N·H for attention's scores over their whole square.
+    Unit: FLOPs. Source: the book, "Transformers" (whole square); the note, 1.4 (causal half).
+    Differs: see `model_flops_per_token`.
     """
     products, scores = counts.layer_training_flops(architecture, seq_len, causal=causal)
     return BlockFlops(mlp=seqs * products[Part.MLP], projections=seqs * products[Part.ATTENTION], scores=seqs * scores)
 
 
 def scores_equal_projections_seq_len(d_model: float) -> float:
-    """Sequence length at which attention's scores cost what its projections do: 2D (multi-head, whole square)."""
+    """Sequence length at which attention's scores cost what its projections do.
+
+    Formula: 2D. Unit: tokens. Assumes: multi-head attention, N·H = D, the whole square. Source: the book, "Transformers".
+    """
     return 2.0 * d_model
 
 
 def scores_equal_block_seq_len(d_model: float) -> float:
-    """Sequence length at which attention's scores cost what all of a block's matrices do: 8D.
+    """Sequence length at which attention's scores cost what all of a block's matrices do.
 
-    Assumes: a gated MLP with F = 4D, N·H = D, multi-head attention, the whole square. Source: the book, "Transformers".
+    Formula: 8D. Unit: tokens. Assumes: a gated MLP with F = 4D, N·H = D, multi-head attention, the whole square.
+    Source: the book, "Transformers".
     """
     return 8.0 * d_model
 
 
 def kv_cache_bytes_per_token(num_layers: float, kv_width: float, bytes_per_element: float = 2.0) -> float:
-    """2·L·K·H elements: keys and values of every layer. Source: the book, "Transformers"."""
-    return 2.0 * num_layers * kv_width * bytes_per_element
+    """Bytes of keys and values of every layer for one token.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineTimes:
-    """A pipeline's step: bubble over ideal time, its length, and the idle part of that."""
-
-    bubble_ratio: float
-    makespan_s: float
-    idle_fraction: float
-
-
-def pipeline_times(
-    pp: int, num_micro_batches: int, forward_s: float, backward_s: float, num_virtual_stages: int = 1
-) -> PipelineTimes:
-    """A step of AFAB, 1F1B or interleaved 1F1B whose stages take the same time for each micro-batch.
-
-    Formula: m·(f + b)·(1 + r) with r of `bubble_ratio`; idle r / (1 + r). Source: the playbook, "Pipeline parallelism".
+    Formula: 2·L·K·H elements, L layers of K heads of width H. Unit: B/token. Source: the book, "Transformers".
     """
-    ratio = float(bubble_ratio(pp, num_micro_batches, num_virtual_stages))
-    ideal = num_micro_batches * (forward_s + backward_s)
-    return PipelineTimes(bubble_ratio=ratio, makespan_s=ideal * (1 + ratio), idle_fraction=ratio / (1 + ratio))
+    return 2.0 * num_layers * kv_width * bytes_per_element

@@ -1,0 +1,194 @@
+"""The books' rules by name. What a rule takes, its unit, formula and source are read off its signature and docstring.
+
+A docstring begins with what the rule gives. Behind labels follow `Formula:`, `Unit:` (where its name does not say it),
+`Assumes:`, `Differs:` (where another book counts otherwise) and `Source:`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from shardwise.books import rules
+from shardwise.books.rule_parameters import KINDS, Parameter, quantity_text, read, unit_of_name
+from shardwise.books.rules.book import BOOK, NOTE, PLAYBOOK
+from shardwise.errors import InputError, collect, require
+from shardwise.names import did_you_mean
+
+Number = float | int | bool
+LETTERS = re.compile(r"^Letters[^:]*: (.+?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+LABEL = re.compile(r"(?<!\S)(Formula|Unit|Assumes|Differs|Source): ")
+WORKS = {"the book": BOOK, "the note": NOTE, "the playbook": PLAYBOOK}  # as sources of docstrings name them
+PURE = re.compile(r"share|fraction|ratio|_over_")  # names of numbers without a unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One number of what a rule gives. A number without a unit has ""."""
+
+    name: str
+    value: Number
+    unit: str
+
+    @property
+    def text(self) -> str:
+        """The number with its unit."""
+        return quantity_text(self.value, self.unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedRule:
+    """One of the books' closed forms: what it takes and gives, how and after whom. `topic` is what its kin are about."""
+
+    name: str
+    topic: str
+    summary: str
+    remarks: str
+    parameters: tuple[Parameter, ...]
+    unit: str
+    formula: str
+    letters: str
+    assumes: str
+    differs: str
+    source: str
+    function: Callable[..., Any]
+
+    @property
+    def signature(self) -> str:
+        """The rule as it is called on a command line: NAME KEY=..., with the defaults of what may be left out."""
+        return " ".join([self.name, *(f"{one.name}={one.default_text or '...'}" for one in self.parameters)])
+
+    def __repr__(self) -> str:
+        return f"NamedRule: {self.signature}: {self.formula}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleValue:
+    """A rule with its numbers. `value` is what its function gives: a number, or a value with several of them, the `parts`."""
+
+    rule: NamedRule
+    given: Mapping[str, Any]
+    value: Any
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The numbers by name, with their units."""
+        if not is_dataclass(self.value):
+            return (
+                Part(name=self.rule.name, value=self.value, unit=_unit(self.rule.name, self.value, self.rule.unit)),
+            )
+        names = [one.name for one in fields(self.value)]
+        names += [name for name, one in vars(type(self.value)).items() if isinstance(one, property)]
+        values = [(name, getattr(self.value, name)) for name in names]
+        return tuple(Part(name=name, value=one, unit=_unit(name, one, self.rule.unit)) for name, one in values)
+
+    def __repr__(self) -> str:
+        return f"RuleValue: {', '.join(f'{one.name} = {one.text}' for one in self.parts)}; {self.rule.formula}"
+
+
+def _unit(name: str, value: Number, otherwise: str) -> str:
+    if isinstance(value, bool) or PURE.search(name):
+        return ""
+    return unit_of_name(name) or otherwise
+
+
+@cache
+def named_rules() -> Mapping[str, NamedRule]:
+    """The rules by name, those of a topic together: all whose arguments and results are numbers, choices or a model."""
+    found = (_named(name, getattr(rules, name)) for name in rules.__all__)
+    ordered = sorted((one for one in found if one), key=lambda one: (one.topic, one.function.__code__.co_firstlineno))
+    return {one.name: one for one in ordered}
+
+
+def rule_named(name: str) -> NamedRule:
+    """The rule of that name. Raises `InputError` that names the nearest ones."""
+    if name not in named_rules():
+        hint = did_you_mean(name, named_rules())
+        raise InputError(f"rule: found {name!r}{hint}; one of those that `shardwise show rules` lists is required")
+    return named_rules()[name]
+
+
+def evaluated(rule: NamedRule, given: Mapping[str, Any]) -> RuleValue:
+    """The rule with values for its parameters, each a number or a text with its unit.
+
+    Raises `InputError` with every key that is missing or not the rule's, and every value that is not of its kind.
+
+    >>> evaluated(rule_named("fsdp_min_tokens_per_chip"), {"alpha": 2550.0, "num_axes": "3"})
+    RuleValue: fsdp_min_tokens_per_chip = 850 tokens/chip; alpha / M
+    """
+    known = {one.name: one for one in rule.parameters}
+    readers = {key: partial(read, known[key], one) for key, one in given.items() if key in known}
+    _, *found = collect(lambda: require(_wrong_keys(rule, given)), *readers.values())
+    values = dict(zip(readers, found, strict=True))
+    try:
+        value = rule.function(**values)
+    except (ArithmeticError, ValueError) as error:
+        shown = ", ".join(f"{key} = {value}" for key, value in values.items())
+        raise InputError(f"{rule.name}: found {shown}, for which {rule.formula} has no value ({error})") from None
+    everything = {key: one.default for key, one in known.items()} | values
+    return RuleValue(rule=rule, given=everything, value=value)
+
+
+def _wrong_keys(rule: NamedRule, given: Collection[str]) -> list[str]:
+    """What is wrong with the keys: those that are not the rule's, and those that are missing."""
+    known = [one.name for one in rule.parameters]
+    takes = f"it takes {', '.join(known) or 'nothing'}"
+    wrong = [f"{rule.name}: no {key!r}{did_you_mean(key, known)}; {takes}" for key in given if key not in known]
+    return wrong + [
+        f"{rule.name}: {one.name} missing; a value is required, such as {one.name}={one.example}"
+        for one in rule.parameters
+        if one.required and one.name not in given
+    ]
+
+
+def _named(name: str, function: Any) -> NamedRule | None:
+    """The rule that a function is; None for a class, and for what does not take or give numbers alone."""
+    if not inspect.isfunction(function):
+        return None
+    hints = get_type_hints(function)
+    gives = hints.pop("return")
+    if not (all(_is_kind(hint) for hint in hints.values()) and (gives in (float, int, bool) or is_dataclass(gives))):
+        return None
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()):
+        return None
+    text, *labelled = LABEL.split((inspect.getdoc(function) or "").partition("\n>>> ")[0])
+    said = {label: _line(one).rstrip(".") for label, one in zip(labelled[::2], labelled[1::2], strict=True)}
+    summary, _, remarks = text.partition("\n\n")
+    return NamedRule(
+        name=name, function=function, topic=_topic(function), letters=_letters(function), summary=_line(summary),
+        remarks=_line(remarks), unit=said.get("Unit", ""), formula=said["Formula"], assumes=said.get("Assumes", ""),
+        differs=said.get("Differs", ""), source=_spelt(said["Source"]),
+        parameters=tuple(
+            Parameter(name=one.name, hint=hints[one.name], default=one.default)
+            for one in inspect.signature(function).parameters.values()
+        ),
+    )  # fmt: skip
+
+
+def _topic(function: Any) -> str:
+    """What the rules of a file are about: the first line of it."""
+    return _line((inspect.getdoc(sys.modules[function.__module__]) or "").partition("\n\n")[0]).rstrip(".")
+
+
+def _letters(function: Any) -> str:
+    """What the letters of formulas mean: in the rule's file, or where that does not say it in all of them."""
+    told = (inspect.getdoc(sys.modules[function.__module__]) or "", inspect.getdoc(rules) or "")
+    return next(_line(found[1]).rstrip(".") for found in map(LETTERS.search, told) if found)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _is_kind(hint: Any) -> bool:
+    return get_origin(hint) is Literal or any(kind in (hint, *get_args(hint)) for kind in KINDS)
+
+
+def _spelt(source: str) -> str:
+    """A source with its work's authors and title."""
+    return re.sub("|".join(WORKS), lambda found: WORKS[found[0]], source)

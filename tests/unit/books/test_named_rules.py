@@ -1,0 +1,137 @@
+"""The books' rules by name: which there are, what their docstrings say, and what they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Mapping
+
+import pytest
+
+import shardwise as sw
+from shardwise.books import rules
+from shardwise.books.named_rules import NamedRule, evaluated, named_rules, rule_named
+from shardwise.books.rule_parameters import Parameter
+from shardwise.errors import InputError
+from shardwise.model.architecture import Architecture
+
+# Functions whose arguments or results are no numbers: a job, a function, products, shardings, lists of layers, any many seconds.
+NOT_BY_NAME = {"book_rules", "critical_size", "padding_efficiency", "product_flops", "stage_layers", "time_bounds"}
+# Numbers without a unit: ratios of two of a kind, and answers of yes or no.
+PURE = {
+    "causal_scores_over_gemm", "embedding_share", "flops_utilisation", "is_compute_bound", "mixed_math_over_comms",
+    "pipeline_busy_fraction", "tp_comms_over_math", "tp_is_compute_bound", "zero_comms_over_math", "zero_memory_reduction",
+}  # fmt: skip
+YEAR = re.compile(r"\b(19|20)\d\d\b")
+
+
+def test_every_function_of_numbers_is_a_rule() -> None:
+    functions = {name for name in rules.__all__ if inspect.isfunction(getattr(rules, name))}
+    assert set(named_rules()) == functions - NOT_BY_NAME
+
+
+@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> None:
+    assert rule.summary.endswith(".")
+    assert rule.formula
+    assert YEAR.search(rule.source), "a work with its year"
+    assert not re.search(r"the (book|note|playbook)\b", rule.source), "spelt out"
+    assert rule.letters
+    assert rule.topic
+
+
+def small(one: Parameter) -> str:
+    """A small value of a parameter's kind."""
+    named: Mapping[object, str] = {Architecture: "llama-3.2-1b", str: "1f1b"}
+    return one.choices[0] if one.choices else named.get(one.kind, "2 ms" if one.unit == "s" else "3e9")
+
+
+@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+def test_every_rule_has_a_value_and_every_number_its_unit(rule: NamedRule) -> None:
+    few = {"zero_stage": "1", "pp": "3"}
+    given = {one.name: few.get(one.name) or small(one) for one in rule.parameters if one.required}
+    found = evaluated(rule, given)
+    assert set(found.given) == {one.name for one in rule.parameters}
+    for part in found.parts:
+        assert not math.isnan(part.value)
+        assert part.text
+        if dataclasses.is_dataclass(found.value):
+            assert getattr(found.value, part.name) == part.value
+        else:
+            assert bool(part.unit) != (rule.name in PURE)
+
+
+@pytest.mark.parametrize(
+    ("call", "value", "unit"),
+    [
+        # Printed in the books: How to Scale Your Model, "Training" and "Training Llama 3"; the playbook, "ZeRO".
+        ({"name": "critical_intensity", "flops_per_s": "459 TFLOP/s", "bytes_per_s": "180GB/s"}, 2550, "FLOPs/byte"),
+        ({"name": "fsdp_min_tokens_per_chip", "alpha": 2550, "num_axes": "3"}, 850, "tokens/chip"),
+        ({"name": "mixed_min_tokens_per_chip", "alpha": "2550", "d_ff": "28Ki"}, 453.6, "tokens/chip"),
+        ({"name": "mixed_min_tokens_per_chip", "alpha": "2550", "d_ff": "28Ki", "overlap": "max"}, 113.4, "tokens/chip"),
+        ({"name": "training_seconds", "num_params": "70B", "tokens": "15T", "num_chips": 8960, "flops_per_s": "459TFLOP/s",
+          "mfu": 0.4}, 44.3 * 86400, "s"),
+        ({"name": "max_params_per_device", "memory_bytes": "96GB", "bytes_per_param": 10}, 9.6e9, "parameters"),
+        ({"name": "dcn_min_tokens_per_pod", "pod_flops_per_s": 8960 * 459e12, "num_hosts": 2240, "host_bytes_per_s": "25GB/s"},
+         73440, "tokens/pod"),
+        ({"name": "zero3_extra_all_gathers", "num_layers": 32}, 63, "AllGathers"),
+    ],
+)  # fmt: skip
+def test_a_rule_gives_what_its_book_prints(call: dict[str, object], value: float, unit: str) -> None:
+    found = sw.rule(**call)  # type: ignore[arg-type]
+    assert found.value == pytest.approx(value, rel=2e-3)
+    assert [one.unit for one in found.parts] == [unit]
+
+
+def test_a_value_with_several_numbers_has_a_unit_for_each() -> None:
+    found = sw.rule("matmul_cost", batch=240, d_in="8Ki", d_out="28Ki")
+    units = {one.name: one.unit for one in found.parts}
+    assert (units["flops"], units["read_bytes"], units["intensity"]) == ("FLOPs", "B", "FLOPs/byte")
+    times = sw.rule("contracting_split_times", batch=1, d_in=1, d_out=1, flops_per_s=1, bytes_per_s=1)
+    assert {one.name: one.unit for one in times.parts} == {"math_s": "s", "comms_s": "s", "compute_bound": ""}
+    share = sw.rule("params_by_part", architecture="llama-3-8b")
+    assert {one.name: one.unit for one in share.parts}["mlp_share"] == ""
+    assert sum(one.value for one in share.parts[:4]) == sw.num_params(sw.load_model("llama-3-8b"))
+
+
+def test_an_infinite_value_is_said() -> None:
+    found = sw.rule("matmul_critical_batch", flops_per_s=1e15, bytes_per_s=1e12, d_in=100, d_out=100)
+    assert found.parts[0].text == "infinite"
+    assert repr(found).startswith("RuleValue: matmul_critical_batch = infinite; B = I / ")
+
+
+def test_the_list_has_signatures_and_formulas() -> None:
+    found = {one.name: one for one in sw.rules()}
+    assert found == named_rules()
+    assert repr(found["tp_max_degree"]) == "NamedRule: tp_max_degree alpha=... d_ff=... num_axes=1: M·F / alpha"
+    with pytest.raises(InputError, match="both are required"):
+        sw.rules(model="llama-3-8b")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "problems"),
+    [
+        ("tp_max_degre", {}, ["rule: found 'tp_max_degre' (did you mean 'tp_max_degree'?)"]),
+        ("tp_max_degree", {"alfa": 1, "num_axes": 1.5},
+         ["no 'alfa' (did you mean 'alpha'?); it takes alpha, d_ff, num_axes", "alpha missing", "d_ff missing",
+          "num_axes: found 1.5"]),
+        ("math_s", {"flops": "1 GB", "flops_per_s": "5"}, ["which is in B", "which is 5 FLOP/s; a unit is required"]),
+        ("tp_max_degree", {"alpha": -1, "d_ff": "many"}, ["found -1; a number of at least 0", "found 'many'"]),
+        ("tp_max_degree", {"alpha": 0, "d_ff": 1}, ["for which M·F / alpha has no value"]),
+        ("training_flops", {"num_params": 1, "tokens": 1, "recompute": "maybe"},
+         ["found 'maybe'; one of false, true is required"]),
+        ("mixed_min_tokens_per_chip", {"alpha": 1, "d_ff": 1, "overlap": "mx"}, ["found 'mx' (did you mean 'max'?)"]),
+        ("params_by_part", {"architecture": "llama-3-70"}, ["did you mean 'llama-3-70b'?"]),
+        ("zero_state_bytes", {"num_params": 1, "zero_stage": 4}, ["one of 0, 1, 2, 3 is required"]),
+        ("rescaled_seconds", {"seconds": "1 fortnight", "num_chips": 1, "target_chips": 1}, ["s, min, h, d or w is required"]),
+        ("critical_batch_of_loss", {"loss": "1e-200"}, ["has no value"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_at_once(name: str, given: dict[str, object], problems: list[str]) -> None:
+    with pytest.raises(InputError) as raised:
+        evaluated(rule_named(name), given)
+    assert len(raised.value.problems) == len(problems)
+    for found, expected in zip(raised.value.problems, problems, strict=True):
+        assert expected in found
