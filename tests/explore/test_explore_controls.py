@@ -6,6 +6,7 @@ import pytest
 
 from shardwise.explore.asked import Asked, asked
 from shardwise.explore.controls import controls
+from shardwise.explore.controls.presets import PRESETS, Preset
 from shardwise.explore.known import Known
 from shardwise.explore.state import parse_query, write_query
 
@@ -74,6 +75,28 @@ def test_an_illegal_degree_stays_and_says_what_is_possible() -> None:
     problem = next(option["problem"] for option in tp["options"] if option["value"] == "64")
     assert "heads_by_tp" in problem
     assert "tp may be one of 1, 2, 4, 8, 16, 32" in problem
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda one: one.model)
+def test_a_preset_is_a_job_with_a_source(preset: Preset) -> None:
+    of = at("llama-3-8b", "h100:64", "fsdp=64")
+    option = next(one for control in controls(of) if control["name"] == "preset" for one in control["options"]
+                  if one["value"] == preset.name)  # fmt: skip
+    assert option["note"] == preset.source
+    found = edited(of, option["edit"])
+    assert (found.model.name, found.cluster.name, found.state.layout) == (preset.model, preset.cluster, found.layout)
+    assert found.job.global_batch_tokens % found.job.seq_len == 0
+    assert next(one["value"] for one in controls(found) if one["name"] == "preset") == preset.name
+
+
+def test_what_is_true_or_false_is_a_checkbox() -> None:
+    every = controls(at("llama-3-8b", "h100:64", "tp=2+fsdp=32"))
+    kinds = {one["name"]: one["kind"] for one in every}
+    assert (kinds["sequence_parallel"], kinds["async_tp"], kinds["tp"], kinds["model"]) == (
+        "checkbox", "checkbox", "slider", "select",
+    )  # fmt: skip
+    for one in every:
+        assert (one["kind"] == "checkbox") == ({option["value"] for option in one["options"]} == {"false", "true"})
 
 
 def test_in_the_memory_view_the_cluster_follows() -> None:

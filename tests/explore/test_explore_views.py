@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -80,10 +81,10 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
     assert why["source"]
     assert why["kind"].startswith(("a prediction", "a bound"))
     tree, _, own = name.partition(".")
-    estimate = ask("overview", LAYOUTS[0])["estimate"]
-    expected = (
-        estimate["estimate"][tree][own] if own else {**estimate, **estimate["estimate"], **estimate["layout"]}[name]
-    )
+    found = ask("overview", LAYOUTS[0])
+    estimate = found["estimate"]
+    plain = {**estimate, **estimate["estimate"], **estimate["layout"], **found["verdict"]}
+    expected = estimate["estimate"][tree][own] if own else plain[name]
     assert why["value"] == pytest.approx(expected, rel=1e-12)
 
 
@@ -180,6 +181,16 @@ def test_notation_accounts_for_every_parameter() -> None:
             held = [rank for holder in shard["holders"] for rank in holder["ranks"]]
             assert len(held) == len(set(held))
     assert model.num_layers == found["units"]["block"]["times"]
+
+
+def test_specs_name_the_axes_that_split_something() -> None:
+    found = ask("notation", LAYOUTS[1])
+    sizes = {one["axis"]: one["size"] for one in found["mesh"]}
+    specs = [spec for unit in found["units"].values() for one in unit["weights"] for spec in one["specs"].values()]
+    for spec in [*specs, found["hidden"]]:
+        named = {axis for axis in sizes if re.search(rf"[_{{,]{axis}[,}}\]]", spec)}
+        assert all(sizes[axis] > 1 for axis in named), spec
+    assert "[D_fsdp]" in specs
 
 
 def test_the_search_finds_what_plan_chooses() -> None:

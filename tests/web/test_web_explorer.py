@@ -229,6 +229,72 @@ def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, 
     page.context.close()
 
 
+@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("view", ["overview", "memory"])
+def test_bars_label_what_has_room_and_explain_every_colour(chromium: Browser, url: str, view: str, width: int) -> None:
+    page = chromium.new_context(viewport={"width": width, "height": 900}).new_page()
+    page.goto(f"{url}?{LAYOUT}&view={view}")
+    page.wait_for_selector(".segment")
+    outside = page.evaluate(
+        """[...document.querySelectorAll('.segment text')].filter(text =>
+            text.getBoundingClientRect().right > text.parentNode.querySelector('rect').getBoundingClientRect().right).length"""
+    )
+    assert outside == 0
+    drawn, listed = page.evaluate(
+        """[[...document.querySelectorAll('.segment rect')].map(one => one.style.fill),
+            [...document.querySelectorAll('.terms .swatch')].map(one => one.style.background)]"""
+    )
+    assert set(drawn) <= set(listed)
+    page.context.close()
+
+
+def test_a_checkbox_switches_and_says_why_it_cannot(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    box = page.locator("#control-sequence_parallel")
+    expect(box).to_be_checked()
+    box.focus()
+    page.keyboard.press("Space")
+    expect(page).to_have_url(re.compile("sequence_parallel=false|^((?!sequence_parallel).)*$"))
+    expect(box).not_to_be_checked()
+    page.focus("#control-tp")
+    page.keyboard.press("Home")
+    expect(page.locator("#control-sequence_parallel-why")).to_contain_text("tp")
+    page.context.close()
+
+
+def test_a_preset_is_a_job_of_its_own(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    page.select_option("#control-preset", "GPT-2 on 8 A100")
+    expect(page).to_have_url(re.compile("model=gpt-2&cluster=a100-40gb:8.*batch_tokens=480Ki"))
+    expect(page.locator("#control-preset")).to_have_value("GPT-2 on 8 A100")
+    page.context.close()
+
+
+def test_actions_of_passes_are_in_words(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    titles = page.eval_on_selector_all(
+        ".pass", "found => found.map(one => one.parentNode.querySelector('title').textContent)"
+    )
+    assert "backward of micro-batch 0 through stage 1" in " ".join(titles)
+    assert not [title for title in titles if re.search(r"\d[FBIW]\d", title)]
+    page.context.close()
+
+
+FORMATS = """async () => {
+    const [{ percent }, { ticks }] = await Promise.all([import('/format.js'), import('/chart.js')]);
+    return [[0.1875, 0.18749999999999994].map(one => percent(one)), ticks([6, 80], true), ticks([1e3, 1e9], true)];
+}"""
+
+
+def test_digits_and_ticks(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, LAYOUT)
+    shares, near, far = page.evaluate(FORMATS)
+    assert shares == ["18.8%", "18.8%"]
+    assert near == [10, 20, 50]
+    assert far == [10.0**power for power in range(3, 10)]
+    page.context.close()
+
+
 def test_copy_as_gives_the_command(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, LAYOUT)
     page.get_by_role("button", name="copy as").click()

@@ -1,4 +1,4 @@
-"""What the job is: the model, the chip and how many, the software, the batch, the sequence, the precision."""
+"""What the job is: the model, the chip and how many, the stack, the batch, the sequence, the precision."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardwise.cluster.stacks import stack_named, stack_names
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls.control import Control, Edit, Option, select, slider
 from shardwise.explore.controls.moved import refilled
+from shardwise.explore.controls.presets import preset_control
 from shardwise.explore.controls.sizes import doublings, has_shorthand, num_devices_of, on_chip, other_sizes
 from shardwise.explore.state import layout_text
 from shardwise.model.load import model_names
@@ -18,18 +19,20 @@ from shardwise.precision import PRECISIONS
 from shardwise.units import format_binary
 
 GROUP = "job"
+UNKNOWN, BOUND = "unknown, defaults of its kind", "none: a bound"  # where no stack is named
 BATCHES, LENGTHS = (1 << 14, 1 << 27), (512, 1 << 20)  # tokens, from and to
 
 
 def job_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
     """The choices of a job; where the cluster follows the layout (`free`), neither devices nor the batch are among them."""
     state, job = asked.state, asked.job
+    yield preset_control(asked, GROUP)
     yield select("model", "model", GROUP, state.model, _models(asked))
     yield select("chip", "chip", GROUP, asked.cluster.chip.name, _chips(asked.cluster.num_devices))
     if has_shorthand(state.cluster) and not free:
         yield slider("devices", "devices", GROUP, asked.cluster.num_devices, _devices(asked))
-    software = state.stack or ("a bound" if state.overlap else "typical")
-    yield select("stack", "software", GROUP, software, _stacks(asked.cluster.chip.platform))
+    stack = state.stack or (BOUND if state.overlap else UNKNOWN)
+    yield select("stack", "stack", GROUP, stack, _stacks(asked.cluster.chip.platform))
     if not free:
         yield slider("batch_tokens", "batch, tokens", GROUP, format_binary(job.global_batch_tokens), _batches(asked))
     yield slider("seq_len", "sequence, tokens", GROUP, format_binary(job.seq_len), _lengths(asked))
@@ -58,8 +61,8 @@ def _devices(asked: Asked) -> Iterator[Option]:
 
 
 def _stacks(platform: str | None) -> Iterator[Option]:
-    yield Option(value="typical", edit={"stack": None, "overlap": None})
-    yield Option(value="a bound", edit={"stack": None, "overlap": "per_axis"})
+    yield Option(value=UNKNOWN, edit={"stack": None, "overlap": None})
+    yield Option(value=BOUND, edit={"stack": None, "overlap": "per_axis"})
     for name in stack_names():
         if platform in stack_named(name).platforms:
             yield Option(value=name, edit={"stack": name, "overlap": None})

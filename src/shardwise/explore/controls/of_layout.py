@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
-from shardwise.explore.controls.control import Control, Option, select, shown, slider
+from shardwise.explore.controls.control import Control, Option, checkbox, select, shown, slider
 from shardwise.explore.controls.moved import with_fields
 from shardwise.explore.controls.sizes import MOST_SLIDER, divisors
 from shardwise.explore.state import layout_text
@@ -22,6 +22,7 @@ from shardwise.units import format_binary
 
 GROUP = "layout"
 AXES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "cp": "context (cp)", "ep": "expert (ep)"}
+SWITCHES = {"sequence_parallel": "sequence parallelism", "async_tp": "asynchronous tensor parallelism"}
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 MOST_MICRO_BATCH = 64  # of a slider
@@ -60,13 +61,11 @@ def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
     names: dict[str, tuple[str, Sequence[Any]]] = {"recompute": ("recompute", policy_names())}
     names |= {"schedule": ("schedule", pipeline_names())} if layout.pp > 1 else {}
     names |= {"cp_variant": ("context variant", variant_names())} if layout.cp > 1 else {}
-    names |= {
-        "sequence_parallel": ("sequence parallelism", (False, True)),
-        "async_tp": ("asynchronous tp", (False, True)),
-    }
     names |= {"offload": ("offload", OFFLOADS)}
     for name, (label, values) in names.items():
         yield select(name, label, GROUP, getattr(layout, name), options.of(name, values))
+    for name, label in SWITCHES.items():
+        yield checkbox(name, label, GROUP, getattr(layout, name), options.of(name, (False, True)))
 
 
 class _Options:

@@ -38,10 +38,11 @@ function segments(values, order, per, height, format, tree, context) {
     });
 }
 
-function rows(values, order, format, tree, context) {
+// The terms that are there (`shown`: elsewhere too), each with its value and its share.
+function rows(values, order, format, tree, context, shown = (term) => values[term] > 0) {
   const whole = Object.values(values).reduce((sum, value) => sum + value, 0);
   return order
-    .filter((term) => values[term] > 0)
+    .filter(shown)
     .map((term) =>
       h(
         "li",
@@ -99,8 +100,9 @@ export function drawMemory(memory, context) {
     svg("text", { class: "axis", x: limit - 4, y: height - 4, "text-anchor": "end" }, `${bytes(capacity)} of a device`),
   );
   const fullest = one.stages[one.fullest_stage];
-  const heads = ["stage", ...MEMORY.filter((term) => one.stages.some((stage) => stage[term] > 0)), "sum"];
-  const whole = one.stages.length === 1 ? "" : `, stage ${one.fullest_stage} the fullest`;
+  const somewhere = (term) => one.stages.some((stage) => stage[term] > 0);
+  const heads = ["stage", ...MEMORY.filter(somewhere), "sum"];
+  const whole = one.stages.length === 1 ? "" : ` on stage ${one.fullest_stage}, the fullest`;
   return panel(
     "Memory",
     {},
@@ -111,7 +113,7 @@ export function drawMemory(memory, context) {
       ` of ${bytes(capacity)}${whole}`,
     ),
     figure,
-    h("ul", { class: "terms" }, rows(fullest, MEMORY, bytes, "memory", context)),
+    h("ul", { class: "terms" }, rows(fullest, MEMORY, bytes, "memory", context, somewhere)),
     numbers(
       "bytes of a device of each stage",
       heads,

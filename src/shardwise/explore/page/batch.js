@@ -1,7 +1,7 @@
 // The critical batch: steps against tokens to the same loss, and the days that each batch takes on this layout.
 
 import { around, axes, path } from "./chart.js";
-import { h, numbers, panel, svg } from "./dom.js";
+import { h, panel, svg, table } from "./dom.js";
 import { count, digits, quantity, seconds } from "./format.js";
 import { number } from "./numbers.js";
 
@@ -92,7 +92,7 @@ export function drawBatch(payload, context) {
     panel(
       "Batches",
       {},
-      numbers(
+      table(
         "batches to the same loss",
         ["batch, tokens", "steps", "tokens", "step", "days", ""],
         rows.map((row, index) => [

@@ -16,9 +16,13 @@ export function scale(domain, range, log = false) {
 export function ticks([low, high], log, most = 6) {
   if (log) {
     const every = Math.max(1, Math.ceil(Math.log10(high / low) / most));
-    const found = [];
-    for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += every)
-      found.push(10 ** power);
+    const within = (steps) => {
+      const found = [];
+      for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += every)
+        found.push(...steps.map((step) => step * 10 ** power));
+      return found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+    };
+    const found = [[1, 2, 5], [1, 3], [1]].map(within).find((some) => some.length <= most + 1) ?? within([1]);
     return found.length > 1 ? found : ticks([low, high], false, most);
   }
   const raw = (high - low) / most || 1;

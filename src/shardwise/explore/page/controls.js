@@ -1,4 +1,4 @@
-// Sliders and selects. What cannot run stays on them, and says why.
+// Sliders, selects and checkboxes. What cannot run stays on them, and says why.
 
 import { h } from "./dom.js";
 
@@ -24,7 +24,7 @@ export class Controls {
     this.known = new Map(
       controls.map((one) => [
         one.name,
-        reused(before.get(one.name), one) ?? new (one.ordered ? Slider : Select)(one, this),
+        reused(before.get(one.name), one) ?? new KINDS[one.kind](one, this),
       ]),
     );
     const groups = [...new Set(controls.map((one) => one.group))];
@@ -51,10 +51,10 @@ export class Controls {
 
 // Why a choice cannot run, where another option of it could: what all options share is some other choice's to mend.
 const blamed = (option, options) => (option?.problem && options.some((other) => !other.problem) ? option.problem : "");
-const reused = (before, one) => (before && before.ordered === one.ordered ? before : null);
+const reused = (before, one) => (before && before.kind === one.kind ? before : null);
 
 class Slider {
-  ordered = true;
+  kind = "slider";
 
   constructor(one, controls) {
     const id = `control-${one.name}`;
@@ -120,7 +120,7 @@ class Slider {
 }
 
 class Select {
-  ordered = false;
+  kind = "select";
 
   constructor(one, controls) {
     const id = `control-${one.name}`;
@@ -144,7 +144,7 @@ class Select {
         ...options.map((option) =>
           h(
             "option",
-            { value: option.value, title: option.problem },
+            { value: option.value, title: option.problem || option.note },
             option.problem ? `${option.value} (cannot run)` : option.value,
           ),
         ),
@@ -157,3 +157,36 @@ class Select {
     this.element.classList.toggle("illegal", this.why.textContent !== "");
   }
 }
+
+class Checkbox {
+  kind = "checkbox";
+
+  constructor(one, controls) {
+    const id = `control-${one.name}`;
+    this.input = h("input", {
+      id,
+      name: one.name,
+      type: "checkbox",
+      onchange: () => controls.go(this.option(this.input.checked).edit, { push: true }),
+      "aria-describedby": `${id}-why`,
+    });
+    this.why = h("span", { class: "why", id: `${id}-why` });
+    this.element = h("div", { class: "control" }, h("label", { for: id }, one.label), this.input, this.why);
+  }
+
+  option(checked) {
+    return this.options.find((option) => option.value === String(checked));
+  }
+
+  // An answer that cannot be taken stays where it is, and says why.
+  update(one) {
+    this.options = one.options;
+    this.input.checked = one.value === "true";
+    const [own, other] = [this.option(this.input.checked), this.option(!this.input.checked)];
+    this.why.textContent = blamed(own, this.options) || (other.problem && !own.problem ? other.problem : "");
+    this.element.classList.toggle("illegal", Boolean(blamed(own, this.options)));
+    this.element.classList.toggle("fixed", this.why.textContent !== "" && !own.problem);
+  }
+}
+
+const KINDS = { slider: Slider, select: Select, checkbox: Checkbox };

@@ -41,7 +41,8 @@ export function seconds(value) {
   return value >= 1e-3 ? `${digits(value / 1e-3)} ms` : `${digits(value / 1e-6)} µs`;
 }
 
-export const percent = (part, places = 1) => `${(100 * part).toFixed(places)}%`;
+// What sums in another order differ by is less than a digit: 0.18749999999999994 is 18.8%, as 0.1875 is.
+export const percent = (part, places = 1) => `${Number((100 * part).toPrecision(12)).toFixed(places)}%`;
 
 export const count = (value) => Math.round(value).toLocaleString("en-US");
 

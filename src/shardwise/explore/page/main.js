@@ -152,11 +152,11 @@ function widget(payload, here) {
   const presets = payload.presets.map((one) =>
     h("button", { type: "button", class: "take", onclick: () => here.go(one.edit) }, one.value),
   );
-  const row = h("p", { class: "quiet" }, "presets:", presets);
+  const row = h("p", { class: "quiet" }, "models: ", presets);
   if (payload.problems.length) return [drawVerdict(payload, here), row];
   const [one] = payload.memory.layouts;
-  const room = Math.round(100 * Math.abs(one.margin));
-  const claims = [one.fits ? `Fits with ${room}% headroom` : `Does not fit: ${room}% too much`, payload.cluster_name];
+  const spare = Math.round(100 * Math.abs(one.margin));
+  const claims = [one.fits ? `Fits with ${spare}% headroom` : `Does not fit: ${spare}% too much`, `on ${payload.cluster_name}`];
   const title = h("h1", {}, [mark(one.fits), claims.map((claim) => h("span", { class: "claim" }, claim))]);
   return [
     h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout_text), row),

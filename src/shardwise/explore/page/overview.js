@@ -26,8 +26,8 @@ export function drawVerdict(payload, context) {
   const { verdict, estimate } = payload;
   const priced = estimate.estimate;
   const room = verdict.fits
-    ? `Fits with ${percent(verdict.margin, 0)} headroom`
-    : `Does not fit: ${percent(-verdict.margin, 0)} too much`;
+    ? ["Fits with ", number(percent(verdict.margin, 0), "margin", context), " headroom"]
+    : ["Does not fit: ", number(percent(-verdict.margin, 0), "margin", context), " too much"];
   return h(
     "section",
     { class: `verdict ${verdict.fits ? "" : "cannot"}`, "aria-label": "verdict" },
@@ -39,6 +39,7 @@ export function drawVerdict(payload, context) {
       h("span", { class: "claim" }, compared(payload)),
       h("span", { class: "claim" }, `bound by ${verdict.bound}`),
     ),
+    h("p", { class: "quiet layout" }, `this layout: ${payload.layout_text}`),
     best(payload, context),
     facts(priced, estimate, verdict, context),
   );
@@ -86,8 +87,8 @@ function facts(priced, estimate, verdict, context) {
     ["memory", bytes(priced.memory_bytes), "memory_bytes", `of ${bytes(priced.memory_capacity_bytes)}`],
     [
       "bubble",
-      percent(priced.time.bubble / (priced.step_time_s - priced.time.bubble)),
-      "time.bubble",
+      percent(verdict.bubble),
+      "bubble",
       "idle over ideal time",
     ],
     [

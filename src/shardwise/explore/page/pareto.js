@@ -44,7 +44,7 @@ export function drawPareto(payload, context) {
   const limit = figure.x(payload.memory_capacity_bytes);
   put(
     svg("line", { class: "limit", x1: limit, x2: limit, y1: 12, y2: 260 }),
-    svg("text", { class: "axis", x: limit - 4, y: 22, "text-anchor": "end" }, "a device has"),
+    svg("text", { class: "axis", x: limit - 4, y: 22, "text-anchor": "end" }, `${bytes(payload.memory_capacity_bytes)} of a device`),
   );
   put(
     ...points.map((one) => dot(one, at(one), 2.6, "searched", context)),

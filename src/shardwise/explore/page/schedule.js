@@ -12,6 +12,12 @@ const KINDS = {
   I: ["backward for activations", "backward for activations"],
   W: ["backward for weights", "backward for weights"],
 };
+// An action as torch.distributed.pipelining writes it, stage, kind and micro-batch, in words.
+export function inWords(action) {
+  const [, stage, kind, micro] = action.match(/^(\d+)([FBIW])(\d+)$/) ?? [];
+  return kind ? `${KINDS[kind][1]} of micro-batch ${micro} through stage ${stage}` : action;
+}
+
 const kindOf = (action) => action.match(/[FBIW]/)?.[0] ?? "F";
 
 export function drawSchedule(payload, context) {
@@ -91,7 +97,9 @@ export function drawSchedule(payload, context) {
             "the same stages under each schedule",
             ["schedule", "virtual stages", "bubble", "micro-batches held", "messages"],
             payload.compared.rows.map((one, index) => [
-              one.schedule,
+              one.schedule === line.schedule && one.virtual_stages === line.virtual_stages
+                ? h("strong", {}, `${one.schedule} (this layout)`)
+                : one.schedule,
               one.virtual_stages,
               number(percent(one.bubble), `compared.rows.${index}.bubble`, context),
               number(digits(one.peak_activations), `compared.rows.${index}.peak_activations`, context),
@@ -113,7 +121,7 @@ function drawn(slot, per, used) {
     return svg(
       "g",
       { transform: `translate(${slot.start_s * per} ${index * high})` },
-      svg("title", {}, `${action}, ${seconds(slot.end_s - slot.start_s)}`),
+      svg("title", {}, `${inWords(action)}, ${seconds(slot.end_s - slot.start_s)}`),
       svg("rect", { class: "pass", width: Math.max(width, 0.5), height: high, style: { fill: fill(KINDS[kind][0]) } }),
       width > label.length * 7 + 3 &&
         high > 12 &&

@@ -3,6 +3,7 @@
 import { ticks } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
+import { inWords } from "./schedule.js";
 import { TIME, fill, legend, number, textOn } from "./numbers.js";
 
 const ROW = 22,
@@ -130,6 +131,7 @@ function labels(passes, at, per) {
     return svg(
       "g",
       { transform: `translate(${LEFT + start * per} ${at})` },
+      svg("title", {}, `${name.split("&").map(inWords).join(" and ")}, ${seconds(end - start)}`),
       svg("line", { class: "edge", x1: 0, x2: 0, y1: 0, y2: ROW }),
       text &&
         svg(

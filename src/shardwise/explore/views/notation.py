@@ -4,7 +4,7 @@ which part."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,26 +48,33 @@ def notation(asked: Asked) -> dict[str, Any]:
     family = Pricing(plan.model, plan.cluster, plan.job, plan.layout).family
     mesh = mesh_of(asked, plan.layout)
     own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
+    whole = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
     units = {}
     for kind, times in unit_counts(plan.model).items():
         unit = derived_unit(plan.model.structure, family, kind)
         sizes = padded(plan.model.dims, mesh)
-        weights = [_weight(name, dims, _specs(unit.family, dims), sizes, own) for name, dims in unit.weights.items()]
+        weights = [
+            _weight(name, dims, _specs(unit.family, dims, whole), sizes, own) for name, dims in unit.weights.items()
+        ]
         units[kind] = {"times": times, "weights": weights}
     return head(asked) | {
         "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
-        "hidden": str(hidden_spec(family)), "units": units, "controls": controls(asked),
+        "hidden": str(hidden_spec(family).without(whole)), "units": units, "controls": controls(asked),
         "fields": fields_payload(FIELDS),
     }  # fmt: skip
 
 
-def _specs(family: Family, dims: tuple[str, ...]) -> dict[str, Spec]:
-    """Where a weight and what belongs to it lie."""
+def _specs(family: Family, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
+    """Where a weight and what belongs to it lie, without the axes that split nothing."""
     use = weight_use(family, dims)
-    return {
+    specs = {
         "rest": weight_rest(family, dims), "use": use, "gradient": gradient_rest(family, use),
         "optimizer": optimizer_rest(family, dims),
     }  # fmt: skip
+    return {
+        state: spec.without(whole).with_partial(axis for axis in spec.partial if axis not in whole)
+        for state, spec in specs.items()
+    }
 
 
 def mesh_of(asked: Asked, layout: Layout) -> Mesh:

@@ -52,6 +52,17 @@ def _sequences(asked: Asked) -> Inputs:
     }  # fmt: skip
 
 
+def bubble(asked: Asked) -> float:
+    """Idle over ideal time."""
+    idle_s, step_s = _idle(asked).values()
+    return idle_s / (step_s - idle_s)
+
+
+def _idle(asked: Asked) -> Inputs:
+    priced = asked.plan.estimate
+    return {"bubble, s": priced.time["bubble"], "step, s": priced.step_time_s}
+
+
 def _terms(tree: str) -> Callable[[Asked], Inputs]:
     def inputs(asked: Asked) -> Inputs:
         return {f"{tree}.{name}": value for name, value in getattr(asked.plan.estimate, tree).items() if value}
@@ -97,6 +108,10 @@ NUMBERS: Mapping[str, Number] = {
         "seconds of the step with kernels and links at the best that micro-benchmarks reach",
         "the sum of the terms of time at these rates", "s", "cluster/stacks.py",
         lambda asked: asked.plan.bound_s or asked.plan.estimate.step_time_s, lambda asked: {},
+    ),
+    "bubble": Number(
+        "idle over ideal time of a pipeline's ranks", "bubble / (step - bubble)", "%",
+        "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio", bubble, _idle,
     ),
     "num_micro_batches": Number(
         "micro-batches of the fullest replica in a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "", "layout/legality.py",

@@ -9,6 +9,7 @@ from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
 from shardwise.explore.state import layout_text
 from shardwise.explore.views.head import head
+from shardwise.explore.views.numbers import bubble
 from shardwise.planning.memory import memory_payload
 from shardwise.planning.payload import estimate_payload
 
@@ -36,7 +37,7 @@ def _verdict(asked: Asked) -> dict[str, Any]:
     priced = asked.plan.estimate
     best = asked.found["best"] if asked.found else None
     return {
-        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound,
+        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(asked),
         "times_the_best": priced.step_time_s / best["step_time_s"] if best else None,
         "is_best": best is not None and best["layout"] == layout_text(asked.layout),
         "kind": "prediction" if priced.interval90 else "bound",
