@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from explore.opened import opened_run
 
 import shardwise as sw
 from shardwise.cli import main
@@ -233,6 +235,23 @@ def test_the_critical_batch_takes_twice_the_least_of_both() -> None:
 
 def test_a_run_is_asked_for_only_where_one_was_opened() -> None:
     assert "--run FOLDER" in ask("run", LAYOUTS[1])["problems"][0]
+
+
+def test_a_run_stands_beside_its_plan_and_no_other_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, words = opened_run(tmp_path, monkeypatch)
+    capsys.readouterr()
+    explorer, own = Explorer(known), printed(capsys, "reconcile", *words)
+    run = json.loads(dumped(explorer.answer("run", "")))
+    overview = json.loads(dumped(explorer.answer("overview", "")))
+    assert run["reconcile"] == overview["reconcile"] == own
+    for place, field in run["fields"].items():
+        assert placed(run, place.split(".")), place
+        assert field["kind"].startswith(("measured", "a prediction", "a bound", "exact"))
+    other = explorer.answer("overview", overview["query"].replace("micro_batch_seqs=1", "micro_batch_seqs=2"))
+    assert not other["problems"]
+    assert "reconcile" not in other
 
 
 def test_questions_of_many_passes_are_refused() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from explore.opened import opened_run
 from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WHY, browser, explorer, watched
 
@@ -324,6 +326,28 @@ def test_labels_and_roles(chromium: Browser, url: str) -> None:
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.locator("h1").count() == 1
     page.context.close()
+
+
+def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, _ = opened_run(tmp_path, monkeypatch)
+    own = Explorer(known).answer("overview", "")["reconcile"]["time"]
+    with explorer(known) as url:
+        page = chromium.new_page()
+        seen = watched(page)
+        page.goto(url)
+        expect(page.get_by_role("heading", name="Measured against predicted")).to_be_visible()
+        page.get_by_role("link", name="Overview").click()
+        expect(page.locator('[data-why="reconcile.time.measured_s"]')).to_have_text(format_seconds(own["measured_s"]))
+        assert page.locator(".predicted-bar .segment").count() > 1
+        assert page.locator(".measured-bar .segment").count() == sum(one["measured_s"] > 0 for one in own["terms"])
+        for index, one in enumerate(own["terms"]):
+            if one["measured_s"]:
+                name = f'[data-why="reconcile.time.terms.{index}.measured_s"]'
+                expect(page.locator(name)).to_have_text(format_seconds(one["measured_s"]))
+        page.locator('[data-why="reconcile.time.measured_s"]').click()
+        expect(page.locator("dialog[open]")).to_contain_text("measured")
+        assert seen.said == []
+        page.close()
 
 
 def test_json_of_the_page_is_that_of_the_command_line(chromium: Browser, url: str) -> None:

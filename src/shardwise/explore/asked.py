@@ -16,6 +16,10 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.architecture import Architecture
 from shardwise.planning.plan import Plan, plan_layout
+from shardwise.reconcile.compare import Reconciliation, reconcile
+from shardwise.reconcile.read import read_run
+
+WORKED_OUT = ("plan", "problems", "measured")  # of a layout, whatever the view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +56,18 @@ class Asked:
         """The layout as `shardwise estimate` prices it. Raises `InputError` with its problems."""
         return plan_layout(self.model, self.cluster, self.job, self.layout)
 
+    @cached_property
+    def measured(self) -> Reconciliation | None:
+        """The opened run held against its plan where this is its plan's job and layout; None anywhere else."""
+        known, start = self.known, self.known.start
+        if known.run is None or (self.state.setting, self.layout) != (start.setting, start.layout):
+            return None
+        return reconcile(self.plan, read_run(self.plan, known.run))
+
     def again(self, state: State, found: Mapping[str, Any] | None) -> Asked:
         """The same layout asked for in another view, with what was worked out of it."""
         other = replace(self, state=state, found=found)
-        other.__dict__.update({name: self.__dict__[name] for name in ("plan", "problems") if name in self.__dict__})
+        other.__dict__.update({name: self.__dict__[name] for name in WORKED_OUT if name in self.__dict__})
         return other
 
 

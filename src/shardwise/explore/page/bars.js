@@ -126,38 +126,89 @@ export function drawMemory(memory, context) {
   );
 }
 
-// Seconds of a step by term, and what of the traffic is hidden.
-export function drawTime(estimate, context) {
-  const width = Math.max(context.width, 280),
-    per = (width - 2) / estimate.step_time_s;
-  const hidden = Object.entries(estimate.hidden);
-  const figure = svg(
-    "svg",
-    {
-      class: "figure",
-      viewBox: `0 0 ${width} ${HEIGHT}`,
-      width,
-      height: HEIGHT,
-      role: "group",
-      "aria-label": `a step of ${seconds(estimate.step_time_s)} by term`,
-    },
-    segments(estimate.time, TIME, per, HEIGHT, seconds, "time", context),
-  );
+// Seconds of a step by term, and what of the traffic is hidden; `run`: what a run of the plan measured, beside it.
+export function drawTime(estimate, context, run) {
+  const { time, step_time_s: step, hidden } = estimate;
   const interval = estimate.interval90
     ? `, 90% prediction interval ${seconds(estimate.interval90[0])} to ${seconds(estimate.interval90[1])}`
     : ", a bound";
   return panel(
     "Time of a step",
     {},
-    h("p", { class: "lead" }, number(seconds(estimate.step_time_s), "step_time_s", context), interval),
-    figure,
-    h("ul", { class: "terms" }, rows(estimate.time, TIME, seconds, "time", context)),
+    h("p", { class: "lead" }, number(seconds(step), "step_time_s", context), interval, run && measured(run, context)),
+    bars(estimate, run, context),
+    h("ul", { class: "terms" }, rows(time, TIME, seconds, "time", context)),
+    run && compared(run, context),
     h(
       "p",
       { class: "quiet" },
-      hidden.length
-        ? `hidden behind compute: ${hidden.map(([axis, value]) => `${axis} ${seconds(value)}`).join(", ")}`
+      Object.keys(hidden).length
+        ? `hidden behind compute: ${Object.entries(hidden)
+            .map(([axis, value]) => `${axis} ${seconds(value)}`)
+            .join(", ")}`
         : "no traffic is hidden behind compute",
     ),
   );
 }
+
+const measured = ({ time }, context) => [
+  "; ",
+  number(seconds(time.measured_s), "reconcile.time.measured_s", context),
+  " measured",
+  time.within === null ? "" : time.within ? ", inside it" : ", outside it",
+];
+
+// The step as predicted and, where it ran, as measured, on one scale.
+function bars(estimate, run, context) {
+  const found = [["predicted", estimate.time, "time"]];
+  if (run) found.push(["measured", Object.fromEntries(run.time.terms.map((one) => [one.name, one.measured_s])), ""]);
+  const width = Math.max(context.width, 280),
+    left = run ? 74 : 0,
+    step = HEIGHT + 6,
+    height = found.length * step - 6;
+  const per = (width - left - 2) / Math.max(estimate.step_time_s, run?.time.measured_s ?? 0);
+  const order = [...TIME, ...(run?.time.terms.map((one) => one.name).filter((name) => !TIME.includes(name)) ?? [])];
+  return svg(
+    "svg",
+    {
+      class: "figure",
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
+      role: "group",
+      "aria-label": `a step of ${seconds(estimate.step_time_s)} by term`,
+    },
+    found.map(([name, values, tree], index) =>
+      svg(
+        "g",
+        { transform: `translate(${left} ${index * step})`, class: `${name}-bar` },
+        run && svg("text", { x: -8, y: HEIGHT / 2 + 4, "text-anchor": "end" }, name),
+        segments(values, order, per, HEIGHT, seconds, tree, tree ? context : {}),
+      ),
+    ),
+  );
+}
+
+// Each term measured, with what it differs by from its prediction.
+function compared(run, context) {
+  const shown = run.time.terms.map((one, index) => [one, `reconcile.time.terms.${index}`]);
+  return h(
+    "ul",
+    { class: "terms", "aria-label": "measured" },
+    h("li", {}, h("span", {}), h("strong", {}, `measured on ${run.machine}`), h("span", {}), h("span", {})),
+    shown
+      .filter(([one]) => one.measured_s > 0)
+      .map(([one, place]) =>
+        h(
+          "li",
+          {},
+          swatch(one.name),
+          h("span", { class: "name" }, words(one.name)),
+          number(seconds(one.measured_s), `${place}.measured_s`, context),
+          h("span", { class: "share" }, one.predicted_s ? `${signed(one.measured_s / one.predicted_s - 1)}` : ""),
+        ),
+      ),
+  );
+}
+
+const signed = (part) => `${part < 0 ? "−" : "+"}${percent(Math.abs(part), 0)}`;

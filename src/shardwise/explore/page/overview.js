@@ -114,7 +114,7 @@ export function drawPriced(payload, context) {
   if (!payload.estimate) return null;
   const half = { ...context, width: context.half };
   return [
-    h("div", { class: "pair" }, drawMemory(payload.memory, half), drawTime(payload.estimate.estimate, half)),
+    h("div", { class: "pair" }, drawMemory(payload.memory, half), drawTime(payload.estimate.estimate, half, payload.reconcile)),
     notes(payload.estimate.estimate),
   ];
 }

@@ -7,11 +7,14 @@ from typing import Any
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
+from shardwise.explore.fields import fields_payload
 from shardwise.explore.state import layout_text
 from shardwise.explore.views.head import head
 from shardwise.explore.views.numbers import bubble
+from shardwise.explore.views.run import run_fields
 from shardwise.planning.memory import memory_payload
 from shardwise.planning.payload import estimate_payload
+from shardwise.reconcile.payload import reconcile_payload
 
 
 def overview(asked: Asked) -> dict[str, Any]:
@@ -29,7 +32,15 @@ def _priced(asked: Asked) -> dict[str, Any]:
     return {
         "problems": [], "estimate": estimate_payload(plan, None),
         "memory": memory_payload(plan.model, plan.cluster, [(plan.job, plan.layout)], []), "verdict": _verdict(asked),
+        **_measured(asked),
     }  # fmt: skip
+
+
+def _measured(asked: Asked) -> dict[str, Any]:
+    """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
+    if asked.measured is None:
+        return {}
+    return {"reconcile": reconcile_payload(asked.plan, asked.measured), "fields": fields_payload(run_fields(asked))}
 
 
 def _verdict(asked: Asked) -> dict[str, Any]:

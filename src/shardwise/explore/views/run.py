@@ -20,14 +20,15 @@ def run(asked: Asked) -> dict[str, Any]:
     if asked.known.run is None:
         raise InputError("run: no run was opened; shardwise explore plan.json --run FOLDER is required")
     asked.require_legal()
+    found = asked.measured or reconcile(asked.plan, read_run(asked.plan, asked.known.run))
     return head(asked) | {
-        "controls": controls(asked),
-        "fields": fields_payload(_fields(asked)),
-        "reconcile": reconcile_payload(asked.plan, reconcile(asked.plan, read_run(asked.plan, asked.known.run))),
-    }
+        "controls": controls(asked), "fields": fields_payload(run_fields(asked)),
+        "reconcile": reconcile_payload(asked.plan, found),
+    }  # fmt: skip
 
 
-def _fields(asked: Asked) -> Fields:
+def run_fields(asked: Asked) -> Fields:
+    """Of the numbers of `reconcile`."""
     time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
     predicted = Field(
         "seconds that the plan has for this", "shardwise explain --term", "s", "cost/step.py", kind_of(asked)
