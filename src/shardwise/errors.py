@@ -27,7 +27,14 @@ STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
 
 
 class ShardwiseError(Exception):
-    """Base of every error that Shardwise raises on purpose. `problems` has a sentence for each thing that is wrong."""
+    """Base of every error that Shardwise raises on purpose.
+
+    `problems` has one sentence for each thing that is wrong, `exit_code` what the command line exits with.
+
+    >>> error = ShardwiseError("chip: found 'h900'", "job: seq_len is 0")
+    >>> len(error.problems), error.exit_code
+    (2, 2)
+    """
 
     exit_code = 2
     problems: tuple[str, ...]
@@ -38,7 +45,15 @@ class ShardwiseError(Exception):
 
 
 class InputError(ShardwiseError):
-    """What was found is not what is required; every violation at once, each with its fix."""
+    """The input is wrong: what was found, what is required, and the fix; all violations at once. Exit code 2.
+
+    >>> import shardwise as sw
+    >>> try:
+    ...     sw.Job(global_batch_tokens=4096, seq_len=0)
+    ... except InputError as error:
+    ...     error.problems
+    ('job: seq_len is 0; a whole number of at least 1 is required',)
+    """
 
 
 class NotationError(InputError):
@@ -55,17 +70,36 @@ class ShardingError(InputError):
 
 
 class MissingValueError(ShardwiseError):
-    """A value that has no source in the catalogue; naming it is better than guessing it."""
+    """A value that has no source in the catalogue, and is therefore not guessed. Exit code 2.
+
+    >>> import shardwise as sw
+    >>> sw.load_chip("h100").peak("fp4")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    shardwise.errors.MissingValueError: chip h100: no sourced fp4 peak; it has ...
+    """
 
 
 class NothingFitsError(ShardwiseError):
-    """No legal layout fits; the smallest miss says by how much and what would help."""
+    """No legal layout fits in memory; the message has the smallest excess, and what would help. Exit code 3.
+
+    >>> import shardwise as sw
+    >>> sw.plan("llama-3-70b", "h100:2", global_batch_tokens="64Ki", seq_len=4096)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    shardwise.errors.NothingFitsError: ...
+    """
 
     exit_code = 3
 
 
 class MissedLimitError(ShardwiseError):
-    """The plan that was found misses its deadline or its budget; the message says by how much and what would do."""
+    """The best plan misses its deadline or its budget; the message says by how much, and what would meet it. Exit code 3.
+
+    The command line raises it for `--deadline` and `--budget`. From Python, `plan_clusters` returns a `Comparison` instead, whose
+    `chosen` is None.
+
+    >>> MissedLimitError("cluster: the run takes 9 days; the deadline is 7").exit_code
+    3
+    """
 
     exit_code = 3
 

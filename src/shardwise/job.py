@@ -23,13 +23,20 @@ MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job. `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run.
+    """A training job: the batch of an optimizer step and the length of a sequence in tokens, and what decides state and loss.
 
-    `overlap` is the convention by which a bound hides communication (`convention` where none is named); a job that names one
-    is planned by that bound, not by a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
-    (`loss.py`); None: the leanest that the stack has. `document_tokens`: where
-    sequences are packed from documents that do not attend to one another, how long these are; None: attention spans them.
-    `optimizer` decides the state that each weight has (`optimizer.py`).
+    `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run. `precision` names a recipe
+    (`precision.py`), `optimizer` the state of each weight (`optimizer.py`).
+    `overlap` is the convention by which a lower bound hides communication (`convention` where it is None); a job that names one
+    is planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
+    (`loss.py`); None: the one with the least memory that the stack has. `document_tokens`: length of the documents that a
+    sequence is packed from, if attention stays within them; None: attention spans the sequence.
+
+    Raises `InputError` for values out of range, unknown names, and a batch that is not a whole number of sequences.
+
+    >>> job = Job(global_batch_tokens=4 * 2**20, seq_len=8192, precision="bf16")
+    >>> job.num_seqs, job.convention, job.optimizer
+    (512, 'per_axis', 'adamw')
     """
 
     global_batch_tokens: int

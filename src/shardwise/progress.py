@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Takes what is being done, and how much of it: `done` of `total`, in no unit; a total of 0 is not known.
+    """A callback for long work: `what` is being done, and `done` of `total` units; a total of 0 is unknown.
 
     >>> def show(what: str, done: int = 0, total: int = 0) -> None:
     ...     print(f"{what}: {done} of {total}" if total else what)
@@ -18,7 +18,7 @@ class Progress(Protocol):
 
 
 def silent(what: str, done: int = 0, total: int = 0) -> None:
-    """Nobody asked."""
+    """Ignore all reports."""
 
 
 def within(progress: Progress, name: str) -> Progress:

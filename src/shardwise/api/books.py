@@ -1,4 +1,4 @@
-"""The books' rules: one by name with numbers of one's own, all of them, and those that bound a job."""
+"""The books' rules: one by name with your own numbers, all of them, and those that bound a job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def rule(name: str, **values: Any) -> RuleValue:
-    """One of the books' rules with numbers of one's own: its `value`, the `parts` of that with units, its formula and source.
+    """One of the books' rules with your own numbers: its `value`, the `parts` of that with units, its formula and its source.
 
-    A value is a number, in the unit that the name of its key says, or a text with a unit such as "4Ki", "3.2TB/s" or "80 GB"; a
-    model's is its name. Raises `InputError` for a rule or a key that is not known, a key that is missing, and a wrong value.
+    A number is in the unit that the name of its key ends with; a text may have a unit, such as "4Ki", "3.2TB/s" or "80 GB"; a
+    model is given by name. Raises `InputError` for an unknown rule or key, a missing key, and a wrong value.
 
     >>> import shardwise as sw
     >>> found = sw.rule("critical_intensity", flops_per_s="459 TFLOP/s", bytes_per_s="180 GB/s")
@@ -38,10 +38,11 @@ def rules(model: Model, cluster: Where, job: Job | None = None, **job_fields: An
 def rules(
     model: Model | None = None, cluster: Where | None = None, job: Job | None = None, **job_fields: Any
 ) -> tuple[Rule, ...] | tuple[NamedRule, ...]:
-    """All of the books' rules, each with what it takes, its formula and its source; or those that bound a job on a cluster.
+    """All of the books' rules, each with its parameters, formula and source; or those that bound a job on a cluster.
 
-    Of a job they are closed forms with their numbers and verdicts: critical intensity, tokens per chip, the batch that FSDP
-    needs, the degree that tensor parallelism bears, days of a run. Raises `InputError` for a model without a cluster.
+    For a job they are closed forms with their numbers and verdicts: critical intensity (FLOPs/byte), tokens per chip, the batch
+    that FSDP needs, the largest degree of tensor parallelism that stays bound by compute, and the days of a run. Raises
+    `InputError` for a model without a cluster, an unknown one, and a wrong job.
 
     >>> import shardwise as sw
     >>> next(one for one in sw.rules() if one.name == "tp_max_degree")

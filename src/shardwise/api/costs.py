@@ -1,4 +1,4 @@
-"""What a layout costs, what fills its devices, and what bounds a kernel."""
+"""What a layout costs, how much memory it takes, and what bounds a kernel."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def estimate(
     model: Model, cluster: Where, job: Job | None = None, layout: str | Layout | None = None, *, stack: str | None = None,
     **job_fields: Any,
 ) -> Estimate:  # fmt: skip
-    """What one layout costs, as the stack runs it: seconds of a step and bytes of a device, by term.
+    """What one layout costs: seconds of a step and bytes of a device, by term.
 
-    Raises `InputError` with every rule that the layout breaks.
+    With a `stack`, or on a calibrated cluster, the step is predicted with a 90% interval; otherwise it is a lower bound.
+
+    Raises `InputError` for an unknown model, cluster or stack, a wrong job, and with every rule that the layout breaks;
+    `MissingValueError` for a rate without a source.
 
     >>> import shardwise as sw
     >>> found = sw.estimate(
@@ -52,10 +55,10 @@ def estimate(
 def memory(
     model: Model, cluster: Where, layout: str | Layout, job: Job | None = None, **job_fields: Any
 ) -> LayoutMemory:
-    """What fills the devices under a layout: bytes by term, of a device of each pipeline stage.
+    """Memory of a device of each pipeline stage under a layout, in bytes by term.
 
-    Without a job sequences have 4,096 tokens, or as many as the model has positions; a batch that is left out is the smallest
-    that fills the layout. Raises `InputError` with every rule that the layout breaks.
+    Without a job, sequences have 4,096 tokens, or as many as the model has positions; the default batch is the smallest that
+    fills the layout. Raises `InputError` for an unknown model or cluster, and with every rule that the layout breaks.
 
     >>> import shardwise as sw
     >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
@@ -98,14 +101,15 @@ def roofline(
     kernel: str | Architecture, chip: str | Chip, *, dtype: str = "bf16", weights: str | None = None, origin: Origin = "hbm",
     causal: bool = False, fused: bool = True, **sizes: int | str,
 ) -> KernelRoofline | BlockRoofline:  # fmt: skip
-    """What bounds a kernel on a chip: FLOPs, bytes, intensity and time; or every operation of a model's block.
+    """The roofline of a kernel on a chip (FLOPs, bytes, intensity, seconds), or of every kernel of a model's block.
 
-    A kernel has its sizes by letter: "matmul" B, D, F; "attention" T, N, H and if they differ S, K; and so on (`shardwise
-    roofline --help`). A model has T, the tokens of a sequence, and B, how many of them (1). `dtype` is the format of activations
-    and arithmetic, `weights` that of a product's weight where it is another; `origin` says where operands lie ("hbm", "host",
-    "vmem"); `causal` and not `fused` are for attention. Peaks and bandwidths are the vendor's.
+    Sizes are keywords by letter: "matmul" B, D, F; "attention" T, N, H and, if they differ, S, K; and so on (`shardwise roofline
+    --help`). A model takes T, the tokens of a sequence, and B, the number of sequences (1). `dtype` is the format of activations
+    and arithmetic, `weights` that of a product's weight if it differs; `origin` is where operands lie ("hbm", "host", "vmem");
+    `causal` and `fused` apply to attention. Peaks and bandwidths are the vendor's.
 
-    Raises `InputError` for a kernel, letter, format or option that is not known, `MissingValueError` for a rate without a source.
+    Raises `InputError` for an unknown kernel, letter, format or option, `MissingValueError` for a rate without a source. Source:
+    "How to Scale Your Model", All About Rooflines.
 
     >>> import shardwise as sw
     >>> found = sw.roofline("matmul", "tpu-v5e", B=240, D=8192, F=28672)

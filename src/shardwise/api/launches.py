@@ -1,4 +1,4 @@
-"""Plans as the launches of frameworks, and such launches as plans."""
+"""Plans as launches of training frameworks, and launches as plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def export_plan(plan: Plan, target: str) -> Exported:
-    """A plan as the launch of a framework (`shardwise show targets`): its files, and what starts them.
+    """A plan as the launch of a training framework (`shardwise show targets`): its files, and the command that starts them.
 
     Raises `InputError` where the framework cannot run the plan, with each reason and the nearest layout that it can.
 
@@ -37,11 +37,11 @@ def read_launch(
 ) -> Verdict:  # fmt: skip
     """The launch of a framework from its files: what it costs on a cluster, and which of its options would make it faster.
 
-    It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` is the
-    framework where its options do not tell it, `model` the model where the launch does not say it, and `beside` what else
-    it leaves to the training script, such as {"job.seq_len": 4096}. Nothing of the files is run.
+    It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` names the
+    framework if its options are ambiguous, `model` the model if the launch does not say it, and `beside` has the values that
+    the launch leaves to the training script, such as {"job.seq_len": 4096}. The files are read, never run.
 
-    Raises `InputError` for what cannot be read, what is no launch, and what is not legal on the cluster.
+    Raises `InputError` for files that cannot be read or are not a launch, and for a layout that the cluster does not allow.
 
     >>> import shardwise as sw, tempfile, pathlib
     >>> text = '''torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32

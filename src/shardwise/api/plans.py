@@ -27,15 +27,15 @@ def plan(
     choices: Choices | None = None, runnable: bool = False, divisible: bool = False, reliability: Reliability | None = None,
     progress: Progress = silent, **job_fields: Any,
 ) -> Plan:  # fmt: skip
-    """The layout to take for a job on a cluster: of the fastest that fit the simplest, with its price and why others lost.
+    """The best layout for a job on a cluster: the simplest of the fastest that fit, with its estimate and why others lost.
 
-    Without a `stack`, and where nothing was measured of the cluster, the step is predicted for the stack that is typical of its
-    chip; a job with an `overlap` is planned by the bound of that convention. `pins` and `maxima` narrow the search, as `--pin`
-    and `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may take otherwise. `runnable`: only layouts that
-    `train` runs, with its loss; `divisible`: only layouts that share the batch out evenly. `reliability` says how the cluster is
-    run, for what a run of `tokens` takes. `progress` is told how far the search is.
+    Without a `stack`, and on a cluster without measurements, the step is predicted for the typical stack of the chip; a job with
+    an `overlap` is planned by the lower bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and `--max`
+    do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may otherwise choose from. `runnable`: only layouts that
+    `train` runs, with its loss; `divisible`: only layouts that split the batch evenly. `reliability` has the failure rate,
+    restarts and power for the run of a job with `tokens`. `progress` is called as the search proceeds.
 
-    Raises `InputError` for what is wrong with any of these, `NothingFitsError` where no layout fits, with the smallest miss.
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no layout fits, with the smallest excess.
 
     >>> import shardwise as sw
     >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
@@ -69,9 +69,10 @@ def plan_clusters(
     limits: Limits | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None,
     reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
 ) -> Comparison:  # fmt: skip
-    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, else the fastest.
+    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, or without limits the fastest.
 
-    The rest is as of `plan`. A cluster on which nothing fits stays in the comparison, with the reason.
+    The other arguments are those of `plan`. A cluster on which nothing fits stays in the comparison, with the reason. Raises
+    `InputError` for a wrong model, job, cluster, pin or maximum.
 
     >>> import shardwise as sw
     >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
@@ -96,17 +97,17 @@ def explain(
     plan: Plan | str | os.PathLike[str], against: str | Layout | None = None, *, term: str | None = None,
     progress: Progress = silent,
 ) -> Explanation:  # fmt: skip
-    """Why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput, what else was possible.
+    """Why a plan is what it is: whether it fits, whether it reaches the batch, what bounds its throughput, and the alternatives.
 
-    `plan` is a plan or the path of its file, `against` another layout to hold beside it, `term` one term to take apart, such as
-    "memory.activations". Raises `InputError` for a layout that breaks a rule and a term that is not known.
+    `plan` is a plan or the path of its file, `against` another layout to compare with, `term` one term to take apart, such as
+    "memory.activations". Raises `InputError` for a layout that breaks a rule and for an unknown term.
 
     >>> import shardwise as sw
     >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
-    >>> told = sw.explain(found, "tp=8", term="time.tp")
-    >>> told.fit.fits, told.throughput.bound, told.against.lead > 0.1
+    >>> explanation = sw.explain(found, "tp=8", term="time.tp")
+    >>> explanation.fit.fits, explanation.throughput.bound, explanation.against.lead > 0.1
     (True, 'compute', True)
-    >>> [one.layout for one in told.terms] == [str(found.layout), told.against.layout]
+    >>> [term.layout for term in explanation.terms] == [str(found.layout), explanation.against.layout]
     True
     """
     from shardwise.planning.codec import load_plan
@@ -119,11 +120,11 @@ def explain(
 
 
 def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) -> Simulation:
-    """A plan's step on simulated streams: what is exposed of each axis, the bubble, memory over time, the critical path.
+    """A plan's step on simulated streams: exposed communication by axis, the bubble, memory over time, the critical path.
 
-    `overlap`: "list", where every start and wait stands where the instruction list has it; "sum", "max" or "per_axis", the
-    conventions of an estimate; "none", where every collective is waited for where it starts. `contention`: how many times as long
-    a kernel takes beside traffic. Raises `InputError` for an overlap that is not known, and a contention below 1.
+    `overlap`: "list", where every collective starts and is waited for where the instruction list says; "sum", "max" or
+    "per_axis", the conventions of an estimate; "none", where every collective is waited for at once. `contention`: how many times
+    as long a kernel takes while a transfer runs. Raises `InputError` for an unknown overlap and a contention below 1.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("llama-3-8b", "h100:8", overlap="sum", global_batch_tokens="512Ki", seq_len=4096)

@@ -46,9 +46,9 @@ ERROR = "schema:ErrorPayload"
 
 
 def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
-    """JSON Schemas (2020-12) of what `shardwise VERB --json` prints, by the payload's `schema`; the errors' comes last.
+    """JSON Schemas (draft 2020-12) of what `shardwise VERB --json` prints, by the payload's `schema`; that of errors comes last.
 
-    Raises `InputError` for a verb that there is not.
+    Raises `InputError` for an unknown verb.
 
     >>> import shardwise as sw
     >>> list(sw.json_schemas("plan"))

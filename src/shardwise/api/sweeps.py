@@ -25,10 +25,10 @@ def sweep(
     """Plan a job for each value of a range, or of two that make a grid, as `plan` does.
 
     `over` says what is swept, as `--sweep` does: "gpus=64:4096:x2", "seq_len=4096,8192", "batch=1Mi:4Mi:+1Mi",
-    "model=llama-3-8b,llama-3-70b", or what pins take, such as "tp=1:8:x2"; a value stands in place of what is given otherwise.
-    The rest is as of `plan`. A point at which nothing fits has no plan, and says why (`error`).
+    "model=llama-3-8b,llama-3-70b", or anything that can be pinned, such as "tp=1:8:x2"; a swept value replaces the argument.
+    The other arguments are those of `plan`. A point at which nothing fits has no plan, and its `error` says why.
 
-    Raises `InputError` for what is wrong with any of these, before the first point is planned.
+    Raises `InputError` for anything wrong in these, before the first point is planned.
 
     >>> import shardwise as sw
     >>> found = sw.sweep("llama-3.2-1b", "h100:8", over="gpus=8,16", global_batch_tokens="512Ki", seq_len=4096)
@@ -57,7 +57,7 @@ def _case(
     model: Model, cluster: Where, job: Job | None, stack: str | None, job_fields: Mapping[str, Any], pins: Mapping[str, Any],
     maxima: Mapping[str, Any], choices: Choices | None, at: At,
 ) -> Case:  # fmt: skip
-    """What is planned at a point."""
+    """The inputs of the plan at one point."""
     from shardwise.cluster.cluster import Cluster
     from shardwise.search.pins import narrowed
     from shardwise.search.sweep.points import Case

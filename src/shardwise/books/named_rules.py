@@ -43,7 +43,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRule:
-    """One of the books' closed forms: what it takes and gives, how and after whom. `topic` is what its kin are about."""
+    """A rule of the books by its name: its parameters with their defaults, the unit of its result, its formula and source.
+
+    >>> import shardwise as sw
+    >>> rule = sw.rules()[0]
+    >>> rule.signature.startswith(rule.name), bool(rule.formula), bool(rule.source)
+    (True, True, True)
+    """
 
     name: str
     topic: str
@@ -69,7 +75,13 @@ class NamedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleValue:
-    """A rule with its numbers. `value` is what its function gives: a number, or a value with several of them, the `parts`."""
+    """A rule worked out for given numbers. `value` is what its function returns: a number, or a dataclass of several (`parts`).
+
+    >>> import shardwise as sw
+    >>> found = sw.rule("fsdp_min_tokens_per_chip", alpha=2550, num_axes=3)
+    >>> found.value, found.parts[0].unit
+    (850.0, 'tokens/chip')
+    """
 
     rule: NamedRule
     given: Mapping[str, Any]

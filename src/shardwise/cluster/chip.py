@@ -23,16 +23,21 @@ HALF = ("bf16", "fp16")
 class Chip:
     """Dense peaks, memory and their sustained fractions, all of one chip unless the name says "per_host".
 
-    `peak_flops_per_s`: without the factor 2 of sparsity, by number format; `memory_bytes`: capacity in bytes ("16 GiB" is binary,
-    "80 GB" decimal; sources print GB for both); `memory_bytes_per_s`: its bandwidth, decimal.
-    `matmul_fraction` and `memory_fraction` are what micro-benchmarks reach of the peaks; 1.0 where the catalogue has no
-    measurement, and then the estimate is a bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
-    `runtime_bytes` is memory that no tensor of ours can have. `host_shape`: chips on one host, along the axes of a torus;
+    `peak_flops_per_s`: FLOP/s without the factor 2 of sparsity, by number format; `memory_bytes`: capacity in bytes ("16 GiB" is
+    binary, "80 GB" decimal; sources print GB for both); `memory_bytes_per_s`: its bandwidth, decimal.
+    `matmul_fraction` and `memory_fraction` are the shares of the peaks that micro-benchmarks reach; 1.0 where the catalogue has
+    no measurement, and the estimate is then a lower bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
+    `runtime_bytes` is memory that tensors cannot use. `host_shape`: chips on one host, along the axes of a torus;
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
-    data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages,
-    `vmem_bytes_per_s`: from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read
-    on `price_date`. What has no source is None, and `known` raises for it. `base`: the catalogue's chip that the values start
-    from, itself for a chip of the catalogue. `sources` says for each value where it comes from.
+    data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`:
+    from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. A
+    value without a source is None, and `known` raises for it. `base`: the catalogue's chip that the values start from, itself
+    for a chip of the catalogue. `sources` has the source of each value. Raises `InputError` for impossible numbers.
+
+    >>> from shardwise.cluster.chips import load_chip
+    >>> chip = load_chip("tpu-v5e")
+    >>> chip.peak("bf16"), chip.matrix_unit, chip.platform
+    (197000000000000.0, 128, 'TPU')
     """
 
     name: str
@@ -81,12 +86,12 @@ class Chip:
 
     @property
     def platform(self) -> str | None:
-        """ "GPU" or "TPU"; None for a host, which has no rate of 16-bit products, and for a vendor that is not known."""
+        """ "GPU" or "TPU"; None for a host, whose catalogue entry has no peak of a 16-bit format, and for an unknown vendor."""
         return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF) else None
 
     @property
     def catalogued(self) -> str:
-        """The name under which the catalogue, and what was measured of its chips, knows it best."""
+        """The name of the chip's entry in the catalogue, under which its measurements are found."""
         return self.base or self.name
 
     @property
@@ -95,14 +100,14 @@ class Chip:
         return math.prod(self.host_shape) if self.host_shape else None
 
     def known(self, name: str) -> float | int | str | tuple[int, ...]:
-        """An optional value. Raises `MissingValueError` that names it when there is no source for it."""
+        """An optional value by name. Raises `MissingValueError` that names it where it has no source."""
         value: float | int | str | tuple[int, ...] | None = getattr(self, name)
         if value is None:
             raise MissingValueError(f"chip {self.name}: no sourced {name}")
         return value
 
     def peak(self, dtype: str) -> float:
-        """Dense peak in FLOP/s. Raises `MissingValueError` when the catalogue has none for the format."""
+        """Dense peak of a number format, in FLOP/s. Raises `MissingValueError` where the catalogue has none."""
         try:
             return self.peak_flops_per_s[dtype]
         except KeyError:
@@ -111,12 +116,12 @@ class Chip:
             raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {known}{fix}") from None
 
     def matmul_flops_per_s(self, dtype: str) -> float:
-        """Rate that matrix products sustain, in FLOP/s."""
+        """Rate that matrix products sustain, in FLOP/s. Raises `MissingValueError` without a sourced peak of the format."""
         own = self.fp8_matmul_fraction if dtype == "fp8" else None
         return self.peak(dtype) * (self.matmul_fraction if own is None else own)
 
     def sustained_bytes_per_s(self) -> float:
-        """Rate at which memory streams, in bytes/s."""
+        """Bandwidth that memory sustains, in bytes/s."""
         return self.memory_bytes_per_s * self.memory_fraction
 
 

@@ -53,7 +53,14 @@ def catalogue_entry(name: str) -> Entry:
 
 
 def load_chip(name: str) -> Chip:
-    """A chip of the catalogue by name. Raises `InputError` that lists the names."""
+    """A chip of the catalogue by name: dense peaks in FLOP/s, memory in bytes, bandwidths in bytes/s.
+
+    The source of each value is in `sources`. Raises `InputError` that lists the names of the catalogue.
+
+    >>> chip = load_chip("h100")
+    >>> f"{chip.peak('bf16') / 1e12:.0f} TFLOP/s, {chip.memory_bytes / 1e9:.0f} GB at {chip.memory_bytes_per_s / 1e12:.2f} TB/s"
+    '989 TFLOP/s, 80 GB at 3.35 TB/s'
+    """
     entry = catalogue_entry(name)
     chip = read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
     return replace(chip, base=name)

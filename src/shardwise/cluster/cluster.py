@@ -18,9 +18,15 @@ MOST_DEVICES = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Chips and their network, and what measurements say that they reach (None: nothing was measured).
+    """Chips, their network, and the measured constants that apply to them (None: nothing was measured).
 
-    `topology` has the rates of the catalogue or of the cluster's file, whatever was measured.
+    `topology` has the rates of the catalogue or of the cluster's file in bytes/s, whatever was measured. `load_cluster` makes
+    one.
+
+    >>> from shardwise.cluster.load import load_cluster
+    >>> cluster = load_cluster("tpu-v5p:4x4x4")
+    >>> cluster.num_devices, cluster.topology.levels
+    (64, (4, 4, 4))
     """
 
     name: str
@@ -30,11 +36,12 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
+        """Devices of the whole cluster."""
         return math.prod(self.topology.levels)
 
     @property
     def reached(self) -> Topology:
-        """The network at the rates that collectives reach on it, as measured; as it is where nothing was."""
+        """The network at the rates that collectives reach on it, where these were measured; else at its nominal rates."""
         if self.calibration is None:
             return self.topology
         return scaled(self.topology, self.calibration["link_fraction"], self.calibration["network_fraction"])

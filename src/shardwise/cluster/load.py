@@ -23,12 +23,20 @@ def _is_file(text: str) -> bool:
 
 
 def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
-    """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or its own file (`my-cluster.toml`).
+    """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or from a file (`my-cluster.toml`).
 
     `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
-    that share the host of the catalogue's `cpu`. With a `stack` (`show stacks`) it has the constants that published runs give:
-    jobs on it are predicted; without one their step times are bounds.
-    Raises `InputError`, and `MissingValueError` for a value without a source.
+    that share the host of the catalogue's `cpu`. `stack` names a software stack (`shardwise show stacks`), whose constants come
+    from published runs: step times are then predictions. Without one they are lower bounds.
+
+    Raises `InputError` for a text that is neither, an unknown chip or stack, and a file that is wrong; `MissingValueError` for a
+    value without a source.
+
+    >>> cluster = load_cluster("tpu-v5e:16x16*4")
+    >>> cluster.num_devices, cluster.chip.name, cluster.calibration
+    (1024, 'tpu-v5e', None)
+    >>> load_cluster("h100:512", stack="nemo-25").calibration.stack
+    'nemo-25'
     """
     return reached(load_own(text), None if stack is None else stack_named(stack))
 

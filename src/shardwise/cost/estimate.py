@@ -32,9 +32,19 @@ PREDICTION = "a prediction for"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Pictured):
-    """What a layout costs. `time` (seconds of the slowest stage, by term) adds up to `step_time_s`; `hidden` is traffic
-    behind compute; `memory` (bytes of the fullest device, by term) adds up to `memory_bytes`. `notes` say whether it is a bound
-    or a prediction, what that rests on, and what to know of it."""
+    """What a layout costs: seconds of a step and bytes of a device, each by term.
+
+    `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides; `memory`
+    (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak, `margin` the free
+    share of `memory_capacity_bytes`. `interval90` is the 90% prediction interval of the step in seconds, None for a lower
+    bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a bound or a prediction, and
+    what that rests on.
+
+    >>> import shardwise as sw
+    >>> found = sw.estimate("llama-3-8b", "h100:8", layout="fsdp=8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> abs(sum(found.memory.values()) - found.memory_bytes) < 1, found.fits == (found.margin >= 0)
+    (True, True)
+    """
 
     step_time_s: float
     tokens_per_s_per_device: float
@@ -54,6 +64,7 @@ class Estimate(Pictured):
     notes: tuple[str, ...] = ()
 
     def shown(self) -> Shown:
+        """The estimate as text and picture, as a notebook displays it."""
         from shardwise.cost.picture import shown_estimate
 
         return shown_estimate(self)

@@ -31,10 +31,14 @@ UNITS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How reliably a cluster runs, and its PUE. `SOURCES` says where each default comes from; measured values take their place.
+    """How reliably a cluster runs, and what its data centre draws. `SOURCES` has the source of each default.
 
-    `restart_s`: from an interruption to the read of the checkpoint; `checkpoint_interval_s` None is Young's interval; `pue`:
-    what the data centre draws for each watt of its machines.
+    `failures_per_device_hour`: failures in 1/h; `checkpoint_bytes_per_s_per_device`: write bandwidth in bytes/s; `restart_s`:
+    seconds from an interruption until the checkpoint is read; `pue`: power of the data centre over that of its machines;
+    `checkpoint_interval_s`: seconds between checkpoints, None for Young's interval. Raises `InputError` for values out of range.
+
+    >>> round(1 / (Reliability().failures_per_device_hour * 16384), 1)  # hours between failures of 16,384 devices
+    3.1
     """
 
     failures_per_device_hour: float = 419 / (54 * 24 * 16384)

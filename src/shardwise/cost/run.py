@@ -53,11 +53,17 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a training run takes from its first step to its last, interruptions included.
+    """A training run from its first step to its last, interruptions included.
 
-    `lost` are the shares of the time that go to checkpoints and to interruptions: with `goodput` they add up to 1. Without
-    failures there are no checkpoints, and `mtbf_s`, `checkpoint_interval_s` are None. `usd` and `energy_mwh` are None where
-    the chip has no sourced price or power; `missing` names what is absent.
+    `ideal_days` are without interruptions, `days` with them; `goodput` is their ratio. `lost` are the shares of the time spent on
+    checkpoints and interruptions: with `goodput` they add up to 1. Seconds, bytes, hours, US dollars (`usd`) and MWh
+    (`energy_mwh`) are in the names. Without failures there are no checkpoints, and `mtbf_s` and `checkpoint_interval_s` are None.
+    `usd` and `energy_mwh` are None where the chip has no sourced price or power; `missing` names these.
+
+    >>> import shardwise as sw
+    >>> run = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G").run
+    >>> abs(run.goodput + sum(run.lost.values()) - 1) < 1e-12
+    True
     """
 
     tokens: float
@@ -84,11 +90,18 @@ class Run:
 def training_run(
     architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability | None = None
 ) -> Run | None:
-    """What the job's tokens take at the estimate's step time; None for a job without a length in tokens.
+    """Wall-clock days, chip-hours, dollars and energy of training on the job's tokens; None for a job without `tokens`.
 
-    Assumes: failures come at a constant rate that grows with the devices; training waits while a checkpoint is written;
-    devices are paid for and draw full power from the first step to the last. Raises `InputError` for a run without an end.
-    Source: Daly 2006 for the time that a run with checkpoints takes; the formulas are in `FORMULAS`.
+    Assumes failures at a constant rate per device, training that waits while a checkpoint is written, and devices that are paid
+    for and draw full power from the first step to the last. `reliability` has the rates (defaults with sources in `Reliability`).
+    Raises `InputError` for a run that never ends. Source: Daly 2006, the wall-clock time with checkpoints; see `FORMULAS`.
+
+    >>> import shardwise as sw
+    >>> model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
+    >>> run = training_run(model, cluster, job, sw.estimate(model, cluster, job, "fsdp=64"))
+    >>> run.num_steps, run.ideal_days < run.days, run.chip_hours == 64 * 24 * run.days
+    (953675, True, True)
     """
     if job.tokens is None:
         return None

@@ -41,19 +41,25 @@ def offloaded_by(offload: str) -> Offloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of the axes, and the choices that go with them.
+    """The degrees of the mesh axes, and the choices that go with them.
 
-    `ep` splits experts over devices that otherwise share sequences, and `etp` each expert as tensor parallelism splits a
-    layer: by default over `tp`, or 1 for whole experts, and then `tp` is a part of `ep`.
-    `dp` replicates, `fsdp` (with `cp`) is the axis over which ZeRO shards; `sequence_parallel` splits the activations
-    between the matrix products over `tp` along the sequence. `cp_variant` is how attention sees the other parts of a
-    sequence: keys and values gathered, going around in a ring (`zigzag`: each rank has a piece from either end, so that
-    causal work is even; `ring`: consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the
-    collectives of tensor parallelism in pieces, overlapped with matmuls. `recompute` is a policy of `model/recompute.py`, for
-    the first `recompute_layers` layers of each stage (None: all of them; a device's stages count as one), `schedule` is one of
-    `schedule/schedule.py`. `offload` says
-    what rests in the memory of the host. `layers_per_stage` is given where stages are not to be as even as they can be.
+    `dp` replicates; `fsdp` (with `cp`) is the axis over which ZeRO shards. `ep` splits experts over devices that otherwise hold
+    different sequences, and `etp` splits each expert as tensor parallelism splits a layer: by default over `tp`, or 1 for whole
+    experts, and then `tp` is a part of `ep`. `sequence_parallel` splits the activations between the matrix products over `tp`
+    along the sequence. `cp_variant` is how attention reads the other parts of a sequence: keys and values gathered
+    (`all_gather`), passed around a ring (`zigzag`: each rank has a piece from either end, so that causal work is even; `ring`:
+    consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the collectives of tensor parallelism in
+    pieces, overlapped with matmuls. `recompute` is a policy of `model/recompute.py`, for the first `recompute_layers` layers of
+    each stage (None: all; the virtual stages of a device count as one), `schedule` is one of `schedule/schedule.py`. `offload`
+    says what is kept in host memory. `layers_per_stage` is given where stages are not to be as even as possible.
     `placement` says which links each axis runs over.
+
+    Raises `InputError` with every value that no layout has. Whether a model and a cluster allow the layout is checked when it is
+    priced. `Layout.parse` fills in natural values; the constructor does not.
+
+    >>> layout = Layout(fsdp=8, tp=2, zero_stage=3, sequence_parallel=True)
+    >>> layout.num_devices, layout.num_replicas
+    (16, 8)
     """
 
     dp: int = 1
@@ -132,27 +138,27 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Over how many devices each expert is split."""
+        """Degree by which each expert is split."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def num_devices(self) -> int:
-        """Devices that the layout takes (expert parallelism borrows from the others)."""
+        """Devices of the layout: dp · fsdp · tp · cp · pp; `ep` is a part of these."""
         return self.dp * self.fsdp * self.tp * self.cp * self.pp
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Moments and master weights rest in the memory of the host."""
+        """Whether moments and master weights are kept in host memory."""
         return offloaded_by(self.offload).optimizer
 
     @property
     def offloads_activations(self) -> bool:
-        """What is kept for the backward pass waits in the memory of the host."""
+        """Whether activations saved for the backward pass are kept in host memory."""
         return offloaded_by(self.offload).activations
 
     @property
     def num_replicas(self) -> int:
-        """Groups of devices that work on sequences of their own."""
+        """Groups of devices that process different sequences: dp · fsdp."""
         return self.dp * self.fsdp
 
     def __str__(self) -> str:

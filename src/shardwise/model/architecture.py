@@ -113,15 +113,21 @@ class Architecture:
 
     `max_positions` are the rows of a learned table of positions. `sliding_window` limits how far back a token sees, on all
     layers but every `global_every`-th (0: on all). With `num_experts` every block's MLP is that many experts of width
-    `d_ff`, of which each token takes `experts_per_token`, beside a shared one of `shared_expert_width` (0: none); the
+    `d_ff`, of which each token takes `experts_per_token`, and a shared one of `shared_expert_width` (0: none); the
     first `num_dense_layers` have a plain MLP of width `dense_d_ff` instead.
     Multi-head latent attention (DeepSeek-AI 2024) has a `kv_lora_rank`: keys and values come from a latent of that width;
     of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
     from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
-    `numerics` are the constants of its arithmetic, which no plan depends on and every run does.
+    `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
     With a `lora_rank` the projections `lora_targets` have adapters of that rank, and only these are trained (LoRA, Hu et al.
-    2021): a product W x becomes W x + B A x.
+    2021): a product W x becomes W x + B A x. Raises `InputError` with every size that is wrong or does not go with the others.
+
+    >>> model = Architecture(
+    ...     name="tiny", num_layers=2, d_model=64, d_ff=256, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512
+    ... )
+    >>> model.dims["G"], model.window(0), model.average_span(1024)
+    (2, None, 0.5)
     """
 
     name: str
@@ -233,7 +239,7 @@ class Architecture:
 
     @property
     def structure(self) -> Structure:
-        """What derivations read."""
+        """The architecture without its sizes: all that derivations read."""
         return Structure(
             **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
@@ -242,7 +248,7 @@ class Architecture:
         )  # fmt: skip
 
     def dense(self) -> Architecture:
-        """The same model with the plain MLP of its leading dense layers in all of them."""
+        """The same model with the MLP of its leading dense layers on all layers."""
         if not self.num_dense_layers:
             return self
         return replace(
@@ -276,18 +282,18 @@ class Architecture:
 
     @property
     def num_routers(self) -> int:
-        """Blocks with experts, those of multi-token prediction among them."""
+        """Layers with experts, modules of multi-token prediction included."""
         return (self.num_layers - self.num_dense_layers + self.num_predict_layers) * bool(self.num_experts)
 
     @property
     def num_windowed_layers(self) -> int:
-        """Layers on which a token sees no further back than the window."""
+        """Layers with sliding-window attention."""
         if self.sliding_window is None:
             return 0
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
     def window(self, layer: int) -> int | None:
-        """How far back a token sees on a layer, itself included; None: to the beginning."""
+        """Tokens that a query sees on a layer, its own included; None: all before it."""
         everything = self.global_every and (layer + 1) % self.global_every == 0
         return None if everything else self.sliding_window
 

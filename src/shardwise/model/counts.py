@@ -19,7 +19,15 @@ def weight_elements(program: Program, *, without: Container[str] = ()) -> Polyno
 
 
 def num_params(architecture: Architecture) -> int:
-    """Parameters, frozen ones too; a tied embedding counts once. Llama-3 70B has 70,553,706,496."""
+    """Number of parameters of a model, frozen ones included; a tied embedding counts once.
+
+    The sum over the weights of the derived program (`model/decoder.py`). Modules of multi-token prediction are left out, as in
+    the models' names. Source: "How to Scale Your Model", Transformers: 2DF or 3DF for the MLP, 2DNH + 2DKH for attention, 2VD.
+
+    >>> from shardwise.model.load import load_model
+    >>> num_params(load_model("llama-3-70b"))
+    70553706496
+    """
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
     counts = unit_counts(architecture).items()
     return sum(count * _unit_params(architecture, name) for name, count in counts if name not in PREDICTS) - shared

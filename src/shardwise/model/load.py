@@ -30,13 +30,14 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_model(name: str) -> Architecture:
-    """A model of the catalogue by name, or of a Hugging Face config.json (or its folder) by path.
+    """A model from the catalogue by name, or from a Hugging Face config.json (or its folder) by path.
 
-    Raises `InputError` that lists the names and says which is nearest, or what is wrong with the file. A name of a hub, such
-    as "meta-llama/Llama-3.1-8B", is not looked up there.
+    Raises `InputError` that lists the names and suggests the nearest, or says what is wrong with the file. Nothing is fetched: a
+    name on a hub, such as "meta-llama/Llama-3.1-8B", is not looked up.
 
-    >>> load_model("llama-3-8b").num_layers
-    32
+    >>> model = load_model("llama-3-8b")
+    >>> model.num_layers, model.d_model, model.num_kv_heads
+    (32, 4096, 8)
     """
     if name.endswith(".json") or os.path.isdir(name):
         return load_config(name)

@@ -54,7 +54,18 @@ def require_writable(path: str | Path) -> None:
 
 
 def dump_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan as JSON. Raises `InputError` when the place cannot be written."""
+    """Write a plan as JSON, with everything that it depends on; `load_plan` reads it.
+
+    Raises `InputError` where the file cannot be written. The schema is `shardwise.plan/3` (`json_schemas("plan")`).
+
+    >>> import pathlib, tempfile
+    >>> import shardwise as sw
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "plan.json")
+    >>> dump_plan(plan, path)
+    >>> load_plan(path).layout == plan.layout
+    True
+    """
     target = Path(path)
     try:
         target.write_text(json.dumps(plan_payload(plan), indent=2) + "\n", encoding="utf-8")
@@ -63,7 +74,15 @@ def dump_plan(plan: Plan, path: str | Path) -> None:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan. Raises `InputError` for a file that is missing, no JSON, or of another schema."""
+    """Read a plan that `dump_plan`, or `--out` of the command line, has written.
+
+    Nothing is planned again: layout and estimate are those of the file. Raises `InputError` for a file that is missing or is not
+    JSON, for an unknown schema, and with one line for each field that is wrong.
+
+    >>> load_plan("missing/plan.json")
+    Traceback (most recent call last):
+    shardwise.errors.InputError: plan file: cannot read missing/plan.json: No such file or directory
+    """
     source = Path(path)
     try:
         payload = json.loads(source.read_text(encoding="utf-8"))

@@ -62,7 +62,12 @@ PRICE = "price_usd_per_hour"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a run must keep within: seconds from its first step to its last, and US dollars. None: no limit."""
+    """Limits of a run: seconds from its first step to its last, and US dollars. None: no limit.
+
+    >>> limits = Limits(deadline_s=30 * 86400)
+    >>> bool(limits), limits.budget_usd, limits.met(None)  # no run: the deadline cannot be judged
+    (True, None, False)
+    """
 
     deadline_s: float | None = None
     budget_usd: float | None = None
@@ -71,15 +76,15 @@ class Limits:
         return self.deadline_s is not None or self.budget_usd is not None
 
     def in_time(self, run: Run | None) -> bool | None:
-        """Whether the run meets the deadline; None where there is none, or nothing to hold against it."""
+        """Whether the run meets the deadline; None without a deadline or without a run."""
         return None if self.deadline_s is None or run is None else run.days * SECONDS_PER_DAY <= self.deadline_s
 
     def within_budget(self, run: Run | None) -> bool | None:
-        """Whether the run is within the budget; None where there is none, or the chip has no price."""
+        """Whether the run is within the budget; None without a budget, a run or a price of the chip."""
         return None if self.budget_usd is None or run is None or run.usd is None else run.usd <= self.budget_usd
 
     def met(self, run: Run | None) -> bool:
-        """Whether all limits that there are are met; what cannot be judged is not."""
+        """Whether all limits are met; one that cannot be judged counts as missed."""
         judged = (self.deadline_s is None, self.in_time(run)), (self.budget_usd is None, self.within_budget(run))
         return all(free or met is True for free, met in judged)
 
@@ -120,7 +125,18 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Pictured):
-    """The contenders in the order that they were given; `chosen` is the place of one, None where none meets the limits."""
+    """The contenders in the order given, and the index of the chosen one (`chosen`); None where none meets the limits.
+
+    `reason` says why it was chosen, or what comes nearest to the limits.
+
+    >>> import shardwise as sw
+    >>> limits = sw.Limits(budget_usd=1e6)
+    >>> found = sw.plan_clusters(
+    ...     "gpt-2", ["h100:8", "h100:16"], limits=limits, global_batch_tokens="64Ki", seq_len=1024, tokens="10G"
+    ... )
+    >>> found.contenders[found.chosen].plan is found.plan
+    True
+    """
 
     contenders: tuple[Contender, ...]
     limits: Limits
@@ -128,13 +144,14 @@ class Comparison(Pictured):
     reason: str
 
     def shown(self) -> Shown:
+        """The contenders as a table and a picture, as a notebook displays them."""
         from shardwise.planning.picture import shown_comparison
 
         return shown_comparison(self)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the contender that was chosen."""
+        """The plan of the chosen contender, or None."""
         return None if self.chosen is None else self.contenders[self.chosen].plan
 
 

@@ -60,9 +60,14 @@ class MemoryPayload(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMemory(Pictured):
-    """Bytes of a device of each pipeline stage, by term (`terms.MEMORY_TERMS`), beside what the device has.
+    """Memory of a device of each pipeline stage, in bytes by term (`terms.MEMORY_TERMS`), and the capacity of the device.
 
-    `num_micro_batches`: of each replica in a step of the job.
+    `num_micro_batches` are those of each replica in a step of the job.
+
+    >>> import shardwise as sw
+    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=4 pp=2", global_batch_tokens="64Ki", seq_len=4096)
+    >>> len(found.stages), found.num_micro_batches, max(found.stage_bytes) == found.memory_bytes
+    (2, 4, True)
     """
 
     layout: Layout
@@ -72,6 +77,7 @@ class LayoutMemory(Pictured):
     stages: tuple[Mapping[str, float], ...]
 
     def shown(self) -> Shown:
+        """The terms of each stage as text and picture, as a notebook displays them."""
         from shardwise.planning.picture import shown_memory
 
         return shown_memory(self)
@@ -88,7 +94,7 @@ class LayoutMemory(Pictured):
 
     @property
     def fullest_stage(self) -> int:
-        """The first stage that takes the most."""
+        """The first stage with the most bytes."""
         return self.stage_bytes.index(self.memory_bytes)
 
     @property

@@ -50,11 +50,17 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Pictured):
-    """Model, cluster and job as resolved, the layout, its estimate, and where they come from.
+    """A model, a cluster and a job as resolved, the layout, its estimate, and their provenance.
 
-    `bound_s` are the seconds of the step with kernels and links at the best that micro-benchmarks reach, where the estimate is a
-    prediction; None where it is that bound itself. `run` is what the whole run takes; None for a job without a length in
-    tokens, and in a file of an earlier version. `policy` says which collectives the plan's stack issues for its layout.
+    `bound_s` is the lower bound of the step in seconds, with kernels and links at the best that micro-benchmarks reach; None
+    where the estimate is that bound itself. `alternatives` are the runners-up with the reason why each lost, `rules` those of
+    the books. `run` is the whole run; None for a job without `tokens`. `policy` says which collectives the plan's stack issues
+    for its layout.
+
+    >>> import shardwise as sw
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G")
+    >>> plan.layout.num_devices, plan.bound_s < plan.estimate.step_time_s, plan.run.num_steps
+    (8, True, 152588)
     """
 
     model: Architecture
@@ -71,6 +77,7 @@ class Plan(Pictured):
     policy: IssuePolicy = field(default_factory=IssuePolicy)
 
     def shown(self) -> Shown:
+        """The plan as text and picture, as a notebook displays it."""
         from shardwise.planning.picture import shown_plan
 
         return shown_plan(self)
@@ -105,9 +112,19 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
 ) -> Plan:
-    """A plan for one given layout, without a search (see `as_planned`). Raises `InputError` with every rule that it breaks.
+    """A plan for a given layout, without a search: its estimate, the books' rules, and what the whole run takes.
 
-    The layout is as the stack runs it (`abilities.as_run`). What the stack does not run is among the notes of the estimate.
+    A cluster without measurements is predicted under the typical stack of its chip (`as_planned`), and choices that the stack
+    fixes are set as it runs them. What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
+    restarts and power of the run (defaults: `Reliability`).
+
+    Raises `InputError` with every rule that the layout breaks.
+
+    >>> import shardwise as sw
+    >>> job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
+    >>> plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, sw.Layout.parse("fsdp=8 recompute=full"))
+    >>> plan.layout.zero_stage, plan.estimate.fits, plan.bound_s < plan.estimate.step_time_s
+    (3, True, True)
     """
     architecture.require_positions(job.seq_len)
     (cluster, job), asked = as_planned(cluster, job), job

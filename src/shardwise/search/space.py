@@ -85,17 +85,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices(Limits):
-    """Values of the choices that are not degrees. The degrees are all factorisations of the number of devices, within
-    the limits.
+    """What a search may choose apart from the degrees, which are all factorisations of the number of devices within the limits.
 
-    A plain ring is left out unless it is asked for: a zigzag moves the same and shares out the work evenly. So are offload
-    and recomputation of some of a stage's layers, to look at fewer layouts; parts of them (`QUARTERS`) go with policy `full`.
-    So are the schedules that do not go with the stages by themselves (`schedule.NATURAL` stands for those that do): AFAB holds
-    every micro-batch, and few engines have the others. Layouts are compared with even stages, and the pipelines near the best
-    then get layers of each stage by what they cost (`search.stages`), unless `stages` says even. Of several numbers of virtual
-    stages that a schedule goes with those are looked at whose virtual stages are alike. `divisible` refuses layouts
-    with idle replicas or micro-batches that are not full, `runnable` those that the engine asks more of. `stack` is the one
-    whose abilities the layouts keep to (`of_stack`), and `asked` the names of what was pinned.
+    Left out unless pinned, to search fewer layouts: the plain ring (a zigzag moves as much and is even), offload, recomputation
+    of some of a stage's layers (fractions of them go with policy `full`), and the schedules that are not natural for the stages
+    (`schedule.NATURAL` stands for those that are): AFAB holds every micro-batch, and few engines have the others. Layouts are
+    compared with even stages; the pipelines near the best then get layers per stage by cost (`search.stages`), unless `stages`
+    says even. Among several numbers of virtual stages that a schedule allows, those with equal virtual stages are searched.
+    `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable` those that `train` does not run.
+    `stack` is the one whose abilities limit the layouts (`of_stack`), and `asked` the names of what was pinned.
+
+    >>> choices = Choices(zero_stage=(1, 3)).narrowed({"tp": 8}, {"pp": 4})
+    >>> choices.pins, choices.maxima, choices.zero_stage
+    ({'tp': 8}, {'pp': 4}, (1, 3))
     """
 
     sequence_parallel: tuple[int, ...] = (0, 1)
@@ -115,9 +117,9 @@ class Choices(Limits):
     asked: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
-        """Ways to run the same degrees; the fastest is taken for each, the first of equals.
+        """The modes in which the same degrees can run; the search takes the fastest, and of equals the first.
 
-        Where ep is limited it is the ep that is asked for, so experts are split by tp and not by a larger ep.
+        With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep.
         """
         runs = self.stack.abilities if self.stack else None
         has_whole = runs is None or ("ep" in runs.axes and runs.whole_experts)
@@ -127,7 +129,7 @@ class Choices(Limits):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules that layouts must keep."""
+        """The legality rules that every layout of the search must keep."""
         chooses = any(
             sum(bool(schedule_of(one).goes_with(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for one in self.schedule
@@ -138,7 +140,7 @@ class Choices(Limits):
 
     @property
     def mode_rules(self) -> tuple[Rule, ...]:
-        """The rules that modes of the same degrees must keep."""
+        """The legality rules that the modes of the same degrees must keep."""
         return (*RULES, *self._of_stack)
 
     @property
@@ -147,7 +149,7 @@ class Choices(Limits):
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """What can be done about activations and state, every combination that makes sense."""
+        """Every sensible combination of recomputation and offload."""
         return tuple(
             Policy(number, layers, offload)
             for number, recompute in enumerate(self.recompute)
@@ -158,14 +160,14 @@ class Choices(Limits):
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether some of the layouts keep the optimizer's state on the host."""
+        """Whether some of the layouts keep the optimizer's state in host memory."""
         return any(offloaded_by(offload).optimizer for offload in self.offload)
 
     def of_stack(self, stack: Stack | None, job: Job) -> Choices:
-        """The choices that a stack runs: what nobody chose is what it has.
+        """The choices limited to what a stack supports; values that were not pinned become the stack's own.
 
-        What the engine of `train` runs is `runnable`, whatever the stack that it is priced under. Raises `InputError` for what
-        was asked for and the stack does not have.
+        With `runnable` the choices stay as they are: the engine of `train` runs them, whatever stack prices them. Raises
+        `InputError` for pinned values that the stack does not support.
         """
         if stack is None or self.runnable:
             return self
@@ -180,9 +182,9 @@ class Choices(Limits):
         return replace(self, stack=stack, **has)
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
-        """The choices with some fixed and some limited. A pinned value is searched whether or not it is listed here.
+        """The choices with some values pinned and some limited. A pinned value is searched whether or not it is listed here.
 
-        Raises `InputError` with everything that cannot be asked for.
+        Raises `InputError` with every pin and maximum that is unknown or out of range.
         """
         require(_problems(pins, maxima))
         values: dict[str, Any] = {

@@ -39,11 +39,18 @@ AXES = (*COMMUNICATION, "control", HOST)
 
 @dataclass(frozen=True)
 class Simulation(Pictured):
-    """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device."""
+    """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device.
+
+    >>> import shardwise as sw
+    >>> found = sw.simulation(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
+    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-9, found.bubble
+    (True, 0.0)
+    """
 
     found: Simulated
 
     def shown(self) -> Shown:
+        """The timeline and the memory over time as text and picture, as a notebook displays them."""
         from shardwise.simulate.picture import shown_simulation
 
         return shown_simulation(self)
@@ -60,35 +67,35 @@ class Simulation(Pictured):
 
     @property
     def bubble(self) -> float:
-        """The same over the rest of the step, S1's definition."""
+        """Idle time over the rest of the step: (p - 1) / m for 1F1B. Source: "The Ultra-Scale Playbook", pipeline parallelism."""
         return self.bubble_s / (self.step_time_s - self.bubble_s)
 
     @cached_property
     def exposed(self) -> dict[str, float]:
-        """Seconds that the compute stream waits, by the axis that it waits for; `host`: for copies to and from the host."""
+        """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from the host."""
         exposed = self.found.ranks[self.found.busiest].exposed
         return {axis: exposed[axis] for axis in AXES if exposed.get(axis, 0.0) > 0.0}
 
     @cached_property
     def time(self) -> dict[str, float]:
-        """Seconds by the terms that an estimate has; they add up to the step's."""
+        """Seconds by the terms of an estimate; they add up to the step."""
         computed = self.found.ranks[self.found.busiest].computed
         kernels = {term: computed.get(phase, 0.0) for term, phase in PHASES.items()}
         return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in AXES}, "bubble": self.bubble_s}
 
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
-        """What a device of each rank holds over time."""
+        """Live bytes of a device of each rank, over time."""
         return memory_over_time(self.found)
 
     @property
     def peak_bytes(self) -> float:
-        """The most that a device holds."""
+        """Peak bytes of the fullest device."""
         return max(memory.peak_bytes for memory in self.memories)
 
     @cached_property
     def critical_path(self) -> tuple[Part, ...]:
-        """What the length of the step is made of, the longest part first; it adds up to the step's seconds."""
+        """The parts of the step's critical path, the longest first; their seconds add up to the step."""
         return critical_path(self.found)
 
     def __repr__(self) -> str:

@@ -16,7 +16,9 @@ FIGURES: dict[str, Figure] = {one.name: one for one in (*_BOOK, *_PLAYBOOK)}
 
 
 def figure(name: str) -> Figure:
-    """A figure of the books by name. Raises `InputError` that lists the names.
+    """A figure of one of the books by name, with the charts that Shardwise draws for it.
+
+    Raises `InputError` that lists the names (`shardwise figures` prints them).
 
     >>> import shardwise as sw
     >>> found = sw.figure("pipeline-bubbles")

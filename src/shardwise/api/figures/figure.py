@@ -25,8 +25,18 @@ PLAYBOOK = Book(title="The Ultra-Scale Playbook", url="https://huggingface.co/sp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure by name. `section` and `path` are where the original is in its book, `original` what it shows, `here` what is
-    drawn and what differs; `charts` makes the values that are drawn, one under the other."""
+    """A figure of a book, drawn from functions of Shardwise.
+
+    `section` and `path` say where the original is in its `book`, `original` what it shows, `here` what is drawn and what differs;
+    `charts` makes the values that are drawn, one chart below the other.
+
+    >>> import shardwise as sw
+    >>> found = sw.figure("pipeline-bubbles")
+    >>> found.command
+    'shardwise figures pipeline-bubbles --out pipeline-bubbles.svg'
+    >>> found.drawing().svg().startswith("<svg")
+    True
+    """
 
     name: str
     book: Book
@@ -38,16 +48,16 @@ class Figure:
 
     @property
     def url(self) -> str:
-        """The page of the original."""
+        """The web page of the original."""
         return self.book.url + self.path
 
     @property
     def command(self) -> str:
-        """What draws it."""
+        """The command that draws the figure."""
         return f"shardwise figures {self.name} --out {self.name}.svg"
 
     def drawing(self) -> Drawing:
-        """The figure, drawn."""
+        """The charts as one drawing; its `svg()` is the text of an SVG file."""
         from shardwise.draw.charts import draw_chart
         from shardwise.draw.drawing import below
 

@@ -47,7 +47,15 @@ class OperationTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRoofline:
-    """The kernels of one block, forward and backward, in order; nothing is computed again in the backward pass."""
+    """The kernels of one transformer block on one chip, forward and backward, in order; without recomputation.
+
+    `flops_per_s` and `bytes_per_s` are the vendor's dense peak and bandwidth; a kernel takes the longer of compute and traffic.
+
+    >>> import shardwise as sw
+    >>> block = sw.roofline("llama-3-8b", "h100", T=8192)
+    >>> round(block.critical_intensity), block.total_s("backward") > block.total_s("forward")
+    (295, True)
+    """
 
     model: str
     num_seqs: int
@@ -59,14 +67,16 @@ class BlockRoofline:
 
     @property
     def critical_intensity(self) -> float:
+        """FLOPs per byte from which a kernel is bound by compute."""
         return critical_intensity(self.flops_per_s, self.bytes_per_s)
 
     def total_s(self, phase: str, bound: str | None = None) -> float:
-        """Seconds of a phase, kernel after kernel; of those that compute or memory binds."""
+        """Seconds of a phase ("forward" or "backward"), kernel after kernel; with `bound`, of the kernels bound by that alone."""
         wanted = (one for one in self.operations if one.phase == phase and bound in (None, one.bound))
         return sum(one.seconds for one in wanted)
 
     def total_flops(self, phase: str) -> float:
+        """FLOPs of the matrix products and the attention of a phase."""
         return sum(one.flops for one in self.operations if one.phase == phase)
 
 

@@ -27,9 +27,15 @@ from shardwise.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRoofline:
-    """A kernel whose activations and arithmetic are of one format and whose weights may be of another.
+    """The roofline of one kernel on one chip: activations and arithmetic in one format, weights possibly in another.
 
-    `transfers` are bytes/s of what lies between its operands and the matrix unit; `bytes_per_s` is the slowest of them.
+    `transfers` are the bandwidths (bytes/s) of the links between its operands and the matrix unit; `bytes_per_s` is the slowest.
+    Source: "How to Scale Your Model", All About Rooflines.
+
+    >>> import shardwise as sw
+    >>> found = sw.roofline("matmul", "tpu-v5e", B=512, D=8192, F=28672)
+    >>> found.cost.flops == 2 * 512 * 8192 * 28672, found.bound, round(found.critical_intensity)
+    (True, 'compute', 243)
     """
 
     form: Form
@@ -44,7 +50,7 @@ class KernelRoofline:
 
     @property
     def sizes(self) -> dict[str, float]:
-        """All sizes, those left out filled in."""
+        """All sizes by letter, with those left out filled in."""
         return self.form.filled(self.given)
 
     @property
@@ -58,37 +64,39 @@ class KernelRoofline:
 
     @property
     def bytes_per_s(self) -> float:
+        """Bandwidth of the slowest transfer, in bytes/s."""
         return min(self.transfers.values())
 
     @property
     def critical_intensity(self) -> float:
-        """The knee, C / W in FLOPs per byte."""
+        """Peak over bandwidth: the FLOPs per byte from which the kernel is bound by compute."""
         return critical_intensity(self.flops_per_s, self.bytes_per_s)
 
     @property
     def staging(self) -> Staging:
-        """Transfers in order, then compute."""
+        """The transfers in order, then compute, each with its amount and rate."""
         moved = (Stage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items())
         return Staging(stages=(*moved, Stage(name="compute", amount=self.cost.flops, rate=self.flops_per_s)))
 
     @property
     def bounds(self) -> Bounds:
-        """Seconds with compute and all traffic overlapped, and one after the other."""
+        """Seconds with compute and all transfers overlapped, and one after the other."""
         return time_bounds(*(stage.seconds for stage in self.staging.stages))
 
     @property
     def bound(self) -> str:
-        """The stage that takes longest; compute where it takes as long as another."""
+        """The stage that takes the longest; "compute" in a tie."""
         slowest = min(self.transfers, key=lambda name: self.transfers[name])
         return "compute" if self.cost.intensity >= self.critical_intensity else slowest
 
     @property
     def attainable_flops_per_s(self) -> float:
+        """The roofline at the kernel's intensity: the smaller of the peak and intensity times bandwidth, in FLOP/s."""
         return attainable_flops_per_s(self.cost.intensity, self.flops_per_s, self.bytes_per_s)
 
     @property
     def critical_letters(self) -> tuple[str, ...]:
-        """The letter that `critical_size` is about, and those that follow it; none where no size raises the intensity."""
+        """The letter that `critical_size` is about, and those tied to it; none where no size raises the intensity."""
         return self.form.tied(self.given)
 
     @property
@@ -108,6 +116,7 @@ class KernelRoofline:
 
     @property
     def products(self) -> tuple[MatrixProduct, ...]:
+        """The matrix products of the kernel, with their shapes."""
         return self.form.products(self.sizes)
 
     @property

@@ -33,7 +33,13 @@ PLAYBOOK = "Tazi et al., The Ultra-Scale Playbook, 2025"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One closed form with its numbers: what it gives, what that means here, how and after whom."""
+    """One closed form with its numbers: the value and its unit, the verdict for this job, the formula, and its source.
+
+    >>> import shardwise as sw
+    >>> rule = sw.rules("llama-3-70b", "tpu-v5p:16x20x28", global_batch_tokens="4Mi", seq_len=4096)[1]
+    >>> rule.name, rule.verdict
+    ('tokens_per_chip', '4194304 tokens over 8960 chips')
+    """
 
     name: str
     value: float
@@ -44,12 +50,21 @@ class Rule:
 
 
 def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[Rule, ...]:
-    """The books' rules for one job, in the order they are read.
+    """The books' rules for one job, in the order of the books: each a closed form with its value, unit, verdict and source.
 
-    A torus of k axes gives FSDP all k of them alone, and k - 1 beside one for TP. Behind switches FSDP has the rate at
-    which a node takes data in, and TP the links within the node; the rules for their mix assume equal axes and are left
-    out. So is the time of a job without a length in tokens. Of several pods each has FSDP and TP of its own for its part of
-    the batch, and data parallelism between them has a rule of its own.
+    On a torus of k axes pure FSDP uses all k, and k - 1 next to one for TP. Behind switches FSDP has the rate at which a node
+    receives data, and TP the links within the node; the rules for a mix assume equal axes and are left out. The time of a run is
+    left out for a job without `tokens`. With several pods, FSDP and TP are within a pod for its part of the batch, and a rule of
+    its own is about data parallelism between pods. Raises `MissingValueError` where the chip has no sourced peak for the
+    precision.
+
+    Source: "How to Scale Your Model", How to Parallelize a Transformer; each rule's `source` has the section.
+
+    >>> import shardwise as sw
+    >>> job = sw.Job(global_batch_tokens=2**22, seq_len=4096)
+    >>> rule = book_rules(sw.load_model("llama-3-70b"), sw.load_cluster("tpu-v5p:16x20x28"), job)[0]
+    >>> rule.name, round(rule.value), rule.unit
+    ('critical_intensity', 2550, 'FLOPs/byte')
     """
     return _Book(architecture, rated(cluster), job).rules()
 

@@ -25,7 +25,16 @@ from shardwise.units import format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Pictured):
-    """A plan's story in the order of its decisions, and what was asked for beside it."""
+    """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
+
+    `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
+    sensitive to; `model_error` is the error of predictions on held-out runs, as a share of the step.
+
+    >>> import shardwise as sw
+    >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
+    >>> found.fit.fits, found.cluster, found.against
+    (True, 'h100:8', None)
+    """
 
     model: str
     cluster: str
@@ -46,6 +55,7 @@ class Explanation(Pictured):
     stack: str | None = None
 
     def shown(self) -> Shown:
+        """The explanation as text and picture, as a notebook displays it."""
         from shardwise.planning.picture import shown_explanation
 
         return shown_explanation(self)

@@ -77,13 +77,20 @@ class Knee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept(Pictured):
-    """The points that were planned, of one sweep or of two that make a grid; fewer than `num_points` where it was stopped."""
+    """The planned points of one sweep, or of two that make a grid; fewer than `num_points` if it was interrupted.
+
+    >>> import shardwise as sw
+    >>> found = sw.sweep("gpt-2", "h100:8", over="gpus=4,8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> [(point.at["gpus"], point.plan.layout.num_devices) for point in found.points]
+    [(4, 4), (8, 8)]
+    """
 
     sweeps: tuple[Sweep, ...]
     points: tuple[Point, ...]
     num_points: int
 
     def shown(self) -> Shown:
+        """The points as a table and a picture, as a notebook displays them."""
         from shardwise.search.sweep.picture import shown_sweep
 
         return shown_sweep(self)
@@ -103,14 +110,14 @@ class Swept(Pictured):
 
     @property
     def along(self) -> Sweep:
-        """The sweep that series go along: devices, else the last one whose values have an order, else the last one."""
+        """The sweep on the horizontal axis: the one over devices, else the last with ordered values, else the last."""
         ordered = sorted(
             (sweep for sweep in reversed(self.sweeps) if sweep.ordered), key=lambda one: one.name != "gpus"
         )
         return ordered[0] if ordered else self.sweeps[-1]
 
     def series(self, along: str | None = None) -> list[tuple[At, tuple[Point, ...]]]:
-        """Points along one sweep (`along`, if none is named) for each value of the other, which stands before them."""
+        """Points along one sweep (default: `along`), a series for each value of the other sweep."""
         name = along or self.along.name
         found: dict[tuple[tuple[str, Value], ...], list[Point]] = {}
         for point in self.points:
