@@ -74,6 +74,7 @@ FLAGS = {
     "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run"],
     "export": ["--help", "--json", "--out", "--to"],
     "figures": ["--help", "--json", "--out"],
+    "rule": ["--help", "--json"],
     "read": [
         "--batch-seqs",
         "--cluster",

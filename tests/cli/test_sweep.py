@@ -418,7 +418,7 @@ def test_a_grid_that_was_stopped_is_drawn(
 
 
 def case(gpus: int, **changes: Any) -> Case:
-    job = sw.Job(global_batch_tokens=2**17, seq_len=4096)
+    job = sw.Job(global_batch_tokens=2**16, seq_len=4096)
     pins = {"dp": 1, "fsdp": 1, "cp": 1, "tp": 1, "micro_batch_seqs": 1, "num_virtual_stages": 1, **changes}
     choices = sw.Choices().narrowed(pins, {})
     return Case(at={"gpus": gpus}, model=MODEL, cluster=sw.load_cluster(f"h100:{gpus}"), job=job, choices=choices)
