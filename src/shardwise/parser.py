@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -15,6 +15,8 @@ from shardwise.names import did_you_mean, unknown
 from shardwise.output import complain, write
 
 FLAG = re.compile(r"(-[-A-Za-z][^\s=]*)(?:=.*)?", re.DOTALL)  # a negative number is none
+# What may stand for a value: the names of a catalogue, as `show` calls it, or what the values before it make possible.
+Completes = str | Callable[[Sequence[str]], Iterable[str]]
 USAGE = 2  # exit code of a command line that is wrong
 
 
@@ -36,9 +38,10 @@ class Group:
     def __init__(self, group: Any) -> None:
         self._group = group
 
-    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
-        """As the parser has it."""
+    def add_argument(self, *names: Any, completes: Completes = "", **settings: Any) -> argparse.Action:
+        """As the parser has it; `completes` says what a shell offers for the value."""
         action: argparse.Action = self._group.add_argument(*names, **_typed(settings))
+        action.completes = completes  # type: ignore[attr-defined]
         return action
 
 

@@ -20,8 +20,8 @@ def test_a_cache_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     for part in (
         "80 layers of 8 heads of 128, 8 query heads on each: a cache 8 times smaller",
-        "a token        328 kB",
-        "32 sequences  85.9 GB",
+        "a token              328 kB",
+        "32 sequences        85.9 GB",
         "room for 181 sequences of 8,192 tokens",
     ):
         assert part in out
@@ -30,7 +30,7 @@ def test_a_cache_and_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_latent_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = run(capsys, "deepseek-v3", "--context", "8Ki")
     assert "61 layers of a latent of 512 and 64 rotary elements, the same for all 128 heads" in out
-    assert "a token     70.3 kB" in out
+    assert "a token             70.3 kB" in out
 
 
 def test_windows_are_told_where_they_bind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -109,7 +108,7 @@ def test_the_report_says_how_it_reads_what_may_surprise(capsys: pytest.CaptureFi
     assert code == 0
     assert "  note: A is summed over J by itself, before any product: neither another operand nor C has J\n" in out
     assert "  note: B is summed over K by itself" in out
-    assert re.search(r"^  local_sum +A ", out, re.MULTILINE)
+    assert "local_sum                  A " in out
     found = payload(capsys, *alone, "--backward")
     assert [str(note)[:24] for note in found["notes"]] == ["A is summed over J by it", "B is summed over K by it"]  # type: ignore[attr-defined]
     assert isinstance(found["program"], list)

@@ -163,7 +163,7 @@ def test_a_report_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{found[2]['mfu']:.1%}" in row(out, "32")
     for point in found:
         assert any(line.endswith(f"  {point['layout']['text']}") for line in out.splitlines())
-    assert out.count("note: the stack is not known") == 1
+    assert out.count("note: a prediction for fused") == 1
     assert "no knee: every step is bound by compute" in out
 
 
@@ -392,7 +392,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
     calls[0] = 0
     code, out, err = run(capsys, *GPUS, "--draw", str(tmp_path / "sweep.svg"))
     assert (code, err) == (130, "stopped after 2 of 3 points\n")
-    assert "stopped after 2 of 3 points; not planned\n  gpus=32" in out
+    assert "stopped after 2 of 3 points; not planned:\n  gpus=32" in out
     calls[0] = 2
     assert run(capsys, *GPUS)[:2] == (130, "")
     calls[0] = 1

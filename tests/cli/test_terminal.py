@@ -165,6 +165,18 @@ def test_a_table_of_numbers_comes_in_parts_with_the_first_column_in_each() -> No
     assert list(parts(table, 80)) == [table]
 
 
+def test_a_row_with_a_format_of_its_own_has_it_in_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(
+        rows=(("a token", "328 kB", ""), ("a sequence", "2.68 GB", "of 8,192")),
+        right=(1,),
+        head=False,
+        line="{:<18}{:>9} {}",
+    )
+    assert plain_block(table).splitlines() == ["a token              328 kB", "a sequence          2.68 GB of 8,192"]
+    shown = CODES.sub("", drawn([Section([table])], console(monkeypatch, 60))).splitlines()
+    assert [line.rstrip() for line in shown] == ["a token      328 kB", "a sequence  2.68 GB  of 8,192"]
+
+
 def test_what_programs_read_is_not_folded() -> None:
     product = ["matmul", "A[I_X, J] * B[J, K] -> C[I_X, K]", "--mesh", "X=2", "--size", "I=4,J=4,K=4"]
     wide = {

@@ -29,6 +29,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "read": ("export.verdict:ReadPayload",),
     "mfu": ("planning.measured:MfuPayload",),
     "show": ("sourced:ShowPayload",),
+    "completion": ("shells:CompletionPayload",),
     "figures": ("api.figures.payload:FigurePayload", "api.figures.payload:FiguresPayload"),
     "validate": (
         "calibrate.payload:ValidatePayload", "calibrate.folds_payload:FoldsPayload", "calibrate.groups:GroupsPayload",

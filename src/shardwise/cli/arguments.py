@@ -49,12 +49,12 @@ def layout_help() -> str:
 def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str, str] = ("", "")) -> None:
     """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
     job, cluster = parser.groups("job", "cluster")
-    job.add_argument("model", help=MODEL)
+    job.add_argument("model", completes="models", help=MODEL)
     what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
     if several:
-        cluster.add_argument("cluster", nargs="+", help=f"{what}; several are compared")
+        cluster.add_argument("cluster", completes="clusters", nargs="+", help=f"{what}; several are compared")
     else:
-        cluster.add_argument("cluster", help=what)
+        cluster.add_argument("cluster", completes="clusters", help=what)
     batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
     job.add_argument(
         "--batch-tokens",
@@ -70,12 +70,13 @@ def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str
         "--precision",
         default="bf16",
         metavar="NAME",
+        completes="precisions",
         help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
     )
     own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
     add_set_argument(job, "model, job, chip or run", own)
     cluster.add_argument(
-        "--stack", metavar="NAME",
+        "--stack", metavar="NAME", completes="stacks",
         help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
         "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
     )  # fmt: skip

@@ -21,7 +21,19 @@ def bench_report(lines: Sequence[Mapping[str, Any]], machine: str, before: int, 
     )  # fmt: skip
     told = [f"{before} more are in {out} already"] if before else []
     told += [f"{len(lines)} lines added to {out}"] if out else []
-    return [Section([*([Table(rows=rows, right=(1,), head=False, indent=2)] if rows else []), *told], title=machine)]
+    return [
+        Section(
+            [
+                *(
+                    [Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<44}{:>10}  {:<16} {}")]
+                    if rows
+                    else []
+                ),
+                *told,
+            ],
+            title=machine,
+        )
+    ]
 
 
 def machine_report(found: Found, out: str | None) -> Report:
@@ -36,7 +48,7 @@ def machine_report(found: Found, out: str | None) -> Report:
     title = f"{found.cluster.name}: {found.cluster.num_devices} processes, each with {format_bytes(chip.memory_bytes)}"
     lines: list[Block] = [
         f"  products: {peaks}; memory: {format_bytes(chip.memory_bytes_per_s)}/s",
-        Table(rows=rows, right=(1,), head=False, indent=2),
+        Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<22}{:>10}  {}"),
         f"whole steps, measured over predicted, which nothing is fitted to: {checked}",
         f"90% prediction interval: {low:.2f} to {high:.2f} times a prediction",
     ]

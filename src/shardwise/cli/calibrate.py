@@ -59,7 +59,10 @@ def configure(parser: Parser) -> None:
     )  # fmt: skip
     runs.add_argument("--bench", metavar="FILE", help="a file of JSON lines, a micro-benchmark each")
     cluster.add_argument(
-        "--stack", metavar="NAME", help="the software of all runs, such as torchtitan (default: what most rows name)"
+        "--stack",
+        metavar="NAME",
+        completes="stacks",
+        help="the software of all runs, such as torchtitan (default: what most rows name)",
     )
     output.add_argument("--name", metavar="NAME", help="of the cluster that is written (default: that of the file)")
     output.add_argument("--out", metavar="FILE", help="write the cluster as a .toml file; without it only the report")

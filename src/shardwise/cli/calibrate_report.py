@@ -36,7 +36,7 @@ def _constants(found: OwnFit) -> Table:
         ))  # fmt: skip
         words = CONSTANTS[one.name].meaning if one.identified else UNIDENTIFIED
         rows.append((f"  {one.name}", before, after, f"{one.moved:+.1f}", words))
-    return Table(rows=tuple(rows), right=(1, 2, 3))
+    return Table(rows=tuple(rows), right=(1, 2, 3), line="{:<21}{:>20}{:>20}{:>8}  {}")
 
 
 def _errors(found: OwnFit) -> Table:
@@ -47,7 +47,7 @@ def _errors(found: OwnFit) -> Table:
             if one:
                 shares = (f"{share:.1%}" for share in (one.mean, one.median, one.worst))
                 rows.append((f"  {one.num_rows} {what}, {when}", *shares, f"{one.bias:+.1%}"))
-    return Table(rows=tuple(rows), right=range(1, 5))
+    return Table(rows=tuple(rows), right=range(1, 5), line="{:<38}{:>8}{:>8}{:>8}{:>8}")
 
 
 def _residuals(found: OwnFit) -> Table:
@@ -55,7 +55,7 @@ def _residuals(found: OwnFit) -> Table:
     for one in found.residuals[:MOST_SHOWN]:
         errors = (f"{one.error(after):+.1%}" for after in (False, True))
         rows.append((f"  {one.id}", format_seconds(one.measured_s), *errors))
-    return Table(rows=tuple(rows), right=range(1, 4))
+    return Table(rows=tuple(rows), right=range(1, 4), line="{:<56}{:>10}{:>10}{:>10}")
 
 
 def _left(found: OwnFit) -> Iterator[str]:

@@ -43,7 +43,7 @@ def configure(parser: Parser) -> None:
         "out (one number fills the tiers)",
     )  # fmt: skip
     cluster.add_argument(
-        "--on", required=True, metavar="CHIP_OR_SLICE",
+        "--on", required=True, metavar="CHIP_OR_SLICE", completes="chips",
         help="tpu-v5e: each axis is a physical axis of its own, wrapped by the chip's rule; tpu-v5e:4x4, h100:64 or a .toml "
         "file: that cluster",
     )  # fmt: skip

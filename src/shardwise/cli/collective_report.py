@@ -56,21 +56,23 @@ def _wraparound(report: CollectiveReport, on: str, torus: Torus) -> Section:
         one = by_name[name]
         applies = "<- applies" if name == report.algorithm else ""
         rows.append((NAMES.get(name, name), format_seconds(one.time_s), _hops(one.hops), applies))
-    return Section([f"  axis of {kinds}", Table(rows=tuple(rows), right=(1,), head=False, indent=2)], title=title)
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line="  {:<26}{:>9}  {}  {}")
+    return Section([f"  axis of {kinds}", table], title=title)
 
 
 def _algorithms(report: CollectiveReport, first: str) -> list[Block]:
     """A line for each algorithm, the one that is priced first."""
-    rows: list[Row] = [("", "time", "algbw", "busbw", "", "")]
-    rows += [
+    rows: tuple[Row, ...] = tuple(
         (
-            one.name, format_seconds(one.time_s), _rate(one.algbw), _rate(one.busbw), _hops(one.hops),
-            first if one.name == report.algorithm else "",
+            one.name, format_seconds(one.time_s), f"algbw {_rate(one.algbw):>10}", f"busbw {_rate(one.busbw):>10}",
+            _hops(one.hops), first if one.name == report.algorithm else "",
         )
         for one in (_chosen(report), *report.alternatives)
-    ]  # fmt: skip
+    )  # fmt: skip
+    width = max(14, *(len(str(row[0])) + 2 for row in rows))
+    line = f"  {{:<{width}}}{{:>9}}   {{}}   {{}}   {{}}  {{}}"
     notes = [f"  {one.name} {one.condition}" for one in report.alternatives if one.condition]
-    return [Table(rows=tuple(rows), right=(1, 2, 3), indent=2), *notes]
+    return [Table(rows=rows, right=(1,), head=False, indent=2, line=line), *notes]
 
 
 def _chosen(report: CollectiveReport) -> Algorithm:

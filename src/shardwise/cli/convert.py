@@ -37,7 +37,7 @@ def configure(parser: Parser) -> None:
         "--to", required=True, metavar="FORMAT", help="huggingface, torchtitan, megatron or megatron-ranks"
     )
     weights.add_argument(
-        "--model", metavar="MODEL",
+        "--model", metavar="MODEL", completes="models",
         help="which model the folder has, where it does not say so: a plan, a name or a config.json",
     )  # fmt: skip
     weights.add_argument("--dtype", metavar="NAME", help="fp64, fp32, fp16 or bf16 (default: what the weights are in)")

@@ -30,7 +30,11 @@ def configure(parser: Parser) -> None:
     plan, output = parser.groups("plan", "output")
     plan.add_argument("plan", metavar="PLAN", help=PLAN)
     plan.add_argument(
-        "--to", required=True, metavar="TARGET", help="the framework, as `shardwise show targets` names it"
+        "--to",
+        required=True,
+        metavar="TARGET",
+        completes="targets",
+        help="the framework, as `shardwise show targets` names it",
     )
     output.add_argument("--out", metavar="FOLDER", help="where to write the files; without it they are printed")
     add_output_arguments(parser)

@@ -23,12 +23,15 @@ EXAMPLES = (
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
     job, cluster = parser.groups("job", "cluster")
-    job.add_argument("model", help=MODEL)
+    job.add_argument("model", completes="models", help=MODEL)
     job.add_argument("--context", required=True, metavar="N", help="tokens of each sequence, such as 8Ki")
     job.add_argument("--batch", default="1", metavar="N", help="sequences (default: 1)")
     job.add_argument("--dtype", default="bf16", metavar="NAME", help="format of keys and values (default: bf16)")
     cluster.add_argument(
-        "--on", metavar="CLUSTER", help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there"
+        "--on",
+        metavar="CLUSTER",
+        completes="clusters",
+        help="CHIP:COUNT or CHIP:SHAPE, such as h100:8: say what fits there",
     )
     cluster.add_argument(
         "--weights", default="bf16", metavar="NAME", help="with --on: format of the weights (default: bf16)"

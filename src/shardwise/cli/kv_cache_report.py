@@ -8,6 +8,8 @@ from typing import Any
 from shardwise.cli.section import Marked, Report, Row, Section, Table
 from shardwise.units import format_bytes
 
+LINE = "  {:<18}{:>9}   {}"
+
 
 def cache_report(payload: Mapping[str, Any]) -> Report:
     """What a token, a sequence and a batch take, and what fits on a cluster where one was named."""
@@ -18,7 +20,7 @@ def cache_report(payload: Mapping[str, Any]) -> Report:
     if payload["batch"] > 1:
         rows.append((f"{payload['batch']:,} sequences", format_bytes(payload["batch_bytes"]), ""))
     title = f"keys and values of {payload['model']['name']} in {payload['dtype']}"
-    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2)
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line=LINE)
     head = Section([f"  {payload['model']['num_layers']} layers of {_kept(payload)}", table], title=title)
     return [head, *([_fit(payload, payload["cluster"])] if payload["cluster"] else [])]
 
@@ -55,7 +57,7 @@ def _fit(payload: Mapping[str, Any], fit: Mapping[str, Any]) -> Section:
     if fits:
         left = f"room for {fit['num_seqs']:,} sequences of {payload['context']:,} tokens"
         rows.append(("left for caches", format_bytes(fit["free_bytes"]), left))
-    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2)
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line=LINE)
     over = Marked(f"  the weights DO NOT FIT, {format_bytes(-fit['free_bytes'])} too much", "bad")
     title = f"on {fit['name']}: {format_bytes(fit['memory_bytes'])} on {fit['num_devices']} devices, split evenly"
     return Section([table] if fits else [table, over], title=title)

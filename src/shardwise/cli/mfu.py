@@ -53,14 +53,22 @@ def add_ran_arguments(parser: Parser) -> None:
     job, cluster = parser.groups("job", "cluster")
     job.add_argument("--plan", metavar="FILE", help="what ran, as a plan: a file that `plan --out` wrote")
     job.add_argument("--launch", metavar="FILE", nargs="+", help="what ran, as the launch of a framework (see: read)")
-    job.add_argument("--model", metavar="MODEL", help=MODEL)
-    cluster.add_argument("--cluster", metavar="CLUSTER", help="what it ran on, such as h100:64")
+    job.add_argument("--model", metavar="MODEL", completes="models", help=MODEL)
+    cluster.add_argument("--cluster", metavar="CLUSTER", completes="clusters", help="what it ran on, such as h100:64")
     job.add_argument("--batch-tokens", metavar="N", help="tokens of a global batch; default: what the log says")
     job.add_argument("--seq-len", metavar="N", help="tokens of one sequence, such as 8192 or 8Ki")
     job.add_argument("--layout", metavar="TEXT", help=layout_help())
-    job.add_argument("--precision", metavar="NAME", help="precision recipe (default: bf16; see: show precisions)")
+    job.add_argument(
+        "--precision",
+        metavar="NAME",
+        completes="precisions",
+        help="precision recipe (default: bf16; see: show precisions)",
+    )
     cluster.add_argument(
-        "--stack", metavar="NAME", help="its software (default: the launch's, or what is typical of the chip)"
+        "--stack",
+        metavar="NAME",
+        completes="stacks",
+        help="its software (default: the launch's, or what is typical of the chip)",
     )
     add_set_argument(job, "model, job or chip", "model.num_layers=40 or chip.memory_bytes=96GB")
 

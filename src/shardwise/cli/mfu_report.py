@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.cli.interval import step_text
-from shardwise.cli.section import Line, Marked, Report, Row, Section, Table, bar
+from shardwise.cli.section import STEPS, Bar, Line, Marked, Report, Row, Section, Table
 from shardwise.units import counted, format_bytes, format_quantity, format_seconds
 
 if TYPE_CHECKING:
@@ -137,12 +137,12 @@ def _memory(found: MeasuredRun, plan: Plan) -> Iterator[str]:
 def _parts(account: Account) -> Section:
     rows: tuple[Row, ...] = tuple(
         (
-            part.name, ("-" if part.seconds < 0 else "") + format_seconds(abs(part.seconds)), f"{part.share:.1%}",
-            bar(max(part.share, 0.0), part.name),
+            part.name, f"{'-' if part.seconds < 0 else ''}{format_seconds(abs(part.seconds)):>10}", f"{part.share:.1%}",
+            Bar("#" * round(STEPS * max(part.share, 0.0)), part.name),
         )
         for part in account.parts
     )  # fmt: skip
-    table = Table(rows=rows, right=(1, 2), head=False, indent=2)
+    table = Table(rows=rows, right=(1, 2), head=False, indent=2, line="  {:<54}{}  {:>6}  {}")
     return Section([table], title="where the measured step goes, by the prediction")
 
 

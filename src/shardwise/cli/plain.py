@@ -22,7 +22,7 @@ def _lines(section: Section) -> Iterator[str]:
 
 
 def plain_block(block: Block) -> str:
-    """A line, or the lines of a table: columns as wide as their widest cell.
+    """A line, or the lines of a table: in its own format, or in columns as wide as their widest cell.
 
     >>> print(plain_block(Table(rows=(("chip", "memory", "source"), ("h100", "80 GB", "datasheet, page 3")), right=(1,))))
     chip  memory  source
@@ -33,6 +33,8 @@ def plain_block(block: Block) -> str:
     if not isinstance(block, Table):
         return text_of(block)
     rows = [[text_of(cell) for cell in row] for row in block.rows]
+    if block.line:
+        return "\n".join(block.line.format(*row).rstrip() for row in rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         (" " * block.indent + GAP.join(

@@ -13,7 +13,7 @@ def product_report(report: ProductReport) -> list[Section]:
     made = report.made
     sizes = ", ".join(f"{dim}={size}" for dim, size in made.sizes.items())
     mesh = f"  mesh {', '.join(f'{a}={n}' for a, n in made.mesh.axes)}   {sizes}   {made.dtype}"
-    tensors = Table(rows=tuple(map(_tensor, report.tensors)), head=False, indent=2)
+    tensors = Table(rows=tuple(map(_tensor, report.tensors)), head=False, indent=2, line="  {:<22} {}")
     sections = [
         Section([mesh], title=str(made.expression)),
         Section([tensors, *(f"  note: {note}" for note in notes(made.expression))]),
@@ -47,13 +47,14 @@ def _program(cost: ProgramCost, *, reasons: bool = False) -> list[Block]:
             f"; compute {format_seconds(cost.math_s)}, communication {format_seconds(cost.comms_s)}, "
             f"together {format_seconds(cost.lower_s)} to {format_seconds(cost.upper_s)}"
         )
-    steps = [Table(rows=rows, right=(2, 3), head=False, indent=2)] if rows else []
+    line = "  {:<26} {:<14} {:>12} {}   {}" + ("\n      {}" if reasons else "")
+    steps = [Table(rows=rows, right=(2, 3), head=False, indent=2, line=line)] if rows else []
     return [*steps, totals, f"  -> {cost.result}"]
 
 
 def _step(step: StepCost, reasons: bool) -> Row:
     axes = f" over {','.join(step.axes)}" if step.axes else ""
     amount = format_quantity(step.flops, "FLOP") if step.is_local else format_bytes(step.bytes_per_device)
-    seconds = format_seconds(step.time_s) if step.time_s is not None else ""
+    seconds = f"{format_seconds(step.time_s):>9}" if step.time_s is not None else ""
     row: Row = (step.op + axes, step.operand, amount, seconds, f"{step.before} -> {step.after}")
     return (*row, step.reason or "") if reasons else row

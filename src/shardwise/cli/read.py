@@ -26,11 +26,15 @@ def configure(parser: Parser) -> None:
     """Declare the arguments."""
     launch, cluster, output = parser.groups("launch", "cluster", "output")
     launch.add_argument("files", metavar="FILE", nargs="+", help="the files of the launch")
-    cluster.add_argument("--cluster", required=True, metavar="CLUSTER", help="what it runs on, such as h100:64")
+    cluster.add_argument(
+        "--cluster", required=True, metavar="CLUSTER", completes="clusters", help="what it runs on, such as h100:64"
+    )
     launch.add_argument(
         "--from", dest="target", metavar="TARGET", help="the framework, where its options do not tell it"
     )
-    launch.add_argument("--model", metavar="MODEL", help="the model, where the launch does not say it")
+    launch.add_argument(
+        "--model", metavar="MODEL", completes="models", help="the model, where the launch does not say it"
+    )
     launch.add_argument("--seq-len", metavar="N", help="tokens of one sequence, where the launch does not say it")
     launch.add_argument(
         "--batch-seqs", metavar="N", help="sequences of one global batch, where the launch does not say it"

@@ -46,10 +46,13 @@ EXAMPLES = (
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
     kernel, chip, output = parser.groups("kernel", "chip", "output")
-    kernel.add_argument("kernel", metavar="KERNEL", help="a kernel, or a model of the catalogue")
+    kernel.add_argument("kernel", metavar="KERNEL", completes="models", help="a kernel, or a model of the catalogue")
     kernel.add_argument("sizes", metavar="SIZES", help=f"its sizes by letter, such as {EXAMPLE}")
     chip.add_argument(
-        "chip", metavar="CHIP", help="a chip of the catalogue, such as tpu-v5e, or a cluster's .toml file"
+        "chip",
+        metavar="CHIP",
+        completes="chips",
+        help="a chip of the catalogue, such as tpu-v5e, or a cluster's .toml file",
     )
     kernel.add_argument(
         "--dtype", default="bf16", metavar="NAME", help="format of activations and arithmetic (default: bf16)"

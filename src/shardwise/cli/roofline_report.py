@@ -16,7 +16,7 @@ def kernel_report(payload: Mapping[str, Any]) -> Report:
         (name, format_quantity(link["bytes_per_s"], "B/s"), f"{link['critical_intensity']:,.1f}")
         for name, link in payload["links"].items()
     )
-    links = Table(rows=rows, right=(1, 2), head=False, indent=2)
+    links = Table(rows=rows, right=(1, 2), head=False, indent=2, line="  {:<14}{:>10}  {:>10}")
     return [
         Section(list(_verdict(payload)), title=title),
         *([Section([links], title="what a byte sent must go with, FLOPs/byte")] if rows else []),
@@ -34,7 +34,7 @@ def _verdict(payload: Mapping[str, Any]) -> Iterator[Block]:
         f"  {payload['bound']}-bound: intensity {payload['intensity']:,.1f} FLOPs/byte, "
         f"{origin} {payload['critical_intensity']:,.1f}"
     )
-    yield Table(rows=tuple(_stages(payload)), right=(1,), head=False, indent=2)
+    yield Table(rows=tuple(_stages(payload)), right=(1,), head=False, indent=2, line="  {:<8}{:>9}   {}")
     yield _critical(payload)
     if payload["padding"]:
         yield _padded(payload["padding"])
@@ -119,4 +119,6 @@ def _table(title: str, named: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
             f"{one['intensity']:,.1f}" if computes else "-", format_seconds(one["math_s"]) if computes else "-",
             format_seconds(one["memory_s"]), one["bound"],
         ))  # fmt: skip
-    return Table(rows=tuple(rows), right=range(1, 6), indent=2)
+    width = max(len(str(row[0])) for row in rows)
+    line = f"  {{:<{width}}}{{:>13}}{{:>10}}{{:>12}}{{:>13}}{{:>11}}  {{}}"
+    return Table(rows=tuple(rows), right=range(1, 6), indent=2, line=line)

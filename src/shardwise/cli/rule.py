@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.section import Report
@@ -23,12 +24,20 @@ EXAMPLES = (
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
     rule = parser.group("rule")
-    rule.add_argument("name", metavar="NAME", help="a rule, as `shardwise show rules` names it")
+    rule.add_argument("name", metavar="NAME", completes="rules", help="a rule, as `shardwise show rules` names it")
     rule.add_argument(
-        "values", nargs="*", metavar="KEY=VALUE",
+        "values", nargs="*", metavar="KEY=VALUE", completes=_keys,
         help="what the rule takes, such as tokens=4Ki, bytes_per_s=3.2TB/s or memory_bytes=80GB; without one: say what it takes",
     )  # fmt: skip
     add_output_arguments(parser)
+
+
+def _keys(before: Sequence[str]) -> list[str]:
+    """What the rule that was named takes beside the values that it has, each with its sign of equality."""
+    from shardwise.books.named_rules import named_rules
+
+    rule, given = named_rules().get(before[0]), {word.partition("=")[0] for word in before[1:]}
+    return [f"{one.name}=" for one in rule.parameters if one.name not in given] if rule else []
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

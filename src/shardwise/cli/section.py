@@ -37,7 +37,8 @@ Row = tuple[Cell, ...]
 class Table:
     """Rows in columns; those in `right` end at the same place. The first row is a `head` that names the columns, or is none.
 
-    The short form has the first `brief` rows under the head, where it is given.
+    The short form has the first `brief` rows under the head, where it is given. `line` is the format of a row in a file, where
+    its columns are not as wide as their widest cells.
     """
 
     rows: tuple[Row, ...]
@@ -45,6 +46,7 @@ class Table:
     head: bool = True
     indent: int = 0
     brief: int | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,23 +31,25 @@ def configure(parser: Parser) -> None:
     catalogue = parser.group("catalogue")
     catalogue.add_argument(
         "kind",
-        choices=("models", "chips", "clusters", "precisions", "stacks", "targets", "rules"),
+        choices=tuple(NAMES),
         help="which catalogue",
     )
     catalogue.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
+        completes=lambda before: names_of(before[0]),
         help="one entry, or a part of the names of several; of clusters also a shorthand or the path of a .toml file",
     )
-    catalogue.add_argument("--chip", metavar="NAME", help="of a stack: show the constants of this chip beside its own")
+    catalogue.add_argument(
+        "--chip", metavar="NAME", completes="chips", help="of a stack: show the constants of this chip beside its own"
+    )
     add_output_arguments(parser)
 
 
 class Catalogue(NamedTuple):
-    """What `show` knows of one kind: names, the values of one, a table of some, and one for people."""
+    """What `show` knows of one kind: the values of one, a table of some, and one for people."""
 
-    names: Callable[[], tuple[str, ...]]
     values: Callable[[str], list[SourcedValue]]
     table: Callable[[Sequence[str]], Report]
     entry: Callable[[str], Report]
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     kind, name = _catalogues(arguments.chip)[arguments.kind], arguments.name
     if arguments.chip and not (arguments.kind == "stacks" and (name or arguments.json)):
         raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
-    listed = _listed(kind.names(), name)
+    listed = _listed(names_of(arguments.kind), name)
     if arguments.json:
         entries = {entry: kind.values(entry) for entry in listed or [name]}
         return json.dumps(catalogue_payload(arguments.kind, entries), indent=2)
@@ -81,28 +83,28 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
     from shardwise.precision import precision_values
 
     return {
-        "models": Catalogue(_model_names, model_values, _models, lambda name: _model_entry(name, model_values(name))),
+        "models": Catalogue(model_values, _models, lambda name: _model_entry(name, model_values(name))),
         "chips": Catalogue(
-            show_networks.chip_names, chip_values, show_networks.chips_table,
+            chip_values, show_networks.chips_table,
             lambda name: _entry(name, chip_values(name)),
         ),
         "clusters": Catalogue(
-            show_networks.cluster_names, cluster_values, show_networks.clusters_table,
+            cluster_values, show_networks.clusters_table,
             lambda name: _entry(name, cluster_values(name)),
         ),
         "precisions": Catalogue(
-            _precision_names, precision_values, _precisions, lambda name: _entry(name, precision_values(name))
+            precision_values, _precisions, lambda name: _entry(name, precision_values(name))
         ),
         "stacks": Catalogue(
-            show_stacks.stack_names, partial(stack_values, chip=chip), show_stacks.stacks_table,
+            partial(stack_values, chip=chip), show_stacks.stacks_table,
             partial(show_stacks.stack_entry, chip=chip),
         ),
         "targets": Catalogue(
-            show_targets.target_names, target_values, show_targets.targets_table,
+            target_values, show_targets.targets_table,
             lambda name: _entry(name, target_values(name)),
         ),
         "rules": Catalogue(
-            show_rules.rule_names, show_rules.values_of, show_rules.rules_table, show_rules.rule_entry
+            show_rules.values_of, show_rules.rules_table, show_rules.rule_entry
         ),
     }  # fmt: skip
 
@@ -197,3 +199,15 @@ def _first_words(source: str) -> str:
         return source
     clause = source.partition(";")[0]
     return clause if len(clause) <= WIDEST_SOURCE else clause.partition(":")[0]
+
+
+NAMES: Mapping[str, Callable[[], tuple[str, ...]]] = {
+    "models": _model_names, "chips": show_networks.chip_names, "clusters": show_networks.cluster_names,
+    "precisions": _precision_names, "stacks": show_stacks.stack_names, "targets": show_targets.target_names,
+    "rules": show_rules.rule_names,
+}  # fmt: skip
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """Names of a catalogue's entries; none of what is no catalogue."""
+    return NAMES[kind]() if kind in NAMES else ()

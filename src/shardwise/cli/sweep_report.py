@@ -47,9 +47,8 @@ def sweep_report(swept: Swept) -> Report:
         Section([sweep_table(swept)]),
         Section(list(_knees(swept))),
         Section([_layouts(swept)], title="layouts"),
-        *([Section(left, title=f"stopped after {len(swept.points)} of {swept.num_points} points; not planned")] if left else []),
-        Section([*_notes(swept.points, caveats=True), *_prices(swept.points)]),
-        Section(list(_notes(swept.points, caveats=False)), title="what the predictions rest on", detail=True),
+        *([Section(left, title=f"stopped after {len(swept.points)} of {swept.num_points} points; not planned:")] if left else []),
+        Section([*_notes(swept.points), *_prices(swept.points)]),
     ]  # fmt: skip
 
 
@@ -152,14 +151,13 @@ def _left(swept: Swept) -> Iterator[str]:
             yield f"  {', '.join(f'{name}={shown(value)}' for name, value in at.items())}"
 
 
-def _notes(points: Sequence[Point], *, caveats: bool) -> Iterator[str]:
-    """What estimates say about themselves, their caveats or the rest, with the points where not all say it."""
-    planned = [(point.name, point.plan.estimate) for point in points if point.plan]
+def _notes(points: Sequence[Point]) -> Iterator[str]:
+    """What estimates say about themselves, with the points where not all say it."""
+    planned = [(point.name, point.plan.estimate.notes) for point in points if point.plan]
     said: dict[str, list[str]] = {}
-    for name, estimate in planned:
-        for note in estimate.notes:
-            if caveats == (note in estimate.caveats):
-                said.setdefault(note, []).append(name)
+    for name, notes in planned:
+        for note in notes:
+            said.setdefault(note, []).append(name)
     for note, names in said.items():
         yield f"  note: {note}" if len(names) == len(planned) else f"  note: {'; '.join(names)}: {note}"
 

@@ -110,7 +110,7 @@ def _report(index: Index, *, trained: bool) -> Report:
     for name in SPLITS:
         split = index.split(name)
         if not split.shards:
-            rows.append((name, "none", ""))
+            rows.append((name, f"{'none':<21}", ""))
             continue
         said = (
             f"of {counted(split.num_documents, 'document')}, {format_bytes(split.text_bytes)} of text "
@@ -120,5 +120,5 @@ def _report(index: Index, *, trained: bool) -> Report:
         rows.append((name, f"{split.num_tokens:,} tokens", said))
     origin = "trained on this text" if trained else "of a file"
     title = f"tokenizer {origin}: {index.vocab_size:,} tokens, {index.end_token} ends a document"
-    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2)
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line="  {:<9} {:>21} {}")
     return [Section([table, f"unigram entropy {index.unigram_entropy_nats:.3f} nats per token"], title=title)]

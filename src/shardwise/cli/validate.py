@@ -29,7 +29,9 @@ EXAMPLES = (
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
     runs, judgement, output = parser.groups("runs", "judgement", "output")
-    runs.add_argument("--chip", metavar="TEXT", help="only runs on chips whose name contains this, such as h100")
+    runs.add_argument(
+        "--chip", metavar="TEXT", completes="chips", help="only runs on chips whose name contains this, such as h100"
+    )
     runs.add_argument(
         "--source", metavar="TEXT", help="only runs whose source or software contains this, such as megatron"
     )

@@ -44,15 +44,15 @@ def validate_report(judged: Sequence[Judged]) -> Report:
 
 def _table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> Table:
     columns = ("rows", "weight", "mean", "median", "p90", "worst", "bias", "inside")
-    rows: list[Row] = [(title, "", *columns)]
+    rows: list[Row] = [(title, *columns)]
     for name, table in tables.items():
         for value, one in table.items():
             shares = (f"{share:.1%}" for share in (one.mean, one.median, one.p90, one.worst))
             inside = "" if one.coverage is None else f"{one.coverage:.1%}"
             rows.append(
-                (f"  {name}", value, str(one.num_rows), f"{one.weight:.0f}", *shares, f"{one.bias:+.1%}", inside)
+                (f"  {name:<10}{value}", str(one.num_rows), f"{one.weight:.0f}", *shares, f"{one.bias:+.1%}", inside)
             )
-    return Table(rows=tuple(rows), right=range(2, 10))
+    return Table(rows=tuple(rows), right=range(1, 9), line="{:<42}" + "{:>8}" * len(columns))
 
 
 def _worst(one: Judged) -> Iterator[str]:
@@ -86,5 +86,5 @@ def _skipped(judged: Sequence[Judged]) -> Iterator[Section]:
     kinds = skipped_kinds(judged)
     if kinds:
         rows: tuple[Row, ...] = tuple((kind, str(rows), f"({scored})") for kind, (rows, scored) in kinds.items())
-        table = Table(rows=rows, right=(1,), head=False, indent=2)
+        table = Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<44}{:>5} {}")
         yield Section([table], title="without a prediction (of those, how many would count)")

@@ -57,6 +57,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "catalogue": (
         Verb("show", "models, chips, stacks, rules, ...: every value and its source"),
         Verb("figures", "draw the figures of the books"),
+        Verb("completion", "let bash, zsh or fish complete this command line"),
     ),
 }  # fmt: skip
 
