@@ -284,16 +284,17 @@ def test_actions_of_passes_are_in_words(chromium: Browser, url: str) -> None:
 
 FORMATS = """async () => {
     const [{ percent }, { ticks }] = await Promise.all([import('/format.js'), import('/chart.js')]);
-    return [[0.1875, 0.18749999999999994].map(one => percent(one)), ticks([6, 80], true), ticks([1e3, 1e9], true)];
+    return [[0.1875, 0.18749999999999994].map(one => percent(one)), ticks([6, 80], true), ticks([1e3, 1e9], true), ticks([6e4, 8e7], true, 2)];
 }"""
 
 
 def test_digits_and_ticks(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, LAYOUT)
-    shares, near, far = page.evaluate(FORMATS)
+    shares, near, far, narrow = page.evaluate(FORMATS)
     assert shares == ["18.8%", "18.8%"]
     assert near == [10, 20, 50]
     assert far == [10.0**power for power in range(3, 10)]
+    assert narrow == [1e5, 1e6, 1e7]
     page.context.close()
 
 
@@ -337,6 +338,7 @@ def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monke
         page.goto(url)
         expect(page.get_by_role("heading", name="Measured against predicted")).to_be_visible()
         page.get_by_role("link", name="Overview").click()
+        page.wait_for_selector(".predicted-bar .segment")
         expect(page.locator('[data-why="reconcile.time.measured_s"]')).to_have_text(format_seconds(own["measured_s"]))
         assert page.locator(".predicted-bar .segment").count() > 1
         assert page.locator(".measured-bar .segment").count() == sum(one["measured_s"] > 0 for one in own["terms"])

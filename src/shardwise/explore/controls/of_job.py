@@ -19,7 +19,7 @@ from shardwise.precision import PRECISIONS
 from shardwise.units import format_binary
 
 GROUP = "job"
-UNKNOWN, BOUND = "unknown, defaults of its kind", "none: a bound"  # where no stack is named
+UNKNOWN, BOUND = "unknown", "a bound"  # where no stack is named
 BATCHES, LENGTHS = (1 << 14, 1 << 27), (512, 1 << 20)  # tokens, from and to
 
 
@@ -61,8 +61,12 @@ def _devices(asked: Asked) -> Iterator[Option]:
 
 
 def _stacks(platform: str | None) -> Iterator[Option]:
-    yield Option(value=UNKNOWN, edit={"stack": None, "overlap": None})
-    yield Option(value=BOUND, edit={"stack": None, "overlap": "per_axis"})
+    yield Option(
+        value=UNKNOWN, edit={"stack": None, "overlap": None}, note="the defaults of its kind, a wider interval"
+    )
+    yield Option(
+        value=BOUND, edit={"stack": None, "overlap": "per_axis"}, note="kernels and links at the best that was measured"
+    )
     for name in stack_names():
         if platform in stack_named(name).platforms:
             yield Option(value=name, edit={"stack": name, "overlap": None})

@@ -1,7 +1,7 @@
 // Stacked bars of terms: one for each stage's memory, one for the step's time.
 
 import { h, numbers, panel, svg } from "./dom.js";
-import { bytes, percent, seconds } from "./format.js";
+import { bytes, digits, percent, seconds } from "./format.js";
 import { MEMORY, TIME, fill, number, swatch, textOn, words } from "./numbers.js";
 
 const HEIGHT = 26;
@@ -205,10 +205,12 @@ function compared(run, context) {
           swatch(one.name),
           h("span", { class: "name" }, words(one.name)),
           number(seconds(one.measured_s), `${place}.measured_s`, context),
-          h("span", { class: "share" }, one.predicted_s ? `${signed(one.measured_s / one.predicted_s - 1)}` : ""),
+          h("span", { class: "share" }, one.predicted_s ? beside(one.measured_s / one.predicted_s) : ""),
         ),
       ),
   );
 }
 
-const signed = (part) => `${part < 0 ? "−" : "+"}${percent(Math.abs(part), 0)}`;
+// How many times as long as predicted, or by which part longer.
+const beside = (times) =>
+  times > 2 || times < 0.5 ? `${digits(times)}×` : `${times < 1 ? "−" : "+"}${percent(Math.abs(times - 1), 0)}`;

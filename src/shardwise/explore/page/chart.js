@@ -12,18 +12,27 @@ export function scale(domain, range, log = false) {
   return Object.assign(at, { domain, log });
 }
 
+// Steps of a logarithmic axis, the finest first: every so many powers of ten, and between them.
+const LOG_STEPS = [
+  [1, [1, 2, 5]],
+  [1, [1, 3]],
+  [1, [1]],
+  [2, [1]],
+  [3, [1]],
+  [6, [1]],
+];
+
 // Round values within a domain.
 export function ticks([low, high], log, most = 6) {
   if (log) {
-    const every = Math.max(1, Math.ceil(Math.log10(high / low) / most));
-    const within = (steps) => {
+    const within = ([every, steps]) => {
       const found = [];
-      for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += every)
-        found.push(...steps.map((step) => step * 10 ** power));
+      for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1)
+        if (power % every === 0) found.push(...steps.map((step) => step * 10 ** power));
       return found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
     };
-    const found = [[1, 2, 5], [1, 3], [1]].map(within).find((some) => some.length <= most + 1) ?? within([1]);
-    return found.length > 1 ? found : ticks([low, high], false, most);
+    const found = LOG_STEPS.map(within).find((some) => some.length > 1 && some.length <= most + 1);
+    return found ?? ticks([low, high], false, most);
   }
   const raw = (high - low) / most || 1;
   const power = 10 ** Math.floor(Math.log10(raw));

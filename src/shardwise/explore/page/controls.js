@@ -183,7 +183,7 @@ class Checkbox {
     this.options = one.options;
     this.input.checked = one.value === "true";
     const [own, other] = [this.option(this.input.checked), this.option(!this.input.checked)];
-    this.why.textContent = blamed(own, this.options) || (other.problem && !own.problem ? other.problem : "");
+    this.why.textContent = blamed(own, this.options) || (other.problem && !own.problem ? `cannot be ${other.value === "true" ? "on" : "off"}: ${other.problem}` : "");
     this.element.classList.toggle("illegal", Boolean(blamed(own, this.options)));
     this.element.classList.toggle("fixed", this.why.textContent !== "" && !own.problem);
   }

@@ -4,10 +4,10 @@ import { drawBatch } from "./batch.js";
 import { drawMemory } from "./bars.js";
 import { Controls } from "./controls.js";
 import { Copy } from "./copy.js";
-import { PANEL, h, inside } from "./dom.js";
+import { PANEL, h, inside, panel } from "./dom.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict, mark } from "./overview.js";
+import { drawPriced, drawVerdict, headroom, mark } from "./overview.js";
 import { drawPareto } from "./pareto.js";
 import { drawRoofline } from "./roofline.js";
 import { drawSchedule } from "./schedule.js";
@@ -26,6 +26,7 @@ const VIEWS = {
 // The views whose questions have their names; the rest are the overview's.
 const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch, run: drawMeasured };
 const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
+const TITLES = { timeline: "Simulated step", roofline: "Roofline of a block", pareto: "Pareto front" };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
 const RESIZED = 120; // milliseconds without a change of the room before it is drawn again
@@ -155,8 +156,7 @@ function widget(payload, here) {
   const row = h("p", { class: "quiet" }, "models: ", presets);
   if (payload.problems.length) return [drawVerdict(payload, here), row];
   const [one] = payload.memory.layouts;
-  const spare = Math.round(100 * Math.abs(one.margin));
-  const claims = [one.fits ? `Fits with ${spare}% headroom` : `Does not fit: ${spare}% too much`, `on ${payload.cluster_name}`];
+  const claims = [headroom(one, here), `on ${payload.cluster_name}`];
   const title = h("h1", {}, [mark(one.fits), claims.map((claim) => h("span", { class: "claim" }, claim))]);
   return [
     h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout_text), row),
@@ -185,7 +185,7 @@ function figures(dragging) {
         if (payload === null || query !== store.query) return;
         slots[name].replaceChildren(
           payload.failed || payload.problems
-            ? h("section", { class: "panel" }, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
+            ? panel(TITLES[name], {}, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
             : drawing(payload, figure(name, payload)),
         );
       }
@@ -221,6 +221,7 @@ function tabs(view) {
       title,
     ),
   );
+  const before = document.querySelector("#head nav a[aria-current]")?.textContent;
   const focused = document.activeElement?.closest?.("#head nav a")?.textContent;
   document
     .getElementById("head")
@@ -234,6 +235,8 @@ function tabs(view) {
         h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐"),
       ),
     );
+  const current = document.querySelector("#head nav a[aria-current]");
+  if (current && current.textContent !== before) current.scrollIntoView({ inline: "nearest", block: "nearest" });
   if (focused) [...document.querySelectorAll("#head nav a")].find((link) => link.textContent === focused)?.focus();
 }
 

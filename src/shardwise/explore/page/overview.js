@@ -25,9 +25,6 @@ export function drawVerdict(payload, context) {
   }
   const { verdict, estimate } = payload;
   const priced = estimate.estimate;
-  const room = verdict.fits
-    ? ["Fits with ", number(percent(verdict.margin, 0), "margin", context), " headroom"]
-    : ["Does not fit: ", number(percent(-verdict.margin, 0), "margin", context), " too much"];
   return h(
     "section",
     { class: `verdict ${verdict.fits ? "" : "cannot"}`, "aria-label": "verdict" },
@@ -35,7 +32,7 @@ export function drawVerdict(payload, context) {
       "h1",
       {},
       mark(verdict.fits),
-      h("span", { class: "claim" }, room),
+      h("span", { class: "claim" }, headroom(verdict, context)),
       h("span", { class: "claim" }, compared(payload)),
       h("span", { class: "claim" }, `bound by ${verdict.bound}`),
     ),
@@ -44,6 +41,12 @@ export function drawVerdict(payload, context) {
     facts(priced, estimate, verdict, context),
   );
 }
+
+// Whether it fits, and how much of a device is free or missing.
+export const headroom = ({ fits, margin }, context) =>
+  fits
+    ? ["Fits with ", number(percent(margin, 0), "margin", context), " headroom"]
+    : ["Does not fit: ", number(percent(-margin, 0), "margin", context), " over a device's memory"];
 
 function compared({ verdict, search }) {
   if (!search) return verdict.kind === "bound" ? "a bound" : "a prediction";

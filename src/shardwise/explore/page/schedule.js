@@ -18,6 +18,10 @@ export function inWords(action) {
   return kind ? `${KINDS[kind][1]} of micro-batch ${micro} through stage ${stage}` : action;
 }
 
+// The class of a label that fits into so many pixels; null where none does.
+export const labelSize = (text, room) =>
+  room > 7.2 * text.length + 2 ? "" : room > 5.8 * text.length + 1 ? "thin" : null;
+
 const kindOf = (action) => action.match(/[FBIW]/)?.[0] ?? "F";
 
 export function drawSchedule(payload, context) {
@@ -123,11 +127,11 @@ function drawn(slot, per, used) {
       { transform: `translate(${slot.start_s * per} ${index * high})` },
       svg("title", {}, `${inWords(action)}, ${seconds(slot.end_s - slot.start_s)}`),
       svg("rect", { class: "pass", width: Math.max(width, 0.5), height: high, style: { fill: fill(KINDS[kind][0]) } }),
-      width > label.length * 7 + 3 &&
+      labelSize(label, width) !== null &&
         high > 12 &&
         svg(
           "text",
-          { x: width / 2, y: high / 2 + 4, "text-anchor": "middle", style: { fill: textOn(KINDS[kind][0]) } },
+          { class: labelSize(label, width), x: width / 2, y: high / 2 + 4, "text-anchor": "middle", style: { fill: textOn(KINDS[kind][0]) } },
           label,
         ),
     );

@@ -3,7 +3,7 @@
 import { ticks } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
-import { inWords } from "./schedule.js";
+import { inWords, labelSize } from "./schedule.js";
 import { TIME, fill, legend, number, textOn } from "./numbers.js";
 
 const ROW = 22,
@@ -127,22 +127,23 @@ function labels(passes, at, per) {
   return passes.map(([start, end, name]) => {
     const room = (end - start) * per,
       short = name.replaceAll(/\d+[FBIW]/g, "");
-    const text = room > 7 * short.length + 2 ? short : "";
+    const size = labelSize(short, room);
     return svg(
       "g",
       { transform: `translate(${LEFT + start * per} ${at})` },
       svg("title", {}, `${name.split("&").map(inWords).join(" and ")}, ${seconds(end - start)}`),
       svg("line", { class: "edge", x1: 0, x2: 0, y1: 0, y2: ROW }),
-      text &&
+      size !== null &&
         svg(
           "text",
           {
+            class: size,
             x: room / 2,
             y: ROW / 2 + 4,
             "text-anchor": "middle",
             style: { fill: textOn(name.includes("F") ? "forward" : "backward") },
           },
-          text,
+          short,
         ),
     );
   });
