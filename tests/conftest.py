@@ -1,4 +1,5 @@
-"""Hypothesis runs the same examples every time, and no example has a time limit; the golden cases' counts are printed.
+"""Hypothesis runs the same examples every time, and no example has a time limit; the golden cases' counts and the reasons of
+skipped tests are printed.
 
 The longest test is the first, so that at the end no process waits for it alone; those after it predict the same published runs,
 once for all in one process. Python looks for cycles less often than by
@@ -8,6 +9,7 @@ default (700 new objects): derivations make many objects and no cycles, and a te
 from __future__ import annotations
 
 import gc
+from collections import Counter
 
 import pytest
 from golden.summary import pytest_configure
@@ -27,3 +29,11 @@ settings.load_profile("shardwise")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(order)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A line for each device or program that was missing: the progress line has only a letter for it."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, number in reasons.items():
+        terminalreporter.write_line(f"skipped: {number}: {reason}")

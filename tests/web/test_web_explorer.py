@@ -284,7 +284,8 @@ def test_actions_of_passes_are_in_words(chromium: Browser, url: str) -> None:
 
 FORMATS = """async () => {
     const [{ percent }, { ticks }] = await Promise.all([import('/format.js'), import('/chart.js')]);
-    return [[0.1875, 0.18749999999999994].map(one => percent(one)), ticks([6, 80], true), ticks([1e3, 1e9], true), ticks([6e4, 8e7], true, 2)];
+    const shares = [0.1875, 0.18749999999999994].map(one => percent(one));
+    return [shares, ticks([6, 80], true), ticks([1e3, 1e9], true), ticks([6e4, 8e7], true, 2)];
 }"""
 
 
