@@ -221,6 +221,8 @@ def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, 
     names = page.eval_on_selector_all("main [data-why]", "found => [...new Set(found.map(one => one.dataset.why))]")
     place, formula = PLACES[view]
     assert place in names
+    if view == "overview":
+        assert {"margin", "hfu", "verdict.times_the_best", "estimate.estimate.interval90.0"} <= set(names)
     for name in names:
         button = page.query_selector(f'[data-why="{name}"]')
         _, *said, text = page.evaluate(OPENED, [name, button])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 EXACT = "exact: a count that follows from sizes and degrees"
 MEASURED = "measured"
+OWN = "the opened plan"  # the source of what it has in place of the catalogue's
 
 
 class Field(NamedTuple):

@@ -129,9 +129,9 @@ export function drawMemory(memory, context) {
 // Seconds of a step by term, and what of the traffic is hidden; `run`: what a run of the plan measured, beside it.
 export function drawTime(estimate, context, run) {
   const { time, step_time_s: step, hidden } = estimate;
-  const interval = estimate.interval90
-    ? `, 90% prediction interval ${seconds(estimate.interval90[0])} to ${seconds(estimate.interval90[1])}`
-    : ", a bound";
+  const said = (text, name) => number(text, `estimate.estimate.${name}`, context);
+  const [low, high] = estimate.interval90?.map((value, end) => said(seconds(value), `interval90.${end}`)) ?? [];
+  const interval = low ? [", 90% prediction interval ", low, " to ", high] : ", a bound";
   return panel(
     "Time of a step",
     {},
@@ -143,9 +143,13 @@ export function drawTime(estimate, context, run) {
       "p",
       { class: "quiet" },
       Object.keys(hidden).length
-        ? `hidden behind compute: ${Object.entries(hidden)
-            .map(([axis, value]) => `${axis} ${seconds(value)}`)
-            .join(", ")}`
+        ? [
+            "hidden behind compute: ",
+            Object.entries(hidden).map(([axis, value], index) => [
+              `${index ? ", " : ""}${axis} `,
+              said(seconds(value), `hidden.${axis}`),
+            ]),
+          ]
         : "no traffic is hidden behind compute",
     ),
   );

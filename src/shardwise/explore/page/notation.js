@@ -57,7 +57,7 @@ export function drawNotation(payload, context) {
       h(
         "p",
         { class: "quiet" },
-        `Ranks are numbered with the last axis the fastest to vary. The hidden state rests as X${payload.hidden}. W[D_fsdp, F_tp] is split over fsdp along D and over tp along F; {U_tp} is a partial sum over tp.`,
+        `Axes of degree 1 are left out. Ranks are numbered with the last axis the fastest to vary. tp is tp_kv · tp_rep: key-value heads are split over tp_kv, and each has copies over tp_rep. The hidden state rests as X${payload.hidden}. W[D_fsdp, F_tp] is split over fsdp along D and over tp along F; {U_tp} is a partial sum over tp.`,
       ),
     ),
     panel(

@@ -33,7 +33,7 @@ export function drawVerdict(payload, context) {
       {},
       mark(verdict.fits),
       h("span", { class: "claim" }, headroom(verdict, context)),
-      h("span", { class: "claim" }, compared(payload)),
+      h("span", { class: "claim" }, compared(payload, context)),
       h("span", { class: "claim" }, `bound by ${verdict.bound}`),
     ),
     h("p", { class: "quiet layout" }, `this layout: ${payload.layout_text}`),
@@ -48,17 +48,18 @@ export const headroom = ({ fits, margin }, context) =>
     ? ["Fits with ", number(percent(margin, 0), "margin", context), " headroom"]
     : ["Does not fit: ", number(percent(-margin, 0), "margin", context), " over a device's memory"];
 
-function compared({ verdict, search }) {
+function compared({ verdict, search }, context) {
   if (!search) return verdict.kind === "bound" ? "a bound" : "a prediction";
   if (verdict.times_the_best === null)
     return search.problems.length ? "no layout of this job fits" : "searching for the best";
   if (verdict.is_best) return "the best layout";
   const times = verdict.times_the_best;
+  const said = (text) => number(text, "verdict.times_the_best", context);
   if (times < 1.005)
     return times > 0.995
       ? "as fast as the best"
-      : `${percent(1 - times)} faster than the best that leaves a tenth free`;
-  return times < 1.1 ? `${percent(times - 1)} slower than the best` : `${digits(times, 2)}× slower than the best`;
+      : [said(percent(1 - times)), " faster than the best that leaves a tenth free"];
+  return [said(times < 1.1 ? percent(times - 1) : `${digits(times, 2)}×`), " slower than the best"];
 }
 
 // What the search found, as something to take.
@@ -70,7 +71,11 @@ function best({ search, verdict }, context) {
   return h(
     "p",
     { class: "quiet best" },
-    `best: ${search.best.text}, ${seconds(search.best.step_time_s)}, ${bytes(search.best.memory_bytes)} `,
+    `best: ${search.best.text}, `,
+    number(seconds(search.best.step_time_s), "search.best.step_time_s", context),
+    ", ",
+    number(bytes(search.best.memory_bytes), "search.best.memory_bytes", context),
+    " ",
     context.go &&
       h(
         "button",
@@ -82,12 +87,13 @@ function best({ search, verdict }, context) {
 
 function facts(priced, estimate, verdict, context) {
   const kind = verdict.kind === "bound" ? "a bound" : "predicted";
-  const around = priced.interval90 ? `${seconds(priced.interval90[0])} to ${seconds(priced.interval90[1])}` : "";
+  const said = (text, name) => number(text, `estimate.estimate.${name}`, context);
+  const around = priced.interval90?.map((value, end) => said(seconds(value), `interval90.${end}`));
   const items = [
-    ["step", seconds(priced.step_time_s), "step_time_s", around ? `${kind}, 90%: ${around}` : kind],
+    ["step", seconds(priced.step_time_s), "step_time_s", around ? [`${kind}, 90%: `, around[0], " to ", around[1]] : kind],
     ["tokens/s per device", count(priced.tokens_per_s_per_device), "tokens_per_s_per_device", kind],
-    ["MFU", percent(priced.mfu), "mfu", `HFU ${percent(priced.hfu)}`],
-    ["memory", bytes(priced.memory_bytes), "memory_bytes", `of ${bytes(priced.memory_capacity_bytes)}`],
+    ["MFU", percent(priced.mfu), "mfu", ["HFU ", number(percent(priced.hfu), "hfu", context)]],
+    ["memory", bytes(priced.memory_bytes), "memory_bytes", ["of ", said(bytes(priced.memory_capacity_bytes), "memory_capacity_bytes")]],
     [
       "bubble",
       percent(verdict.bubble),

@@ -7,7 +7,8 @@ from typing import Any
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.controls import controls
-from shardwise.explore.fields import fields_payload
+from shardwise.explore.fields import EXACT, OWN, Field, Fields, fields_payload
+from shardwise.explore.kinds import kind_of
 from shardwise.explore.state import layout_text
 from shardwise.explore.views.head import head
 from shardwise.explore.views.numbers import bubble
@@ -32,15 +33,41 @@ def _priced(asked: Asked) -> dict[str, Any]:
     return {
         "problems": [], "estimate": estimate_payload(plan, None),
         "memory": memory_payload(plan.model, plan.cluster, [(plan.job, plan.layout)], []), "verdict": _verdict(asked),
+        "fields": fields_payload({**_fields(asked), **(run_fields(asked) if asked.measured else {})}),
         **_measured(asked),
     }  # fmt: skip
 
 
 def _measured(asked: Asked) -> dict[str, Any]:
     """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
-    if asked.measured is None:
-        return {}
-    return {"reconcile": reconcile_payload(asked.plan, asked.measured), "fields": fields_payload(run_fields(asked))}
+    return {"reconcile": reconcile_payload(asked.plan, asked.measured)} if asked.measured else {}
+
+
+def _fields(asked: Asked) -> Fields:
+    """Of the numbers that are no terms; of those `why` tells."""
+    kind, memory, step = kind_of(asked), kind_of(asked, memory=True), "estimate.estimate.step_time_s"
+    best, chip = "search.best.step_time_s", asked.cluster.chip
+    source = "cluster/calibration.py: the spread of measured over predicted step times of published runs"
+    return {
+        "verdict.times_the_best": Field(
+            "the step over that of the best layout that the search found", "step / step of the best", "×", "search/plan.py", kind,
+            {"step": step, "step of the best": best},
+        ),
+        step: Field("seconds of one optimizer step", "the sum of the terms of time", "s", "cost/step.py", kind),
+        best: Field("seconds of one optimizer step of the best layout", "the sum of the terms of time", "s", "cost/step.py", kind),
+        "search.best.memory_bytes": Field(
+            "bytes of a device of its fullest stage", "the sum of the terms of memory", "B", "cost/stage_memory.py", memory,
+        ),
+        "estimate.estimate.interval90.*": Field(
+            "an end of the 90% prediction interval", "step · factor of the stack", "s", source, kind, {"step": step},
+        ),
+        "estimate.estimate.hidden.*": Field(
+            "traffic of the axis behind compute", "seconds of the traffic - the exposed ones", "s", "cost/overlap.py", kind,
+        ),
+        "estimate.estimate.memory_capacity_bytes": Field(
+            "memory of a device", "given", "B", chip.sources.get("memory_bytes", OWN), EXACT,
+        ),
+    }  # fmt: skip
 
 
 def _verdict(asked: Asked) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from shardwise.books.roofline import bandwidths, block_roofline
 from shardwise.books.roofline.payload import block_payload
 from shardwise.cluster.chip import Chip
 from shardwise.explore.asked import Asked
-from shardwise.explore.fields import EXACT, Field, Fields, fields_payload
+from shardwise.explore.fields import EXACT, OWN, Field, Fields, fields_payload
 
 SOURCE = "Williams et al., Roofline, 2009; Austin et al., How to Scale Your Model, 2025, chapter 1"
 DERIVED = "derive/derivation.py: the kernels of the block's derived program, with a device's sizes"
-OWN = "the opened plan"
 BOUND = "a bound: kernels at the vendor's peak and bandwidth, compute and traffic overlapped"
 
 
