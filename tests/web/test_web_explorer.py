@@ -217,7 +217,8 @@ OPENED = """([name, button]) => new Promise(resolve => {
 def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, url: str, view: str) -> None:
     page = opened(chromium, url, f"{LAYOUT}&view={view}")
     if view == "overview":
-        page.wait_for_selector(".on-front", timeout=120_000)
+        page.wait_for_selector(".best", timeout=120_000)
+        page.wait_for_selector(".on-front")
     names = page.eval_on_selector_all("main [data-why]", "found => [...new Set(found.map(one => one.dataset.why))]")
     place, formula = PLACES[view]
     assert place in names

@@ -176,6 +176,7 @@ function figures(dragging) {
   settling = setTimeout(
     async () => {
       const query = store.query;
+      let found = null;
       for (const [name, drawing] of Object.entries(FIGURES)) {
         if (last.problems.length && name !== "pareto") {
           slots[name].replaceChildren();
@@ -183,26 +184,27 @@ function figures(dragging) {
         }
         const payload = await store.ask(name, query);
         if (payload === null || query !== store.query) return;
+        found = payload.search?.state;
         slots[name].replaceChildren(
           payload.failed || payload.problems
             ? panel(TITLES[name], {}, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
             : drawing(payload, figure(name, payload)),
         );
       }
-      look();
+      look(found === "done" ? 0 : AGAIN);
     },
     dragging ? SETTLED : 0,
   );
 }
 
-// While a search runs, what it has found so far.
-function look() {
+// While a search runs, what it has found so far; at once where a figure has its end.
+function look(after = AGAIN) {
   clearTimeout(looking);
   if (last?.search?.state !== "searching") return;
   looking = setTimeout(() => {
     if (!controls.dragged) show(store.query);
     else look();
-  }, AGAIN);
+  }, after);
 }
 
 function tabs(view) {

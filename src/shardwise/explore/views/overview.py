@@ -54,7 +54,7 @@ def _fields(asked: Asked) -> Fields:
             {"step": step, "step of the best": best},
         ),
         step: Field("seconds of one optimizer step", "the sum of the terms of time", "s", "cost/step.py", kind),
-        best: Field("seconds of one optimizer step of the best layout", "the sum of the terms of time", "s", "cost/step.py", kind),
+        best: Field("seconds of a step of the best layout", "the sum of the terms of time", "s", "cost/step.py", kind),
         "search.best.memory_bytes": Field(
             "bytes of a device of its fullest stage", "the sum of the terms of memory", "B", "cost/stage_memory.py", memory,
         ),
