@@ -111,7 +111,7 @@ class OutputError(ShardwiseError):
 
 
 def told(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
-    """What a command line says of problems on the error stream: sentences, or with `--json` one line of JSON.
+    """Problems as a command line prints them on the error stream: sentences, or with `--json` one line of JSON.
 
     >>> print(told(["chip: found 'h900'"], 2, as_json=False))
     error: chip: found 'h900'

@@ -1,4 +1,4 @@
-"""Files that can be told from damaged ones: written through to the disk, with sums of their bytes and JSON that has its own."""
+"""Files whose damage is detected: written through to the disk, with checksums of their bytes; JSON contains its own."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["OVERLAPS", "PRECISIONS", "Job", "Overlap", "Precision", "precision_n
 
 Overlap = Literal["per_axis", "sum", "max"]
 OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
-USUAL_SEQ_LEN = 4096  # tokens of a sequence where nobody says, as `memory` allows
+USUAL_SEQ_LEN = 4096  # default tokens of a sequence, for verbs such as `memory` that need no job
 MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
 
 

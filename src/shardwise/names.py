@@ -12,7 +12,7 @@ LONGEST = 100  # characters: what is longer is no misspelt name
 
 
 def unknown(found: object, known: Iterable[object]) -> str:
-    """What an error says of a name that is none of those known: what was found, the nearest of them, and all of them.
+    """The part of an error about an unknown name: what was found, the nearest known name, and all of them.
 
     >>> unknown("hbn", ["host", "hbm", "vmem"])
     "found 'hbn' (did you mean 'hbm'?); one of host, hbm, vmem is required"

@@ -19,7 +19,7 @@ MASTER, GRADIENT = "master", "gradient"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A number that a recipe may set: its value where nobody does, its least and the first that is too much, and what it is.
+    """A number that a recipe may set: its default, its minimum, the first value that is too large, and what it means.
 
     `of_matrices`: it is 0 for what is no matrix (norms, biases), as GPT-2 and its successors have their decay.
     """
@@ -161,7 +161,7 @@ def optimizer_named(name: str) -> Optimizer:
 
 
 def optimizer_fields() -> dict[str, str]:
-    """The fields of all optimizers by name, and what help says of each: what it is, of which of them, and their defaults."""
+    """The fields of all optimizers by name, with their text for help: the meaning, the optimizers that have it, the defaults."""
     found: dict[str, dict[str, list[str]]] = {}
     for optimizer, one in OPTIMIZERS.items():
         for name, field in one.fields.items():

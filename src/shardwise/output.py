@@ -62,7 +62,7 @@ def write(text: str, stream: TextIO | None) -> None:
 
 
 def complain(text: str, stream: TextIO | None = None) -> None:
-    """Write on the error stream (another one, if given); where that is not possible either, there is nobody to tell."""
+    """Write on the error stream (another one, if given); where that fails too, there is nothing left to report to."""
     with suppress(OutputError, BrokenPipeError):
         write(text, stream or sys.stderr)
 

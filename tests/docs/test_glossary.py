@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,12 +42,12 @@ def replaced(text: str) -> list[str]:
 
 
 def texts_of(source: str) -> Iterator[str]:
-    """The strings of a Python source that may be shown: all but docstrings."""
-    nodes = list(ast.walk(ast.parse(source)))
-    statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+    """Every string of a Python source, messages and docstrings, and its comments as one text."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    yield " ".join(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)
 
 
 DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,7 +62,7 @@ def test_documents_catalogues_and_the_page(path: Path) -> None:
 @pytest.mark.parametrize(
     "room", sorted(path for path in SOURCES.iterdir() if path.name[0] not in "_."), ids=lambda path: path.stem
 )
-def test_messages(room: Path) -> None:
+def test_messages_docstrings_and_comments(room: Path) -> None:
     sources = [room] if room.suffix == ".py" else sorted(room.rglob("*.py"))
     hits = {
         path.relative_to(SOURCES).as_posix(): found
@@ -85,10 +87,12 @@ def test_a_phrase_of_the_table_is_found(phrase: str) -> None:
     assert found.endswith(f"say {SAY[phrase]}")
 
 
-def test_messages_of_a_source_are_read() -> None:
-    source = 'def f(x):\n    raise InputError(f"x {x}: as of " "today", {"key": "made anew"})\n'
+def test_strings_docstrings_and_comments_of_a_source_are_read() -> None:
+    source = (
+        'def f(x):\n    """It is\n    told."""\n    # made\n    # anew\n    raise InputError(f"x {x}: as of today")\n'
+    )
     hits = [line for text in texts_of(source) for line in replaced(text)]
-    assert [line.rpartition(": ")[2] for line in hits] == [f"say {SAY[phrase]}" for phrase in ("of today", "anew")]
+    assert [line.rpartition(": ")[2] for line in hits] == [f"say {SAY[p]}" for p in ("is told", "of today", "anew")]
 
 
 def test_other_words_and_code_are_left_alone() -> None:

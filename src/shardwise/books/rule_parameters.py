@@ -47,7 +47,7 @@ class Parameter:
 
     @property
     def unit(self) -> str:
-        """The unit that the name says, "" for a count and for what is no number."""
+        """The unit that the name says; "" for a count and for anything but a number."""
         return unit_of_name(self.name) if self.kind in (float, int) else ""
 
     @property

@@ -69,7 +69,7 @@ def rule_payload(rule: NamedRule, found: RuleValue | None = None) -> dict[str, A
 
 
 def rule_values(rule: NamedRule) -> list[SourcedValue]:
-    """What a catalogue says of a rule: a value for each line of it, with its source."""
+    """A rule as a catalogue lists it: a value for each line of it, with its source."""
     told = {"topic": rule.topic, "summary": rule.summary, "signature": rule.signature, "formula": rule.formula}
     return [(key, text, rule.source) for key, text in told.items()]
 

@@ -13,7 +13,7 @@ from shardwise.calibrate.published_runs.rows import Row, weights
 from shardwise.cost.rates import loss_of
 from shardwise.progress import Progress, silent
 
-SCORED = ("A", "A-", "")  # qualities that count: all known, all but recompute; rows of one's own need none
+SCORED = ("A", "A-", "")  # qualities that count: all known, all but recompute; users' own rows need none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

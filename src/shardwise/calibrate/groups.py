@@ -1,6 +1,6 @@
 """Whether the layout that is predicted to be the fastest was: layouts of one model, measured beside each other on one machine.
 
-The error of single rows hides how well layouts are told apart, since people publish the layout that they had chosen. A group
+The error of single rows does not show how well layouts are ranked, since people publish the layout that they had chosen. A group
 is rows that differ in their layout alone: by default the same source, software, model, chip, number of devices, sequence,
 batch and precision (`KEY`), and at least `FEWEST` layouts.
 """
@@ -58,7 +58,7 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How well layouts of all groups are told apart: shares and ratios."""
+    """How well the layouts of all groups are ranked: shares and ratios."""
 
     num_groups: int
     num_pairs: int
@@ -128,7 +128,7 @@ class GroupPayload(TypedDict):
 
 
 class GroupsPayload(TypedDict):
-    """How well layouts are told apart, over all groups and for each."""
+    """How well layouts are ranked, over all groups and for each."""
 
     schema: Literal["shardwise.validate.groups/1"]
     key: list[str]

@@ -1,4 +1,4 @@
-"""The constants of a cluster of one's own from runs and micro-benchmarks on it, and how sure its predictions are then."""
+"""The constants of a user's own cluster from runs and micro-benchmarks on it, and how sure its predictions are then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardwise.progress import Progress, silent
 
 FEW = 30  # runs, below which each is fitted loosely
 UNIDENTIFIED = 0.8  # of the prior's deviation: what measurements leave that wide is still the prior
-# Runs from which the spread that held-out labs showed with three runs given is taken, and from which one's own is.
+# Runs from which the spread that held-out labs showed with three runs given is taken, and from which the user's own is.
 SOME, MANY = 3, 10
 NARROWEST = 0.03  # two runs of the same job differ by 2 to 5%
 TOO_SHORT = "of the micro-benchmarks: shorter than a few launches"
@@ -71,7 +71,7 @@ class Residual:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit:
-    """A cluster of one's own under a stack, what was measured on it, and the constants that agree best with that."""
+    """A user's own cluster under a stack, what was measured on it, and the constants that agree best with that."""
 
     own: Own
     stack: Stack

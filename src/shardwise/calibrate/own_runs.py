@@ -1,4 +1,4 @@
-"""Runs of one's own as observations on a cluster of one's own, and why some are set aside."""
+"""A user's own runs as observations on the user's own cluster, and why some are set aside."""
 
 from __future__ import annotations
 

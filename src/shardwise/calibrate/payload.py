@@ -1,4 +1,4 @@
-"""Predictions held against measured runs, as plain data: of published runs, and of one's own that a cluster is fitted to."""
+"""Predictions compared with measured runs, as plain data: published runs, and a user's own, to which a cluster is fitted."""
 
 from __future__ import annotations
 

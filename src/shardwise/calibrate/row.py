@@ -1,4 +1,4 @@
-"""A run of one's own as a row of the published ones: its cells, and what of the run no cell says."""
+"""A user's own run as a row of the published ones: its cells, and what of the run no cell says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwise.model.architecture import GATED, Architecture
 from shardwise.network.topology import Pods, Switched
 
 COLUMNS = ("id", "source", *INPUTS, *MEASURED, "peak_memory_gb", "memory_unit", "memory_kind")
-# What a cell may say of a number format, and words of a note that say more: the first pair that is read as the job's is taken.
+# What a cell may say about a number format, and words of a note that say more: the first pair that is read as the job's is taken.
 DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-rowwise", "mxfp8", "nvfp4", "int8")
 NOTES = ("", "fp32 gradients", "mixed precision", "fused loss", "liger", "the loss as maxtext's")
 NAMES = ("name", "source", "nominal_num_params", "numerics", "max_positions")  # of a model what decides no cost

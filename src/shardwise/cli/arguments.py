@@ -180,7 +180,7 @@ def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job
 
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
-    """The chip with values of one's own: they have no other source, and a price of one's own not the catalogue's date."""
+    """The chip with the user's own values: they have no other source, and the user's own price not the catalogue's date."""
     changed: Chip = replaced(chip, changes, "chip")
     date = chip.price_date if "price_usd_per_hour" not in changes else None
     date = changed.price_date if "price_date" in changes else date

@@ -1,4 +1,4 @@
-"""`shardwise calibrate`: make predictions right for one's own cluster."""
+"""`shardwise calibrate`: make predictions right for the user's own cluster."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def comparison_report(comparison: Comparison) -> Report:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A line for each cluster, the chosen one marked; columns of limits that nobody asked for are left out."""
+    """A line for each cluster, the chosen one marked; columns of limits that were not given are left out."""
     limits = comparison.limits
     unasked = {"in time": limits.deadline_s is None, "in budget": limits.budget_usd is None}
     unasked |= {INTERVAL: not any(one.interval90 for one in comparison.contenders)}

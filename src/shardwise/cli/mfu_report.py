@@ -25,7 +25,7 @@ VERDICTS = {
 def mfu_report(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] = ()) -> Report:
     """What was measured, what that is, the prediction beside it, where the time goes.
 
-    `row`: the file that a row was added to, which says of the run what is `otherwise`.
+    `row`: the file that a row was added to, with the fields of the run that are `otherwise`.
     """
     sections = [Section([*_headline(found), *_utilisation(found)]), Section(list(_log(found.measured)))]
     if found.plan is not None and found.account is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.sharding.notation import Expression
     from shardwise.verify.xla import XlaReport
 
-MOST_DRAWN = 1024  # devices; more cells than that nobody reads
+MOST_DRAWN = 1024  # devices; a drawing of more cells is unreadable
 MOST_SIZE = 10**12  # of a dim: products of such sizes stay finite and exact enough
 Payload = dict[str, Any]
 

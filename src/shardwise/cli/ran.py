@@ -66,7 +66,7 @@ def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: 
         raise InputError("--cluster: missing; what the launch ran on is required, such as h100:64")
     own = load_own(cluster)
     heard = read(read_files(files), machines_of(own.nominal), model=load_model(model) if model else None)
-    # A calibration of one's own is of the software that ran; otherwise the framework's stack.
+    # A user's own calibration is of the software that ran; otherwise the framework's stack.
     named = stack or (None if own.calibration else heard.target.stack)
     found, job = as_planned(reached(own, stack_named(named) if named else None), heard.launch.job)
     return Ran(

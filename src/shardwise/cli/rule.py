@@ -1,4 +1,4 @@
-"""`shardwise rule`: one of the books' rules, with numbers of one's own."""
+"""`shardwise rule`: one of the books' rules, with the user's own numbers."""
 
 from __future__ import annotations
 

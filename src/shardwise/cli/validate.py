@@ -99,7 +99,7 @@ def _folds(rows: Sequence[Row] | None, progress: Progress, *, as_json: bool) -> 
 
 
 def _groups(arguments: argparse.Namespace) -> str | Report:
-    """How well layouts are told apart. Raises `InputError` beside what chooses rows: the groups are those of the package."""
+    """How well layouts are ranked. Raises `InputError` beside options that choose rows: the groups are those of the package."""
     from shardwise.calibrate.groups import groups_payload, groups_report, published_groups
     from shardwise.errors import InputError
 

@@ -1,4 +1,4 @@
-"""What a verb that takes long says of itself on a terminal: what is being done, how much of it, and for how long."""
+"""The progress of a verb that takes long, on a terminal: what is being done, how much of it, and for how long."""
 
 from __future__ import annotations
 

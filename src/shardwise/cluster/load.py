@@ -1,4 +1,4 @@
-"""Clusters by name: the shorthand of chip and size, processes of this host, or a file of one's own."""
+"""Clusters by name: the shorthand of chip and size, processes of this host, or a user's own file."""
 
 from __future__ import annotations
 

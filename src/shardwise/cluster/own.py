@@ -1,4 +1,4 @@
-"""Clusters of one's own, from a TOML file (docs/extending.md)."""
+"""Users' own clusters, from TOML files (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Own(NamedTuple):
 
 
 def read_cluster(path: str) -> Own:
-    """A cluster of one's own from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
+    """A user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
 
     Raises `InputError` with all problems.
     """

@@ -1,4 +1,4 @@
-"""What was measured on a cluster of one's own: the `[calibration]` table of its file, read and written (docs/calibrating.md)."""
+"""Measurements of a user's own cluster: the `[calibration]` table of its file, read and written (docs/calibrating.md)."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def typical_stack(chip: Chip) -> Stack | None:
 
 
 def stack_of_software(text: str) -> Stack:
-    """The stack that a run's software is, by its own name or what it says of itself, or the kind that it is most like."""
+    """The stack of a run's software: by its own name, by what its log reports, or the kind that it is most like."""
     text = text.lower().strip()
     if text in stack_names():
         return stack_named(text)

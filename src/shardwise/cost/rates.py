@@ -200,7 +200,7 @@ def policy_of(cluster: Cluster) -> IssuePolicy:
 
 
 def exposed_share(cluster: Cluster) -> float | None:
-    """The measured share of communication that shows; None where a convention says it (`cost.overlap`)."""
+    """The measured share of communication that is exposed; None where a convention decides (`cost.overlap`)."""
     return None if cluster.calibration is None else cluster.calibration["exposed"]
 
 

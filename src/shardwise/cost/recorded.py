@@ -21,7 +21,7 @@ class Input:
 
 
 class _Field(NamedTuple):
-    """A field by its name and type; `key` says of which of many records it is, and which item of a mapping."""
+    """A field by its name and type; `key` is the record's index among several, and the key of a mapping's item."""
 
     name: str
     type: Any
@@ -50,7 +50,7 @@ class Recorder:
 
     def copy(self, record: Record, *, given: Collection[str] = (), key: str = "") -> Record:
         """A copy whose methods and properties read the copy too, but for the cached properties that are `given`: these count as
-        fields. `key` says of which of many the record is."""
+        fields. `key` is the record's index among several."""
         kind = type(record)
         types = get_type_hints(kind, include_extras=True)
         types |= {name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in given}

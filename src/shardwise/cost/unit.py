@@ -75,7 +75,7 @@ class UnitPricer:
         return other
 
     def of_structure(self, family: Family) -> Family:
-        """The family with what the model and the job say of it."""
+        """The family with the facts of the model and the job that it depends on."""
         return replace(family, experts=self.structure.experts, optimizer=self.optimizer)
 
     @property

@@ -42,7 +42,7 @@ class _Reading(Generic[Item]):
                 return
 
     def close(self) -> None:
-        """Have the thread end: it is let go on if it waits for room."""
+        """Have the thread end; if it waits for room, it continues."""
         self.closed = True
         while True:
             try:
@@ -54,7 +54,7 @@ class _Reading(Generic[Item]):
 class ReadAhead(Generic[Item]):
     """The items that `read` gives for each of the steps up to `stop`, read by a thread while those before are in use.
 
-    Steps are asked for in order; another one may be, and the reading begins anew there. What `read` raises is raised where the
+    Steps are requested in order; after any other step the reading starts again from there. What `read` raises is raised where the
     step's next item is asked for.
 
     >>> ahead = ReadAhead(lambda step: (f"{step}.{number}" for number in range(2)), stop=10)

@@ -1,4 +1,4 @@
-"""Work of a library that hears no Ctrl-C, so that it ends a program all the same."""
+"""Work of a library that ignores Ctrl-C, so that Ctrl-C ends a program all the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 def fed(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None:
-    """Run `work` on the items in a thread of its own, and wait for its end or for Ctrl-C, which only the main thread hears.
+    """Run `work` on the items in a thread of its own, and wait for its end or for Ctrl-C, which only the main thread receives.
 
     After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for none: what it then does
     outside Python ends with the process. Raises what the work raises.
@@ -37,7 +37,7 @@ def fed(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None
 
     thread = threading.Thread(target=run, daemon=True)
     try:
-        thread.start()  # inside: Ctrl-C may come before it has returned, and the work runs on unless it is told
+        thread.start()  # inside: Ctrl-C may come before it has returned, and the work runs on unless it is stopped
         thread.join()
     except KeyboardInterrupt:
         stopped.set()

@@ -65,7 +65,7 @@ class SplitWriter:
         return Split(shards=tuple(self.shards), text_bytes=self.text_bytes)
 
     def abandon(self) -> None:
-        """Let go of the open file without finishing it."""
+        """Close the open file without finishing it."""
         if self._file is not None:
             self._file.close()
 

@@ -101,9 +101,9 @@ def _run_up_to(steps: Sequence[Step], parts: set[Lying]) -> list[Compute]:
 
 
 def _takers(steps: Sequence[Step], moved: Communicate) -> tuple[list[Step], int] | None:
-    """What is to stand together, and behind which place: the gathering, and the products for which all is there before anything
-    reads what they make. Gradients of weights come behind sums of the same gradients, for engines let go of a weight with its
-    gradient."""
+    """The steps to group, and the index to put them after: the gathering, and the products whose other operands are ready before
+    anything reads their results. Gradients of weights come after sums of the same gradients, since engines free a weight with
+    its gradient."""
     place, taken = _place(steps, moved), _ends(moved)[1]
     until = next((p for p in range(place + 1, len(steps)) if taken in _brought(steps[p])), len(steps))
     readers = [p for p in range(place + 1, until) if taken in _read(steps[p])]

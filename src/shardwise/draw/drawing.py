@@ -98,7 +98,7 @@ Mark = Rect | Path | Area | Circle | Text
 class Drawing:
     """Marks on a page of `width` by `height` pixels, the later over the earlier; (0, 0) is the upper left corner.
 
-    `title` and `description` are what a reader is told who does not see it.
+    `title` and `description` are the text alternative for readers who do not see the drawing.
     """
 
     def __init__(self, width: float, height: float, title: str, description: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Drawings as figures of matplotlib, and as PNG and PDF through it. It is no part of the installation: `shardwise[plot]`.
+"""Drawings as figures of matplotlib, and as PNG and PDF through it. An optional dependency: `shardwise[plot]`.
 
 A figure is what SVG shows on a light page: the same marks at the same places, a pixel a hundredth of an inch.
 """

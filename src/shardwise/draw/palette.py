@@ -3,7 +3,7 @@
 A mark (`HUES`, `FAINT`, `INK`) has a contrast of 3:1 or more with its page, text on it of 4.5:1 or more (`text_on`), as
 WCAG 2.2 requires (success criteria 1.4.3 and 1.4.11). The hues were found by a search for the largest distance between any two of
 them, as normal sight, protanopes, deuteranopes and tritanopes see them; a test measures that distance again. What has more parts
-than hues is told apart by its place and its label, never by colour alone.
+than hues is distinguished by its place and its label, never by colour alone.
 """
 
 from __future__ import annotations

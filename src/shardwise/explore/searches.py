@@ -90,7 +90,7 @@ class Searches:
             timer.cancel()
 
     def _messages(self, child: subprocess.Popen[bytes], values: Values) -> Iterator[Mapping[str, Any]]:
-        """What the child says of a job, until it is done. Raises `EOFError` where it ends before that."""
+        """The child's reports of a job, until it is done. Raises `EOFError` where it ends before that."""
         assert child.stdin is not None
         assert child.stdout is not None
         pickle.dump(values, child.stdin)

@@ -1,4 +1,4 @@
-"""What Accelerate's configuration says of degrees: FSDP of either version, and the sizes of ParallelismConfig."""
+"""Accelerate's configuration of degrees: FSDP of either version, and the sizes of ParallelismConfig."""
 
 from __future__ import annotations
 

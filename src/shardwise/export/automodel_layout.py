@@ -99,7 +99,7 @@ def _heard_stages(given: Given) -> Mapping[str, Any]:
 def _num_stages(given: Given, layers: int, ranks: int, usual: int) -> int:
     """Stages of so many layers each, or the usual number on each rank, rounded as the recipe says.
 
-    Raises `InputError` for a number that is no multiple of the ranks.
+    Raises `InputError` for a number that is not a multiple of the ranks.
     """
     per, rounds = (
         given.get(f"{PIPELINE}.layers_per_stage"),

@@ -24,7 +24,7 @@ from shardwise.planning.plan import Plan
 from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.plan import plan
 
-MOST = 5  # changes that are told
+MOST = 5  # changes that are listed
 WORTH = 0.01  # of a step: what a change gains at least
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed: a ds_config.json, and a script that starts a training script of one's own with it.
+"""DeepSpeed: a ds_config.json, and a script that starts the user's own training script with it.
 
 Source of names and types: DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, runtime/tensor_parallel/config.py,
 module_inject/auto_ep_config.py; what it asks of them: runtime/engine.py and module_inject/auto_ep_folding.py.

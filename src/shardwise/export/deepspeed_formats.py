@@ -24,7 +24,7 @@ class Formats(NamedTuple):
 
 
 # ZeRO-1 with sums in fp32 has an optimizer of its own (BF16_Optimizer), which keeps both copies of the gradients until the step,
-# unless it is told to add each up at once; other stages keep the sums alone.
+# unless it is set to add each up at once; other stages keep the sums alone.
 PRECISIONS: Mapping[str, Formats] = {
     "bf16": Formats("bf16", "bf16", "bf16"),
     "bf16_fp32_reduction": Formats("bf16", "fp32", "bf16"),
@@ -74,7 +74,7 @@ def require_priced(given: Given) -> Mapping[str, Any]:
 
 
 def _reduction(launch: Launch) -> tuple[str, str | None]:
-    """The option that says what gradients are reduced in, and what it is where nobody says: other with Ulysses."""
+    """The option that says what gradients are reduced in, and its default: another one with Ulysses."""
     if launch.layout.cp > 1:
         return "seq_parallel_communication_data_type", "fp32"
     return "communication_data_type", None

@@ -96,7 +96,7 @@ def _heard_batch(given: Given) -> Mapping[str, Any]:
 
 
 def _said(given: Given, option: str) -> int | None:
-    """A part of the batch, which the training script may say where the configuration does not: None where nobody does."""
+    """A part of the batch, which the training script may say where the configuration does not: None where neither does."""
     argument = whole(given, PREFIX + ARGUMENTS[option]) if option in ARGUMENTS else None
     return whole(given, option, argument)
 

@@ -51,7 +51,7 @@ class Given:
         return found
 
     def unheard(self) -> Iterator[str]:
-        """Options that nobody asked for."""
+        """Options that were not read."""
         return (name for name in self.options if name not in self.heard)
 
 

@@ -1,4 +1,4 @@
-"""What a framework is told: a model, a job, a layout and the machines; as one value, and as named parts of it."""
+"""The input of a framework: a model, a job, a layout and the machines; as one value, and as named parts of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.network.topology import Pods, Switched
 from shardwise.planning.plan import Plan
 
-# Of a model what is no part of what runs: names, sources, and what a config says beside.
+# Fields of a model that do not affect a run: names, sources, and what a config says beside.
 UNSAID = ("name", "source", "nominal_num_params", "numerics", "max_positions")
 Parts = Mapping[str, Any]  # by dotted name: model.d_model, numerics.rotary.base, job.seq_len, layout.tp
 
@@ -38,7 +38,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A training run as a framework is told of it; with the plan that it is, where there is one."""
+    """A training run as it is given to a framework; with the plan that it is, where there is one."""
 
     model: Architecture
     job: Job
@@ -47,8 +47,8 @@ class Launch:
     plan: Plan | None = None
 
     def parts(self) -> dict[str, Any]:
-        """Everything that is told, by dotted name. `layout.stages` are the layers of each virtual stage; where ranks lie is a
-        matter of the order in which a target numbers them, and no part."""
+        """All parts by dotted name. `layout.stages` are the layers of each virtual stage. The place of ranks is not a part: it
+        follows from the order in which a target numbers them."""
         model = {one.name: getattr(self.model, one.name) for one in fields(self.model) if one.name not in UNSAID}
         if self.model.structure.learns_positions:
             model["max_positions"] = self.model.max_positions  # the rows of a table of weights

@@ -110,7 +110,7 @@ def _degrees(given: Given) -> dict[tuple[str, str], int]:
              for where in ("ici", "dcn") for axis in AXES}  # fmt: skip
     devices = given.machines.num_devices
     ici = math.prod(degree for (where, _), degree in found.items() if where == "ici")
-    # Of machines whose slices nobody told, these are what the degrees within one leave.
+    # Of machines whose slices are unknown, these are what the degrees within one leave.
     parts = slices(given.machines) if ici < 0 else max(devices // max(ici, 1), 1)
     for where, product in (("dcn", parts), ("ici", devices // parts)):
         missing = [name for name, degree in found.items() if name[0] == where and degree == INFERRED]

@@ -1,6 +1,6 @@
 """Megatron Bridge: a recipe in Python, a function that returns a ConfigContainer.
 
-Source of names and types: megatron-bridge 0.3.1 with megatron-core 0.16.1. What it says of a launch is what the arguments of
+Source of names and types: megatron-bridge 0.3.1 with megatron-core 0.16.1. Its fields of a launch are what the arguments of
 Megatron-LM say, under the names of `bridge_names`.
 """
 

@@ -142,7 +142,7 @@ def _heard_recompute(given: Given) -> Mapping[str, Any]:
 
 
 def _etp(launch: Launch) -> Options:
-    """Experts are split as layers are unless Megatron is told otherwise."""
+    """Experts are split as layers are, by Megatron's default."""
     model, layout = launch.model, launch.layout
     if not model.num_experts:
         return {}

@@ -1,4 +1,4 @@
-"""The launch of a framework, read: its model, job and layout, and what of it nobody understood. Nothing of it is run."""
+"""The launch of a framework, read: its model, job and layout, and what of it was not understood. Nothing of it is run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read(
 
 
 def _completed(parts: Parts, beside: Parts, target: Target) -> dict[str, Any]:
-    """What was heard with what is said beside it. Raises `InputError` where they differ, and for what nobody says."""
+    """What was read, with the values given beside it. Raises `InputError` where they differ, and for values that are missing."""
     problems = [
         f"{BESIDE[part]}: found {value}, and the launch says {parts[part]}; leave it out"
         for part, value in beside.items() if parts.get(part, value) != value
@@ -122,8 +122,8 @@ def recognised(files: Files) -> Target:
 
 
 def _launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
-    """A launch of its parts, with the model of the catalogue that its sizes are those of; what the parts say of its arithmetic
-    counts before the catalogue.
+    """A launch of its parts, with the model of the catalogue that its sizes are those of; numerics among
+    the parts take precedence over the catalogue's.
 
     Where only the tokenizer knows the vocabulary, a model of the catalogue with all the other sizes says it. Raises `InputError`
     where there is none.

@@ -1,4 +1,4 @@
-"""What a target says of a launch in its options, what it hears of options, and why it would not run one."""
+"""A launch as a target's options, a target's options as a launch, and why a target would not run one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def say(target: Target, launch: Launch) -> dict[str, Any]:
 
 
 def hear(target: Target, given: Given, model: Architecture | None = None) -> dict[str, Any]:
-    """The parts of a launch that options say, by dotted name. With a `model` what they say of one counts for nothing."""
+    """The parts of a launch that options say, by dotted name. With a `model`, options that describe one count for nothing."""
     parts: dict[str, Any] = {}
     problems: list[str] = []
     for field in (*target.model_fields, *target.fields):

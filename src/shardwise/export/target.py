@@ -39,8 +39,8 @@ class Target:
     """A framework whose launches are written and read.
 
     `version` is the release that `source` documents and `table` lists the options of. `stack` is what predicts it and says what
-    it can run. `fields` are what a launch says in options and what options say of a launch, `model_fields` those of the model's
-    sizes; what no field brings back is not expressible. `model` is that of the catalogue which options name, where they name one.
+    it can run. `fields` convert between parts of a launch and options, `model_fields` those of the model's sizes; a part that no
+    field reads back is not expressible. `model` is that of the catalogue which options name, where they name one.
     `says_model`: a launch holds the model's sizes, or names it. `slurm`: a batch script of SLURM starts it. `order`: axes of
     ranks, innermost first; None: as the plan places them. `write` makes files of options, `read` options of files; `command` is
     what starts it on each node, in words of a shell.

@@ -2,7 +2,7 @@
 
 A function makes a `Trainer.Config` of calls with keywords, or takes that of another function, and sets attributes of it. Only
 such statements are understood, by `ast`; nothing is run. What has another form is an option by the text that it is, so that
-it is told as not understood.
+it is reported as not understood.
 """
 
 from __future__ import annotations

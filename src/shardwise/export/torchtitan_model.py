@@ -2,7 +2,7 @@
 
 Tables: `options/torchtitan_models.json` (0.3.0) and `options/torchtitan_toml_models.json` (0.2.2), from the registries of the two
 wheels (models/*/__init__.py): parts of a launch (`launch.Launch.parts`) of each flavour whose weights, built without memory,
-are as many as those parts have here; `attention`, `max_seq_len`, `pipelines` and `splits_sequence` are what its code says of it.
+are as many as those parts have here; `attention`, `max_seq_len`, `pipelines` and `splits_sequence` are from its code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwise.names import unknown
 
 
 class Flavor(NamedTuple):
-    """A model of a registry: its parts, and what else the release says of it (`facts`)."""
+    """A model of a registry: its parts, and the release's other facts about it (`facts`)."""
 
     name: str
     flavor: str
@@ -68,7 +68,7 @@ def flavor_of(table: str, model: Architecture) -> Flavor | None:
 
 
 def facts_of(table: str, model: Architecture) -> Mapping[str, Any]:
-    """What a release says of a model beside its sizes; nothing of one that it lacks."""
+    """The facts of a release about a model beside its sizes; none for a model that it lacks."""
     found = flavor_of(table, model)
     return found.facts if found else {}
 

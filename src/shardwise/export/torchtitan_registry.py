@@ -49,7 +49,7 @@ def base_of(options: Options) -> Base:
 
 
 def _distance(options: Options, base: Base) -> tuple[Any, ...]:
-    """How far: formats that it has and nobody wants, statements that it takes, and whether it is of the same flavour."""
+    """How far: formats that were not requested, statements that it takes, and whether it is of the same flavour."""
     strange = "model.converters" in base.options and "model.converters" not in options
     return strange, len(list(_statements(options, base))), base.options.get("model.flavor") != options["model.flavor"]
 

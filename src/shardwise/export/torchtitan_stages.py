@@ -17,7 +17,7 @@ from shardwise.layout.stages import virtual_stages
 from shardwise.names import unknown
 
 # Names of torch.distributed.pipelining, schedules.py (get_schedule_class); those of several stages on a rank have two of them
-# where nobody says otherwise.
+# by default.
 SCHEDULES = {
     "1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS", "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",

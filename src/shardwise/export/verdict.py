@@ -43,7 +43,7 @@ class ReadPayload(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A launch as it was heard, as a plan with its estimate, and the changes that make it faster."""
+    """A launch as it was read, as a plan with its estimate, and the changes that make it faster."""
 
     heard: Heard
     plan: Plan

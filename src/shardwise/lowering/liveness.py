@@ -113,8 +113,8 @@ class _Moves:
 
     @staticmethod
     def copies(event: Event) -> Iterator[Part]:
-        """What collectives lay out anew; parts along the first dim lie as they are, and rows of experts are sorted. Of what runs
-        in pieces there are one that goes and one that comes."""
+        """The buffers that collectives copy into; parts along the first dim need no copy, and rows of experts are sorted. What
+        runs in pieces has one buffer to send and one to receive."""
         if isinstance(event, InPieces):
             yield from [Part(*event.block, over=event.traffic.axes)] * 2
             return

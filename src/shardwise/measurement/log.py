@@ -101,7 +101,7 @@ class Log:
 
     @property
     def timed(self) -> tuple[StepRecord, ...]:
-        """The steps whose seconds count: those that nobody watched, where there are any."""
+        """The steps whose seconds count: those without a profiler, where there are any."""
         return tuple(record for record in self.steps if record.step not in self.inspected) or self.steps
 
 

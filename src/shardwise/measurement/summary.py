@@ -19,7 +19,7 @@ SCHEMA = "shardwise.run_summary/1"
 
 
 class SummaryPayload(TypedDict):
-    """What came out of a run. Losses are nats per token; one that is no number is its name, such as "nan"."""
+    """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan"."""
 
     schema: Literal["shardwise.run_summary/1"]
     steps: int

@@ -16,7 +16,7 @@ NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "projection"]
 GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
-# How positions are told: by turning queries and keys, by rows of a learned table, or not at all.
+# How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
 ROTATES: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
 LEARNS: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
 BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias

@@ -1,4 +1,4 @@
-"""What a rule of a family of models is: what it says of a config.json, what it does not know, and how it is applied."""
+"""A rule of a family of models: what it reads from a config.json, what it does not know, and how it is applied."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _llama3(found: Mapping[str, Any], config: Mapping[str, Any], base: float, fa
 
 
 def _yarn(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
-    """YaRN's, of as many positions as the config has where it does not say of how many the model was trained on."""
+    """YaRN's, for the config's number of positions where it does not give the number that the model was trained on."""
     rows = found if found.get("original_max_position_embeddings") else {
         "original_max_position_embeddings": config.get("max_position_embeddings")
     }  # fmt: skip

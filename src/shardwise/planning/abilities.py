@@ -77,7 +77,7 @@ ABOUT = {
 
 
 def binding_rules(stack: Stack, asked: Collection[str]) -> tuple[Rule, ...]:
-    """The rules of a stack for a search that is told some of the choices: of a kind of software those that are about others."""
+    """The rules of a stack for a search with some choices given; for a kind of software, those about the other choices."""
     rules = (*stack_rules(stack), mode_rule(stack))
     return tuple(
         rule for rule in rules if stack.known or ABOUT.get(rule.name, rule.name.removeprefix("stack_")) not in asked
@@ -245,5 +245,5 @@ def _of_job(stack: Stack, job: Job) -> Iterator[str]:
 
 
 def refused(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
-    """What of a job and of the choices that a search is told to keep to the stack does not run."""
+    """What the stack does not run of a job and of the choices that are pinned."""
     return [*_of_job(stack, job), *_of_choices(stack, asked)] if stack.known else []

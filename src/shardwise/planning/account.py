@@ -86,8 +86,8 @@ class Account:
 def utilisation(
     model: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
 ) -> Utilisation:
-    """What share of the peak a rate is. Raises `InputError` for a host whose peak is nobody's, `MissingValueError` for a chip
-    without a sourced one."""
+    """MFU and HFU of a rate in tokens/s per device. Raises `InputError` for a host, which has no published peak, and
+    `MissingValueError` for a chip without a sourced one."""
     if cluster.chip.name == LOCAL:
         raise InputError(
             f"mfu: {LOCAL_IS}, and no machine's peak; a cluster of your own is required (bench machine --out)"
@@ -161,7 +161,7 @@ def _kernels(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
 
 
 def _compute_s(plan: Plan, *, anew: bool = False) -> float:
-    """Seconds of the kernels of a step, as priced, or priced anew."""
+    """Seconds of the kernels of a step, as priced, or priced again."""
     priced = estimate(plan.model, plan.cluster, plan.job, plan.layout) if anew else plan.estimate
     return sum(priced.time[term] for term in COMPUTE)
 

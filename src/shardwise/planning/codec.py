@@ -97,7 +97,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def is_plan(path: str | Path) -> bool:
-    """Whether a file says of itself that it is a plan; it may be a broken one."""
+    """Whether a file has the schema of a plan; it may still be a broken one."""
     try:
         payload = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -91,7 +91,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One cluster: its plan, or why it has none; which of the limits that were asked for it meets (None: cannot be said)."""
+    """One cluster: its plan, or why it has none; which of the limits it meets (None: cannot be judged)."""
 
     cluster: str
     chip: str

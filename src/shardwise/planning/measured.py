@@ -27,7 +27,7 @@ SCHEMA = "shardwise.mfu/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A run: the cluster as it is predicted on. `batch_tokens` is None where nobody said it, and the job's is then one sequence.
+    """A run: the cluster as it is predicted on. `batch_tokens` is None where it is unknown, and the job's is then one sequence.
 
     `software` names what ran it, for a row; `unknown` are options of a launch that its release does not have.
     """
@@ -68,7 +68,7 @@ class MeasuredRun(NamedTuple):
 
 
 def of_log(paths: list[Path], ran: Ran) -> tuple[Ran, Measured]:
-    """What a log says of a run, whose batch is then known where the log has it. Raises `InputError` as the readers do."""
+    """A run as its log records it, whose batch is then known where the log has it. Raises `InputError` as the readers do."""
     log, devices = read_training_log(paths), ran.cluster.num_devices
     found = steady(log, devices, ran.job.seq_len, ran.batch_tokens)
     ran = ran.of_batch(ran.batch_tokens or found.batch_tokens)

@@ -26,7 +26,7 @@ SCHEMA = "shardwise.memory/2"
 
 
 class MemoryJob(TypedDict):
-    """What memory depends on of a job; `global_batch_tokens` is null where nobody gave it: each layout has its own."""
+    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout has its own."""
 
     global_batch_tokens: int | None
     seq_len: int
@@ -47,7 +47,7 @@ class LayoutMemoryPayload(TypedDict):
 
 
 class MemoryPayload(TypedDict):
-    """What fills the devices under some layouts; `defaults` names what nobody gave, `seq_len` or `batch_tokens`."""
+    """Memory of a device under some layouts; `defaults` names what was left out, `seq_len` or `batch_tokens`."""
 
     schema: Literal["shardwise.memory/2"]
     model: ModelPayload
@@ -136,7 +136,7 @@ def filling_job(job: Job, layout: Layout) -> Job:
 
 
 def usual_seq_len(architecture: Architecture) -> int:
-    """The tokens of a sequence where nobody says: `USUAL_SEQ_LEN`, or as many as a table of positions has."""
+    """The default tokens of a sequence: `USUAL_SEQ_LEN`, or the rows of the model's table of positions."""
     return min(USUAL_SEQ_LEN, architecture.max_positions or USUAL_SEQ_LEN)
 
 
@@ -145,7 +145,7 @@ def memory_payload(
 ) -> dict[str, Any]:
     """What `shardwise memory --json` prints: bytes of each stage of each layout, by term.
 
-    `defaults`: which of `seq_len` and `batch_tokens` nobody gave. Raises `InputError` with every rule that the layouts break.
+    `defaults`: which of `seq_len` and `batch_tokens` were left out. Raises `InputError` with every rule that the layouts break.
     """
     shown, problems = [], list[str]()
     for job, layout in layouts:

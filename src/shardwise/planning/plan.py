@@ -91,7 +91,7 @@ class Plan(Pictured):
 
 
 def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
-    """The cluster and the job of a plan, with what nobody named filled in.
+    """The cluster and the job of a plan, with defaults filled in.
 
     A cluster that nothing was measured of is predicted under the stack that is typical of its chip, unless the job names a
     convention of overlap: then the plan is made by the bound of that convention. So it is on a host, and on a chip of a vendor

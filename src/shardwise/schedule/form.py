@@ -15,7 +15,7 @@ class Passes(NamedTuple):
     """Seconds of one micro-batch on one rank, through all of its virtual stages, with the traffic that shows.
 
     `backward_s` is the whole backward pass with what it recomputes, `weight_s` the part of it for the weights' gradients
-    (0 where nobody asks for it), `overlapped_s` a forward and a backward pass that run together.
+    (0 where it is not needed), `overlapped_s` a forward and a backward pass that run together.
     """
 
     forward_s: Value

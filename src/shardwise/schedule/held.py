@@ -44,7 +44,7 @@ def _held(slots: Iterable[Slot]) -> Held:
 
 
 def step_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:
-    """What is held over time, from slots with their starts and ends: (seconds, how much from then on), `unit` for each pass."""
+    """Live memory over time, from slots with their starts and ends: (seconds, how much from then on), `unit` for each pass."""
     changes: dict[float, int] = {0.0: 0}
     for slot, start, end in slots:
         for kind, _, _ in slot:

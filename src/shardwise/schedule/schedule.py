@@ -41,7 +41,7 @@ __all__ = [
     "pipelines_by_any_name", "schedule_name", "schedule_names", "schedule_of", "searched_schedules",
 ]  # fmt: skip
 
-# In the order in which people are told of them.
+# In the order in which they are listed.
 ACTION_LISTS: dict[str, Schedule] = {
     "none": none.SCHEDULE,
     "afab": afab.SCHEDULE,
@@ -100,7 +100,7 @@ def pipeline_names() -> tuple[str, ...]:
 
 
 def searched_schedules() -> tuple[str, ...]:
-    """What a search tries where nobody asks for a schedule."""
+    """The schedules that a search tries by default."""
     return (NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.searched))
 
 

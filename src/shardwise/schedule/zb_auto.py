@@ -1,7 +1,7 @@
 """The automatic zero-bubble scheduler: an order of F, I and W for given durations, messages and memory.
 
 The best of three searches is taken: by makespan, then by what a rank waits between its first pass and its last (the source's
-measure, for optimizers that do not wait for all ranks), then by what is held.
+measure, for optimizers that do not wait for all ranks), then by live memory.
 
 - Qi et al. 2023, section 3: forward passes to warm up as far as memory allows, or fewer, then one forward and one
   backward pass for activations in turn; weights' gradients fill gaps and make room. The number of passes ahead and the

@@ -1,7 +1,7 @@
 """ZB-V: two virtual stages on each rank, down the ranks and up again, with split backward passes.
 
 No bubble from a rank's first pass to its last where F, I and W take alike, with 1F1B's memory on every rank; a step, whose
-optimizer waits for all ranks, is (p - 1) I longer than its work. What is held and what waits are as counted in the list. Source:
+optimizer waits for all ranks, is (p - 1) I longer than its work. Live memory and waiting are as counted in the list. Source:
 Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"; Qi et al. 2023, section 6; PyTorch, `ScheduleZBVZeroBubble`.
 """
 

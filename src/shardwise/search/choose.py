@@ -27,8 +27,8 @@ def simplest(
     what they assume, the simplest of those that are equal.
 
     First degrees: batches that come out even, then tp within a node, then replicas of fewer devices (pp=128 with cp=8 is two
-    axes, and nobody runs it), then fewer axes that split the model or the sequence, then stages as they come out even, then
-    smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these
+    axes, and is not used in practice), then fewer axes that split the model or the sequence, then stages as they come out even,
+    then smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these
     degrees, an even batch and the fewest virtual stages.
     """
     within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL))

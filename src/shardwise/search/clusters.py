@@ -162,7 +162,7 @@ def sizes(cluster: Cluster, times: float) -> Iterator[Cluster]:
         if written.chip == "local" or _alike(cluster, cluster.name).topology != cluster.topology:
             return
     except (InputError, MissingValueError):
-        return  # a cluster of one's own has no rule by which it grows
+        return  # a user's own cluster has no rule by which it grows
     for text in _texts(written, times):
         try:
             sized = _alike(cluster, text)

@@ -1,4 +1,4 @@
-"""Pins and maxima as people write them: what a search is told to keep to."""
+"""Pins and maxima as people write them: the limits of a search."""
 
 from __future__ import annotations
 

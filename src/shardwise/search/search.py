@@ -291,7 +291,7 @@ class _Chunk:
         return bound
 
     def slowest_s(self, stages: Sequence[PricedStage], policy: Policy) -> Floats:
-        """Step time of the slowest of some stages; what each is added up from is let go at once, so that the next columns find
+        """Step time of the slowest of some stages; the columns that each is summed from are freed at once, so that the next find
         room in the cache."""
         slowest = np.zeros((len(self.family.zeros), len(self.candidate)))
         step = partial(Step, overlap=self.search.job.convention, share=self.search.exposed)

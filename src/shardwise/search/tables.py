@@ -306,7 +306,7 @@ class _StatePricer:
     def units(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
         """The cost of each unit in each mode that is derived otherwise than those before it, and where each mode's rows begin.
 
-        Modes are told apart by what they move under ZeRO-3, which moves the most and is derived for the block tables anyway.
+        Modes are distinguished by what they move under ZeRO-3, which moves the most and is derived for the block tables anyway.
         Below it no pass gathers weights, so that recomputation changes nothing.
         """
         stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])

@@ -54,7 +54,7 @@ class Joiner:
         self.sums = len(decided) < len(self.union)
 
     def join(self, nodes: dict[int, Node], product: Callable[[float], Cost], bound: Cost | None) -> None:
-        """Put the products that are cheaper than what is known into `nodes`, those that lie anew in the order of ranks."""
+        """Put the products that are cheaper than what is known into `nodes`, those that permute the order of ranks."""
         found = self.best(product, bound)
         for key in sorted(found, key=lambda key: found[key].first):
             best, number = found[key], self.number(key)

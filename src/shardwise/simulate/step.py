@@ -2,8 +2,8 @@
 
 Ranks along `pp` that are alike share the passes that they run: each pass through a stage is played once for each kind, once
 more as the first and as the last of the step, and pairs that run together likewise. Collectives are met by their peers: one
-rank of each stage stands for all. A message leaves when its pass has ended, arrives `message_s` later, and keeps nobody who
-does not wait for it.
+rank of each stage stands for all. A message leaves when its pass has ended, arrives `message_s` later, and delays only
+the passes that wait for it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RankTime:
 def simulated(pricing: Pricing, overlap: str = LIST, contention: float = CONTENTION) -> Simulated:
     """Simulate a step of a layout that is legal; see `result.simulate`.
 
-    Raises `InputError` for an overlap that is not known, and a contention that is no number of at least 1.
+    Raises `InputError` for an unknown overlap, and for a contention below 1.
     """
     chosen(dict.fromkeys(OVERLAPS), overlap, "overlap")
     require(

@@ -21,7 +21,7 @@ def guarded(world: World, recipe: Recipe, stop: StopRequest, remains: Callable[[
     """Around what the ranks do together.
 
     Ranks watch over each other meanwhile (`train.heartbeat`). Where one ends with an error, one rank says so: that one, or, if it
-    cannot, one of the others, with what `remains` says of the run. Raises `InputError` for what the system refuses to write.
+    cannot, one of the others, with the report of `remains`. Raises `InputError` for what the system refuses to write.
     """
     meeting = world.meeting if world.size > 1 else None
     if meeting is None:

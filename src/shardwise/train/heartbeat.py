@@ -19,8 +19,8 @@ from shardwise.train.store import Store
 from shardwise.train.waits import Activity, activity
 
 PER_SILENCE = 6  # signs of life in the time after which a rank counts as silent
-TICK_S = 0.2  # between two looks at what was heard
-WOKEN = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to be heard again
+TICK_S = 0.2  # between two looks at what was received
+WOKEN = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to send again
 OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did not run: stopped, or short of a CPU
 
 
@@ -129,7 +129,7 @@ class Heartbeat:
         for rank in [rank for rank in self._reported if rank not in silent]:
             self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
         waiting = self._who_waits(silent, beats)
-        # at first nobody may wait for it yet
+        # at first there may be no listener yet
         new = [
             rank
             for rank in silent

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardwise.train.store import Store
 
 MODULE = "shardwise.train.rank"
-HOST = "localhost"  # where the ranks meet: nobody else can reach it
+HOST = "localhost"  # where the ranks meet: unreachable from elsewhere
 # How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
 STOP_S = 600.0
 # How long the others may take to end when one has: a rank that ends takes its connections with it. torchrun's `shutdown_timeout`.
@@ -136,7 +136,7 @@ class _Ranks:
         return codes
 
     def _send(self, number: int) -> None:
-        """Send a signal to all that run, and have those that are stopped (SIGSTOP) hear it."""
+        """Send a signal to all that run, and wake those that are stopped (SIGSTOP), so that they receive it."""
         for process in self._processes:
             process.send_signal(number)
             process.send_signal(signal.SIGCONT)

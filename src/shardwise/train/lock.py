@@ -46,7 +46,7 @@ class RunLock:
         self._lock(fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release it."""
         if self._file is not None:
             os.close(self._file)
         self._file = None

@@ -1,4 +1,4 @@
-"""The ranks of a run meet: each says where it is, and nobody goes on before all are there."""
+"""The ranks of a run meet: each says where it is, and none continues before all have arrived."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardwise.measurement.inspection import Memory, ProcessMemory
 from shardwise.train.device_memory import RSS_UNIT
 
-# The terms of a plan's memory that storages have here; `inputs` are tensors that were there before and that nobody named.
+# The terms of a plan's memory that storages have here; `inputs` are unnamed tensors that existed before.
 PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
 ACTIVATIONS, LOGITS, WORKSPACE, INPUTS = "activations", "logits", "workspace", "inputs"
 TERMS = (PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
 
 
 class _Storage:
-    """One storage while it lives: `term` is what it is for, None as long as nobody knows."""
+    """One storage while it lives: `term` is what it is for, None while unknown."""
 
     __slots__ = ("num_bytes", "reference", "term")
 
@@ -40,7 +40,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all storages while it is entered; one step is to run within.
 
     Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its
-    backward pass. A tensor whose last dim is `vocab_size` and that nobody names is of the logits.
+    backward pass. An unnamed tensor whose last dim is `vocab_size` belongs to the logits.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -24,5 +24,5 @@ def end_with_parent() -> None:
 
 
 def launched_here() -> bool:
-    """Whether the process that started this one is our launcher, which says of each rank how it has ended."""
+    """Whether the process that started this one is our launcher, which reports how each rank has ended."""
     return LAUNCHER in os.environ

@@ -1,4 +1,4 @@
-"""Starts processes of this machine that can exchange collectives, each with its share of the cores, and hears from them."""
+"""Starts processes of this machine that can exchange collectives, each with its share of the cores, and reads their reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwise.errors import InputError
 from shardwise.train.launch import set_threads
 
 TIMEOUT = timedelta(seconds=120)
-# Runs in each process: its rank, their number, its device, what it was given; what it yields on the first is heard.
+# Runs in each process: its rank, their number, its device, its arguments; what the first one yields is passed on.
 Work = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 
@@ -75,7 +75,7 @@ def _threads(num_processes: int) -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_held() -> Iterator[None]:
-    """Ctrl-C waits: processes that start here never hear it, and leave it to this one to end them."""
+    """Ctrl-C waits: processes that start here never receive it, and leave it to this one to end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -109,5 +109,5 @@ def _process(rank: int, work: Work, given: Any, size: int, device: str, store: s
     finally:
         dist.barrier()
         dist.destroy_process_group()
-    # All has been said (a SimpleQueue writes at once). Threads of gloo that nobody has joined may abort an interpreter that ends.
+    # All has been said (a SimpleQueue writes at once). Threads of gloo that were not joined may abort an interpreter that ends.
     os._exit(0)

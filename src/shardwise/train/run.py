@@ -84,7 +84,7 @@ def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World, lock: 
 def _begin(plan: Plan, settings: Settings, data: Data, lock: RunLock) -> None:
     """On the first rank: have the folder alone, and make that of a new run."""
     lock.take()
-    settings.out.require_place(resume=settings.resume, force=settings.force)  # again: now nobody else changes it
+    settings.out.require_place(resume=settings.resume, force=settings.force)  # again: now the lock is held
     if not settings.resume:
         settings.out.create(run_of(plan, settings.recipe, data))
 

@@ -1,4 +1,4 @@
-"""Which ranks give no sign of life: what was heard of each, and when, by the clock of who listens. No input and no output."""
+"""Which ranks give no sign of life: what was received from each, and when, by the listener's clock. No input and no output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Beat:
 
 @dataclass(slots=True)
 class Listener:
-    """What one rank has heard of others. A rank is silent when its last new sign of life is `silent_after_s` old.
+    """What one rank has received from the others. A rank is silent when its last new sign of life is `silent_after_s` old.
 
     >>> listener = Listener(silent_after_s=30.0)
     >>> listener.hear({1: Beat(1, "step 5", "", 0.1)}, now=100.0)
@@ -57,7 +57,7 @@ class Listener:
                 self.beats[rank], self._heard[rank] = beat, now
 
     def begin_again(self, now: float) -> None:
-        """This process has not run itself for a while: what it did not hear says nothing."""
+        """This process has not run itself for a while: what it did not receive says nothing."""
         self._heard = dict.fromkeys(self._heard, now)
 
     def silent(self, now: float) -> dict[int, float]:

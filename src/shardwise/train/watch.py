@@ -108,7 +108,7 @@ class Watch:
         self._print(("\r\x1b[K" if self._rewriting else "") + text)
 
     def _print(self, text: str, end: str = "\n") -> None:
-        """Nobody may be there any more to whom it is said: the run goes on, for whoever reads its log."""
+        """The stream's reader may be gone; the run goes on all the same, and its log has the report."""
         with suppress(OSError):
             print(text, end=end, file=self._stream, flush=True)
 

@@ -118,7 +118,7 @@ def elementwise(sample: Sample, place: torch.device) -> Operations:
 
 
 class Discarded:
-    """Gradients of weights that nobody takes."""
+    """Gradients of weights, which are discarded."""
 
     def target(self, weight: str) -> tuple[Tensor | None, bool]:
         return None, False

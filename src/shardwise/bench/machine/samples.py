@@ -1,4 +1,4 @@
-"""Sizes at which the operations of a model are measured, and what its derivation says of each. Nothing here imports torch.
+"""Sizes at which the operations of a model are measured, and their derived FLOPs and bytes. Nothing here imports torch.
 
 Letters: B sequences of T tokens, D, F, V as in model/decoder.py.
 """

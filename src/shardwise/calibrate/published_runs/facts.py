@@ -1,4 +1,4 @@
-"""What a row says, cell by cell: numbers, names, yes and no; a blank is None, and a cell that is no number skips the row."""
+"""The facts of a row, cell by cell: numbers, names, yes and no. A blank is None; a cell that is not a number skips the row."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Instrument(NamedTuple):
     """What is read beside tensors: a part of them, and bytes in place of the runtime's (None: these)."""
 
     name: str
-    words: str  # in what a row says of its memory column
+    words: str  # in a row's note about its memory column
     slack: float
     fixed_bytes: float | None
 
@@ -39,7 +39,7 @@ INSTRUMENTS = (
 
 
 def instrument_of(text: str) -> Instrument:
-    """The instrument of a row, by what it says of its memory column."""
+    """The instrument of a row, by its note about its memory column."""
     return next(one for one in INSTRUMENTS if re.search(one.words, text.lower()))
 
 

@@ -1,4 +1,4 @@
-"""The published rows, or a file of one's own with the same columns."""
+"""The published rows, or a user's own file with the same columns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def instrument(self) -> str:
-        """What the row says of how its memory was measured."""
+        """The row's note about how its memory was measured."""
         return f"{self.measured['memory_kind']} {self.measured['memory_unit']}".strip()
 
     @property

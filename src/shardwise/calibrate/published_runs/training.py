@@ -154,7 +154,7 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
 
 
 def even_stages(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int, ...] | None:
-    """As many layers on each stage, where they come out even: what frameworks do unless they are told otherwise."""
+    """Equal numbers of layers on each stage, where they divide: the default of the frameworks."""
     even, rest = divmod(num_layers, pp * num_virtual_stages)
     return None if rest or pp == 1 else (even * num_virtual_stages,) * pp
 

@@ -116,7 +116,7 @@ class VirtualDevices:
                         self.free(*held)
 
     def free(self, name: str, spec: Spec) -> None:
-        """Let go of a tensor in a sharding; with the last of a router's gates their experts' scores go."""
+        """Free a tensor in a sharding; with the last of a router's gates, the scores of their experts are freed too."""
         self.held.pop((name, spec), None)
         if not any(name == other for other, _ in self.held):
             for device in range(len(self.coordinates)):

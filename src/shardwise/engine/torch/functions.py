@@ -1,7 +1,7 @@
 """Elementwise functions of a decoder by the names that its program has for them; `model/functions.py` cites each.
 
 Operands come aligned, so that they broadcast. What may be written over is said where a function is called, never here: each makes
-its result anew.
+its result again.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Going:
         self.pending: Pending = exchange.shift(self.arriving, sent, axes)
 
     def wait(self) -> list[Tensor]:
-        """What has come; what has gone is let go of."""
+        """What has been received; what has been sent is freed."""
         self.pending.wait()
         found, self.arriving, self.sent = self.arriving, [], []
         return found

@@ -61,7 +61,7 @@ def _share(calls: Calls, one: Slice, phase: str) -> Call:
 
 
 def _counts(calls: Calls, traffic: Traffic, phase: str, *, starts: bool) -> Call:
-    """How many rows go to each expert is told before they do."""
+    """The number of rows for each expert is sent before the rows."""
     exchange = calls.rank.exchange
     before, after, name = ends_of(calls, traffic)
     rows, made, on_way = calls.rows(before), calls.rows(after), f"{MOVING} rows of {calls.key(name, after)}"

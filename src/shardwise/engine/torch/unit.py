@@ -30,7 +30,7 @@ BACKWARD_PHASES = ("recompute", "backward")
 
 
 class Step(NamedTuple):
-    """A call on places: reads from `get`, writes to one place or several, and lets go of what nobody reads any more."""
+    """A call on slots: reads from `get`, writes to one slot or several, and frees tensors after their last use."""
 
     kernel: Callable[..., Any]
     get: Callable[[Held], tuple[Any, ...]]
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """The steps of a backward pass, or of a part of it, behind those that make anew what was not saved."""
+    """The steps of a backward pass, or of a part of it, after those that recompute what was not saved."""
 
     recompute: tuple[Step, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -135,7 +135,7 @@ class TorchUnit:
         return [None] * len(self.place)
 
     def _steps(self, calls: Sequence[Call], stays: Set[str]) -> tuple[Step, ...]:
-        """Calls with their places. What is read for the last time is let go of, or written over where it is this pass's own."""
+        """Calls with their slots. A tensor is freed after its last use, or written over where it is this pass's own."""
         last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
         own = {gradient_name(self.output or "")}
         steps = []

@@ -67,7 +67,7 @@ class Weights:
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least.
 
-        With `documents_BT` a token sees its own document only, and positions begin anew in each. Raises `InputError` where the
+        With `documents_BT` a token sees its own document only, and positions start from 0 in each. Raises `InputError` where the
         sequence is longer than a learned table of positions.
         """
         return self.model.logits(ids_BT, documents_BT)

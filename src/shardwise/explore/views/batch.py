@@ -17,7 +17,7 @@ from shardwise.explore.views.head import head
 from shardwise.model.counts import num_params
 from shardwise.units import format_binary, parse_quantity
 
-LOSS = 2.5  # nats a token: what a small model reaches; a choice, for the noise scale where nobody says one
+LOSS = 2.5  # nats a token: what a small model reaches; a choice, the noise scale's default
 SMALLEST, LARGEST = 1 << 16, 1 << 26  # tokens of the batches that are compared
 
 

@@ -1,7 +1,7 @@
 """Shell scripts that start a training: the words of their commands, with the variables that the script itself sets.
 
 Assignments, arrays, whole-number arithmetic and conditions on texts are understood; nothing is run. A value that comes from
-elsewhere (`$1`, `$(command)`, a variable that nobody sets) stays as it is written. Of a condition on it (or on files) nothing is
+elsewhere (`$1`, `$(command)`, an unset variable) stays as it is written. Of a condition on it (or on files) nothing is
 known, so what depends on it is left out, as are loops and cases.
 """
 

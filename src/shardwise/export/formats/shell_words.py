@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$\{(\w+)" + _DEFAULT + r"\}|\$([A-
 _WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[[@*]\]\}"')  # each of its words is one
 _ARITHMETIC = re.compile(r"\$\(\(([^;]*?)\)\)")
 _COMMENT = re.compile(r"(^|(?<=\s))#[^\n]*")
-_UNSET = re.compile(r"\$\{?\w+[^}\s\"]*\}?")  # what nobody sets: an empty text, in a condition
+_UNSET = re.compile(r"\$\{?\w+[^}\s\"]*\}?")  # unset variables: an empty text, in a condition
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip

@@ -46,7 +46,7 @@ def tyro_options(words: Sequence[str], table: Table, subcommands: Sequence[str] 
 
 
 def _read(name: str, value: Any, table: Table) -> Mapping[str, Any]:
-    """One option: no_name is name, false; lists are of texts between commas; None (of what is no text) stands for none."""
+    """One option: no_name is name, false; lists are of texts between commas; None (of anything but text) stands for none."""
     section, _, last = name.rpartition(".")
     positive = f"{section}.{last.removeprefix('no_')}"
     if name not in table and last.startswith("no_") and positive in table:

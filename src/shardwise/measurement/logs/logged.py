@@ -1,4 +1,4 @@
-"""What a training log says of a step, and what a framework's log is."""
+"""What a training log records of a step, and the description of a framework's log."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class LogFormat:
     `markers`: a line of a step has one of them, and none of `others`. `step` reads such a line; None: it is torn. `memory` reads
     the peak of one device, in bytes, off a line with `memory_marker`; `memory_kind` is the instrument.
 
-    `tags`: what it calls its numbers in TensorBoard, in W&B and in lines of JSON; it is told by `telling`, where its others are
-    anybody's. A step with a number other than 0 for `untimed` was slowed down by what watched it.
+    `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; the name `telling` identifies the framework, where
+    the others are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
     """
 
     name: str

@@ -12,7 +12,7 @@ from shardwise.units import format_bytes, format_seconds
 # have not seen, and pairs of layouts of one model on one machine that differ by more than 10% are put in the right order
 # 72% of the time without calibration and 86% with it. Source: a study of 917 published runs of 18 sources.
 MODEL_ERROR = 0.10
-# Of two layouts of one model on one machine, that which a prediction puts ahead by less than this is as often the slower one.
+# Of two layouts of one model on one machine, the one that a prediction puts ahead by less than this is as often the slower one.
 # Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 56% of 199 pairs, from 3 to 10% in
 # 75% of 400, above in 94% of 451.
 RESOLUTION = 0.03

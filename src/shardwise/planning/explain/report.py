@@ -89,7 +89,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
 
 
 def reprice(plan: Plan) -> Plan:
-    """The plan with its estimates and its run made anew. Raises `InputError` for a layout that is not legal."""
+    """The plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
 
     def again(layout: Layout) -> Any:
         return estimate(plan.model, plan.cluster, plan.job, layout)

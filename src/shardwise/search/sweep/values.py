@@ -50,7 +50,7 @@ def _num_devices(shape: str) -> int:
 
 
 def sized(cluster: str, size: Value) -> str:
-    """A cluster's shorthand with another size. Raises `InputError` for a cluster of one's own, which has one.
+    """A cluster's shorthand with another size. Raises `InputError` for a user's own cluster, which has one.
 
     >>> sized("h100:64", 128), sized("tpu-v5p:4x4x4", "4x4x8")
     ('h100:128', 'tpu-v5p:4x4x8')

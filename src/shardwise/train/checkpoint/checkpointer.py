@@ -85,7 +85,7 @@ class Checkpointer:
             done.result()
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, the same on all ranks: that which the first one sees."""
+        """The newest complete checkpoint, the same on all ranks: the one that the first rank sees."""
         self.wait()
         found = self.ranks.from_first(lambda: _text(latest(self.folder)))
         return None if found is None else Path(found)

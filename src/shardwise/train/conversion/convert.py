@@ -87,7 +87,7 @@ def convert(
 
 
 def source_of(folder: Path, model: str | None) -> Source:
-    """What a folder has. Raises `InputError` where it is none of those that are known, or does not say of which model it is."""
+    """The kind of a folder. Raises `InputError` for one of unknown kind, or without the model's description."""
     run = next((place for place in (folder, *folder.resolve().parents[:2]) if _is_run(place)), None)
     checkpoint = folder if (folder / MANIFEST).is_file() else latest(RunFolder(folder).checkpoints)
     if checkpoint is not None:

@@ -1,7 +1,7 @@
 """A model's files in its folder: under their names when all of them are written, and not before.
 
-They are written into a hidden folder. Without one of them, the mark, nobody reads a folder as a model: it goes first and comes
-last, so that a process that is killed at any moment leaves no mixture of two models that could be read as one.
+They are written into a hidden folder. A folder without one of them, the mark, is not read as a model: the mark goes first and
+comes last, so that a process that is killed at any moment leaves no mixture of two models that could be read as one.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ MODELS: Mapping[str, TitanModel] = {
 
 
 def titan_model(architecture: Architecture) -> TitanModel:
-    """The one that a model is. Raises `InputError` that says of each why it is not."""
+    """The naming that fits a model. Raises `InputError` with the reason against each."""
     for model in MODELS.values():
         if not any(model.models.problems(architecture)):
             return model

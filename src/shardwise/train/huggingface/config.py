@@ -68,7 +68,7 @@ def write_config(architecture: Architecture, seq_len: int, model_type: str = "")
 
 
 def _draft(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any]:
-    """What a config of this family would say of the model, as far as the family has words for it."""
+    """The model in the terms of this family's configs, as far as the family has fields for it."""
     if kind not in FAMILIES:
         raise InputError(f"model: found model_type {kind!r}; one of {', '.join(FAMILIES)} is required")
     family, rule, numerics = FAMILIES[kind], RULES[kind].numerics, architecture.numerics
@@ -110,7 +110,7 @@ def _experts(architecture: Architecture, family: StoredFamily) -> dict[str, Any]
 
 
 def _latent(architecture: Architecture) -> dict[str, Any]:
-    """What configs say of latent attention; a head's width is there that of what is turned."""
+    """Fields of latent attention; a head's width is there that of its rotary part."""
     return {
         "q_lora_rank": architecture.q_lora_rank or None, "kv_lora_rank": architecture.kv_lora_rank,
         "qk_rope_head_dim": architecture.rope_head_dim, "head_dim": architecture.rope_head_dim,
@@ -120,14 +120,14 @@ def _latent(architecture: Architecture) -> dict[str, Any]:
 
 
 def _everywhere(architecture: Architecture) -> dict[str, Any]:
-    """What configs say of experts on all layers."""
+    """Fields of experts on all layers."""
     return {
         "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": architecture.shared_expert_width,
     }  # fmt: skip
 
 
 def _router(architecture: Architecture) -> dict[str, Any]:
-    """What configs with DeepSeek's router say of it, of shared experts and of the layers before those with experts."""
+    """Fields of DeepSeek's router, of shared experts and of the dense layers before those with experts."""
     gating = architecture.numerics.gating
     return {
         "n_group": gating.groups, "topk_group": gating.chosen_groups, "routed_scaling_factor": gating.scale,

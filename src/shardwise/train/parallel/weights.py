@@ -62,7 +62,7 @@ class WeightGatherer:
                 self.pending[id(group)] = self.exchange.all_gather(group.weights, group.shard, group.sync.gather)
 
     def end(self) -> None:
-        """Let go of everything at the end of a pass."""
+        """Free everything at the end of a pass."""
         for groups in (*self.forward, *self.backward):
             for group in groups:
                 pending = self.pending.pop(id(group), None)

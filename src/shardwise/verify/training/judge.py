@@ -85,7 +85,7 @@ def _error(found: Values, wanted: Values, least: float) -> float:
 
 
 def _known(error: float) -> float:
-    """What is no number is no agreement."""
+    """NaN is never agreement."""
     return math.inf if math.isnan(error) else error
 
 
