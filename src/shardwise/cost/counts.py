@@ -98,18 +98,6 @@ def stage_counts(
     )
 
 
-def model_counts(architecture: Architecture, num_stages: Value, *, recompute_layers: Value | None = None) -> Counts:
-    """The counts of all stages together, of so many virtual ones: what a micro-batch goes through.
-
-    `recompute_layers` of all of them.
-    """
-    dense = architecture.num_dense_layers
-    layers = {"dense_block": dense, "block": architecture.num_layers - dense}
-    return stage_counts(
-        layers, Model.of(architecture), first=True, last=True, carries=num_stages, recompute_layers=recompute_layers
-    )
-
-
 def add_up(
     costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
 ) -> Value:

@@ -33,11 +33,6 @@ class Pipeline(NamedTuple):
         return 2 if self.form.both_ends else 1
 
     @property
-    def num_devices(self) -> Value:
-        """Devices that a micro-batch goes through, each with all that it holds of the model."""
-        return self._each(self.pp)
-
-    @property
     def at_once(self) -> int:
         """Passes that run together on a device."""
         return 2 if self.form.pairs else 1
@@ -52,8 +47,11 @@ class Pipeline(NamedTuple):
         return self._each(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
 
     def bubble_s(self, passes: Passes) -> Value:
-        """Seconds that a device waits for even stages; the passes of a round are as many as there are ends."""
-        return self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
+        """Seconds that the device waits; the passes of a round are as many as there are ends."""
+        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
+        if isinstance(self.uneven, float) and self.uneven == 0.0:
+            return even
+        return even + self.uneven * (passes.forward_s + passes.backward_s)
 
     def in_flight(self, stage: Value) -> Value:
         """Rounds whose activations a stage holds."""

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.counts import KEPT, Counts, Model, model_counts, stage_counts
+from shardwise.cost.counts import KEPT, Counts, Model, stage_counts
 from shardwise.cost.expressions import Expressions
 from shardwise.cost.host import host_of
 from shardwise.cost.memory_terms import MEMORY
@@ -79,11 +79,7 @@ class Pricing:
 
     def step(self, stage: Stage) -> Step:
         """The step of a stage."""
-        convention, share = self.job.convention, self.pricer.rates.exposed
-        if self.layout.pp == 1:
-            return Step(stage=stage, overlap=convention, share=share)
-        whole = Step(stage=replace(stage, counts=self.all_counts), overlap=convention, share=share)
-        return Step(stage=stage, overlap=convention, share=share, whole=whole.steady)
+        return Step(stage=stage, overlap=self.job.convention, share=self.pricer.rates.exposed)
 
     def memories(self, stages: Sequence[Stage]) -> list[Memory]:
         """The memory of a device of each stage."""
@@ -179,13 +175,6 @@ class Pricing:
         """What a device of a rank holds: its virtual stages; its mirror image too where micro-batches come from both ends."""
         held = self.placement.held(rank)
         return self.counts_with(rank, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
-
-    @property
-    def all_counts(self) -> Counts:
-        """What all devices of a pipeline hold together."""
-        most, layout = self.layout.recompute_layers, self.layout
-        most = None if most is None else most * self.pipeline.num_devices
-        return model_counts(self.architecture, layout.pp * layout.num_virtual_stages, recompute_layers=most)
 
     def counts_with(self, rank: int, num_layers: int, num_dense: int) -> Counts:
         """What it would hold with so many layers, of which some are leading dense ones."""

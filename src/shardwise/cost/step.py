@@ -28,19 +28,10 @@ class Span(NamedTuple):
 class Steady(NamedTuple):
     """Seconds of a micro-batch that is neither the first nor the last, as `schedule.schedule.Passes`."""
 
-    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F'"]
-    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B'"]
-    weight_s: Annotated[Value, "the part of B' for the weights' gradients, where it can wait", "W'"]
-    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F'&B'"]
-
-
-class Others(NamedTuple):
-    """The same of the other stages, in the mean: what a stage waits for."""
-
-    forward_s: Annotated[Value, "a micro-batch's forward pass on the other stages, in the mean", "F"]
-    backward_s: Annotated[Value, "its backward pass there", "B"]
+    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
+    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
     weight_s: Annotated[Value, "the part of B for the weights' gradients, where it can wait", "W"]
-    overlapped_s: Annotated[Value, "a forward and a backward pass that run together there", "F&B"]
+    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"]
 
 
 class Exposed(NamedTuple):
@@ -53,7 +44,7 @@ class Exposed(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The step of a stage. `share`: the measured share of communication that is exposed where no kernel waits for it; None: as
-    the convention `overlap` says. `whole`: a micro-batch on all stages together; None: the others take as long as this one.
+    the convention `overlap` says.
 
     The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
     embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
@@ -63,8 +54,6 @@ class Step:
     stage: Stage
     overlap: Overlap
     share: Annotated[Value | None, "measured exposed share of communication that no kernel waits for", "exposed"] = None
-
-    whole: Steady | None = None
 
     @cached_property
     def forward_s(self) -> Value:
@@ -153,48 +142,32 @@ class Step:
         first = Span(1, self.forward_s, self.first_traffic)
         return {**parts, "first": first, "last": Span(1, work_b, self.last_traffic)}
 
+    @cached_property
+    def seconds(self) -> Mapping[str, Value]:
+        """Of each span, once."""
+        return {name: _beside(self._span_s(span), self.host_s) for name, span in self.spans.items()}
+
     def _span_s(self, span: Span) -> Value:
-        """Seconds of a span, once."""
-        shown = exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
-        return _beside(span.compute_s + shown, self.host_s)
+        return span.compute_s + exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
 
     @cached_property
     def steady(self) -> Steady:
-        """Of the micro-batches between the first and the last."""
-        spans = self.spans
-        overlapped_s = self._span_s(spans["together"]) if "together" in spans else 0.0
-        return Steady(self._span_s(spans["forward"]), self._span_s(spans["backward"]), self.weight_s, overlapped_s)
-
-    @cached_property
-    def others(self) -> Others:
-        """Of the stages that this one waits for: their passes make the bubble."""
-        if self.whole is None:
-            return Others(*self.steady)
-        number = maximum(self.stage.pipeline.num_devices - 1, 1)
-        pairs = zip(self.whole, self.steady, strict=True)
-        return Others(*(maximum(whole - own, 0.0) / number for whole, own in pairs))
+        """Of the micro-batches that the bubble is made of."""
+        seconds = self.seconds
+        return Steady(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
 
     @cached_property
     def bubble_s(self) -> Value:
         """Seconds that the stage waits, without the step's own traffic."""
-        once, uneven = self.others, self.stage.pipeline.uneven
-        passes = Passes(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s)
-        waits = self.stage.pipeline.bubble_s(passes)
-        if isinstance(uneven, float) and uneven == 0.0:
-            return waits
-        return waits + uneven * (self.steady.forward_s + self.steady.backward_s)
+        once = self.steady
+        return self.stage.pipeline.bubble_s(Passes(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s))
 
     @cached_property
     def total_s(self) -> Value:
         """All micro-batches, bubble and update."""
         total = self.bubble_s + _beside(self.update_s, self.stream_s)
-        steady = {
-            "forward": self.steady.forward_s,
-            "backward": self.steady.backward_s,
-            "together": self.steady.overlapped_s,
-        }
         for name, span in self.spans.items():
-            total = total + times_each(span.times, steady[name] if name in steady else self._span_s(span))
+            total = total + times_each(span.times, self.seconds[name])
         return total
 
     @cached_property

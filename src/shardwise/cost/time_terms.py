@@ -56,12 +56,12 @@ TIME: Rules[Step] = Rules("time", "s", {
         _BESIDE,
     ),
     "bubble": Rule(
-        "stages that wait for the first and the last micro-batch on the others",
+        "stages that wait for the first and the last micro-batch",
         lambda setting: schedule_of(setting.schedule).bubble,
         "Narayanan et al. 2021, section 2.2; Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2; DeepSeek-AI 2024, "
         "DeepSeek-V3 Technical Report, table 2",
         lambda step: step.bubble_s,
-        given=("others", "steady"),
+        given=("steady",),
     ),
     "optimizer": Rule(
         "the update streams the optimizer's state",

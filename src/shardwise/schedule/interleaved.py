@@ -44,6 +44,6 @@ def check_round(p: int, m: int, size: int) -> None:
 
 SCHEDULE = Schedule(
     goes_with=lambda p, v: v > 1, actions=actions, takes_round_size=True, multiple=lambda p, v: p, natural=True,
-    bubble_s=whole_passes_s, bubble="(p - 1) / v · (F + B) + u · (F' + B')", in_flight=in_flight,
+    bubble_s=whole_passes_s, bubble="((p - 1) / v + u) · (F + B)", in_flight=in_flight,
     aliases=("interleaved_1f1b", "depth_first"),
 )  # fmt: skip

@@ -22,6 +22,6 @@ def actions(
 
 SCHEDULE = Schedule(
     goes_with=several, actions=actions, takes_round_size=True, fewest=lambda p, v: p, bubble_s=whole_passes_s,
-    bubble="(p - 1) / v · (F + B) + u · (F' + B')",
+    bubble="((p - 1) / v + u) · (F + B)",
     in_flight=lambda p, v, m, stage: minimum(m, ((v - 1) * m + 2 * (p - 1 - stage) + 1) / v), aliases=("breadth_first",),
 )  # fmt: skip

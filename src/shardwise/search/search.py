@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cost.counts import Counts, Model, model_counts, stage_counts
+from shardwise.cost.counts import Counts, Model, stage_counts
 from shardwise.cost.host import host_of
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pipeline import Pipeline
@@ -133,13 +133,7 @@ class _Search:
     def __init__(
         self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front, progress: Progress
     ) -> None:
-        self.architecture, self.cluster, self.job, self.space, self.progress = (
-            architecture,
-            cluster,
-            job,
-            space,
-            progress,
-        )
+        self.cluster, self.job, self.space, self.progress = cluster, job, space, progress
         self.stepwise = loss_named(loss_of(cluster, job)).stepwise
         self.placed: Placed = place_all(cluster.reached, atomic_degrees(architecture, space.degrees))
         self.families = space.families()
@@ -281,23 +275,22 @@ class _Chunk:
 
     def step_s(self, policy: Policy) -> Floats:
         """Step time of the slowest stage."""
-        return self.slowest_s(self.stages(policy), policy)
+        return self.slowest_s(self.stages(policy))
 
     def bound_s(self, policy: Policy) -> Floats:
         """What a step takes at least, over columns: what the last stage does with weights that take no time.
         Each sum and maximum of its price is no less with more of anything, so that the whole is none either."""
         stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)[-1:]]
-        bound: Floats = self.slowest_s(stages, policy)[0]
+        bound: Floats = self.slowest_s(stages)[0]
         return bound
 
-    def slowest_s(self, stages: Sequence[PricedStage], policy: Policy) -> Floats:
+    def slowest_s(self, stages: Sequence[PricedStage]) -> Floats:
         """Step time of the slowest of some stages; the columns that each is summed from are freed at once, so that the next find
         room in the cache."""
         slowest = np.zeros((len(self.family.zeros), len(self.candidate)))
-        step = partial(Step, overlap=self.search.job.convention, share=self.search.exposed)
-        whole = None if self.family.single else step(stage=replace(stages[0], counts=self.all_counts(policy))).steady
         for stage in stages:
-            np.maximum(slowest, step(stage=stage, whole=whole).total_s, out=slowest)
+            step = Step(stage=stage, overlap=self.search.job.convention, share=self.search.exposed)
+            np.maximum(slowest, step.total_s, out=slowest)
         return slowest
 
     def memory_bytes(self, policy: Policy) -> Floats:
@@ -335,13 +328,6 @@ class _Chunk:
             )
             for one in self.worst
         ]
-
-    def all_counts(self, policy: Policy) -> Counts:
-        """What all devices of a pipeline hold together."""
-        pipeline, again = self.pipeline, self.search.recompute_layers(policy, self.family.schedule, self.stage_row)
-        most = None if again is None else again * pipeline.num_devices
-        number = pipeline.pp * pipeline.num_virtual_stages
-        return model_counts(self.search.architecture, number, recompute_layers=most)
 
     def counts(self, stage: Stage, again: Any) -> Counts:
         """What a stage holds; `again` is how many of its layers recompute at most."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 
@@ -91,21 +90,15 @@ def passes(schedule: str, stage: int) -> tuple[float, float, float, float]:
     return cost.forward_s + open_f, cost.backward_s + open_b, cost.weight_s, together
 
 
-def of_others(every: Sequence[Sequence[float]], number: int) -> list[float]:
-    """The mean of what all have but the one with a number."""
-    others = [one for at, one in enumerate(every) if at != number]
-    return [sum(values) / len(others) for values in zip(*others, strict=True)]
-
-
 @pytest.mark.parametrize(("schedule", "parts"), [("afab", 0), ("1f1b", 0), ("zb_h1", 2), ("zb_h2", 3)])
 def test_bubbles_by_hand(schedule: str, parts: int) -> None:
-    """The stage that takes longest waits for F + B of the 7 others, less two or three times their W."""
-    found, every = [], [passes(schedule, stage) for stage in range(8)]
-    for stage, (own_forward, own_backward, *_) in enumerate(every):
-        forward, backward, weight, _ = of_others(every, stage)
+    """(p - 1)(F + B) less two or three times W, of the stage that takes longest with it."""
+    found = []
+    for stage in range(8):
+        forward, backward, weight, _ = passes(schedule, stage)
         assert (weight > 0) == (parts > 0)
         bubble = 7 * (forward + backward - parts * weight)
-        found.append((16 * (own_forward + own_backward) + bubble, bubble))
+        found.append((16 * (forward + backward) + bubble, bubble))
     assert priced(schedule).time["bubble"] == pytest.approx(max(found)[1], rel=1e-12)
 
 
@@ -114,10 +107,10 @@ def test_dualpipe_by_hand() -> None:
     exchanged with the device that holds the same weights."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe"))
     _, state = pricing.unit_costs()
-    expected, every = [], [[value / 2 for value in passes("dualpipe", device)] for device in range(4)]
-    for device, (forward, backward, _, together) in enumerate(every):
-        _, others_backward, others_weight, others_together = of_others(every, device)
-        bubble = 3 * (others_together + others_backward - 3 * others_weight)
+    expected = []
+    for device in range(4):
+        forward, backward, weight, together = (value / 2 for value in passes("dualpipe", device))
+        bubble = 3 * (together + backward - 3 * weight)
         held = pricing.counts(device).held
         exchange = sum(count * state[unit].exchange_s for unit, count in held.items() if count)
         update = sum(count * state[unit].update_s for unit, count in held.items() if count)
@@ -211,13 +204,13 @@ def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
 
 
 def test_interleaved_zb_by_hand() -> None:
-    """The stage that takes longest waits for a pass of a virtual stage of each other one."""
+    """Seven passes of a virtual stage, of the stage that takes longest with them."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout("interleaved_zb"))
-    found, every = [], [passes("interleaved_zb", stage) for stage in range(8)]
-    for stage, (own_forward, own_backward, *_) in enumerate(every):
-        forward, backward, weight, _ = of_others(every, stage)
+    found = []
+    for stage in range(8):
+        forward, backward, weight, _ = passes("interleaved_zb", stage)
         bubble = 7 / 2 * max(forward, backward - weight, forward + backward - 2 * weight)
-        found.append((16 * (own_forward + own_backward) + bubble, bubble))
+        found.append((16 * (forward + backward) + bubble, bubble))
     assert pricing.layout.num_virtual_stages == 2
     assert priced("interleaved_zb").time["bubble"] == pytest.approx(max(found)[1], rel=1e-12)
 
@@ -226,11 +219,11 @@ def test_dualpipe_v_by_hand() -> None:
     """Of 16 micro-batches 7.5 run in pairs, each through both virtual stages; no weights are held twice."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe_v"))
     steps = [pricing.step(stage) for stage in pricing.stages()]
-    expected, every = [], [step.steady for step in steps]
-    for rank, own in enumerate(every):
-        forward, backward, weight, together = of_others(every, rank)
+    expected = []
+    for step in steps:
+        forward, backward, weight, together = step.steady
         bubble = 7 / 2 * max(together + forward - 2 * weight, together + backward - 3 * weight - forward / 7)
-        expected.append((7.5 * own.overlapped_s + 8.5 * (own.forward_s + own.backward_s) + bubble, bubble))
+        expected.append((7.5 * together + 8.5 * (forward + backward) + bubble, bubble))
     found = priced("dualpipe_v")
     seconds, bubble = max(expected)
     assert found.time["bubble"] == pytest.approx(bubble, rel=1e-12)
