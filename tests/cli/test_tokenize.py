@@ -37,8 +37,8 @@ def test_the_report_says_what_was_written(capsys: pytest.CaptureFixture[str], te
     assert (code, err) == (0, "")
     shards = TokenShards(tmp_path / "data")
     assert f"tokenizer trained on this text: {shards.vocab_size} tokens, <|endoftext|> ends a document" in out
-    assert re.search(rf"train +{shards.num_tokens} tokens +of 7 documents, .* in 1 shard of uint16", out)
-    assert re.search(r"held_out +\d+ tokens +of 1 document, ", out)
+    assert re.search(rf"train +{shards.num_tokens} tokens of 7 documents, .* in 1 shard of uint16", out)
+    assert re.search(r"held_out +\d+ tokens of 1 document, ", out)
     assert f"unigram entropy {shards.index.unigram_entropy_nats:.3f} nats per token" in out
 
 
@@ -62,8 +62,8 @@ def test_a_tokenizer_and_patterns_are_taken(capsys: pytest.CaptureFixture[str], 
                        "--end-of-document", "<|endoftext|>", "--held-out", "0", "--out", tmp_path / "data")  # fmt: skip
     assert code == 0
     assert "tokenizer of a file: 290 tokens" in out
-    assert re.search(r"train +\d+ tokens +of 4 documents", out)
-    assert re.search(r"held_out +none", out)
+    assert re.search(r"train +\d+ tokens of 4 documents", out)
+    assert "  held_out  none" in out
     assert (tmp_path / "data" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
 
 
