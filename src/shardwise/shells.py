@@ -16,7 +16,7 @@ BASH = """_shardwise() {
     local word
     COMPREPLY=()
     while IFS= read -r word; do
-        COMPREPLY+=("$word")
+        [[ -n $word ]] && COMPREPLY+=("$word")
     done < <("$1" completion bash -- "${COMP_LINE:0:COMP_POINT}" 2>/dev/null)
     if [[ ${COMPREPLY[0]} == *= ]] && type compopt &>/dev/null; then compopt -o nospace; fi
 }
@@ -36,17 +36,13 @@ _shardwise() {
 }
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _shardwise "$@"; else compdef _shardwise shardwise; fi
 """
-FISH = """function __shardwise_complete
+FISH = """function __shardwise_ask
     set -l words (commandline -opc)
     set -l typed (commandline -ct)
-    set -l found ($words[1] completion fish -- $words[2..-1] "$typed" 2>/dev/null)
-    if test (count $found) -gt 0
-        printf '%s\\n' $found
-    else
-        __fish_complete_path "$typed"
-    end
+    set -g __shardwise_found ($words[1] completion fish -- $words[2..-1] "$typed" 2>/dev/null)
+    test -n "$__shardwise_found"
 end
-complete -c shardwise -f -a '(__shardwise_complete)'
+complete -c shardwise -n __shardwise_ask -f -a '(printf "%s\\n" $__shardwise_found)'
 """
 SCRIPTS: Mapping[str, str] = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 

@@ -25,7 +25,7 @@ from shardwise.export.targets import TARGETS
 from shardwise.model.load import model_names
 from shardwise.shells import SCRIPTS
 
-HANG_S = 8  # a shell that has not answered by then hangs
+HANG_S = 60  # a shell that has not answered by then hangs
 
 
 def words(*line: str) -> list[str]:
@@ -127,7 +127,7 @@ def at_a_tab(shell: str, environment: dict[str, str], typed: str, expected: str,
     os.close(theirs)
     try:
         os.write(ours, f"{start}; echo rea''dy\n".encode())
-        read_until(ours, "\nready")
+        read_until(ours, "ready")
         os.write(ours, f"{typed}\t".encode())
         return read_until(ours, expected)
     finally:

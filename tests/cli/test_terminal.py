@@ -165,6 +165,16 @@ def test_a_table_of_numbers_comes_in_parts_with_the_first_column_in_each() -> No
     assert list(parts(table, 80)) == [table]
 
 
+def test_a_name_is_not_broken_where_short_text_could_be_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(
+        rows=(("kernel", "FLOPs", "bound by"), ("attention_norm.out (2 fused)", "34.4 GFLOP", "compute")), right=(1,)
+    )
+    for width in range(30, 60):
+        text = CODES.sub("", drawn([Section([table])], console(monkeypatch, width)))
+        assert "attention_norm.out" in text
+        assert "bound by" in text
+
+
 def test_a_row_with_a_format_of_its_own_has_it_in_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(
         rows=(("a token", "328 kB", ""), ("a sequence", "2.68 GB", "of 8,192")),

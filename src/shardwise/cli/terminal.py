@@ -17,6 +17,7 @@ PLAINEST = ("dumb", "unknown")  # values of TERM: terminals that get no more tha
 STYLES = {"good": "green", "bad": "bold red", "note": "yellow"}
 BLOCKS = str.maketrans("#+-", "█▓░")  # of bars
 GAP = 2  # columns between those of a table
+SHORT = 12  # characters of cells that are not folded, so that what is long has the room
 LIGHT = ("7", "15")  # white, as COLORFGBG numbers the colour of the page
 
 
@@ -75,7 +76,7 @@ def _table(block: Table) -> RenderableType:
         box=None, show_header=block.head, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0),
     )  # fmt: skip
     for number, title in enumerate(head):
-        whole = number in block.right or any(isinstance(row[number], Bar) for row in rows)
+        whole = _is_whole(block, number)
         table.add_column(
             _cell(title), justify="right" if number in block.right else "left", no_wrap=whole,
             overflow="crop" if whole else "fold",
@@ -125,11 +126,16 @@ def parts(table: Table, width: int) -> Iterator[Table]:
 
 
 def _needed(table: Table, number: int) -> int:
-    """The width that a column needs: of numbers and bars their own, of text that of its longest word."""
+    """The width that a column needs: of what stays whole its own, of other text that of its longest word."""
+    cells = [text_of(row[number]) for row in table.rows]
+    return max(len(word) for cell in cells for word in ([cell] if _is_whole(table, number) else cell.split() or [""]))
+
+
+def _is_whole(table: Table, number: int) -> bool:
+    """Whether a column is not folded: numbers, bars, and short text."""
     cells = [row[number] for row in table.rows]
-    if number in table.right or any(isinstance(cell, Bar) for cell in cells):
-        return max(len(text_of(cell)) for cell in cells)
-    return max(len(word) for cell in cells for word in (text_of(cell).split() or [""]))
+    is_short = all(len(text_of(one)) <= SHORT for one in cells)
+    return is_short or number in table.right or any(isinstance(one, Bar) for one in cells)
 
 
 def _columns(table: Table, chosen: tuple[int, ...]) -> Table:
