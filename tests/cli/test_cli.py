@@ -75,6 +75,7 @@ FLAGS = {
     "export": ["--help", "--json", "--out", "--to"],
     "figures": ["--help", "--json", "--out"],
     "rule": ["--help", "--json"],
+    "completion": ["--help", "--json"],
     "read": [
         "--batch-seqs",
         "--cluster",

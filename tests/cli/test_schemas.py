@@ -45,6 +45,7 @@ SESSIONS = (
     "roofline dot N=16Mi h100",
     "roofline llama-3-8b T=4096 h100",
     "rule critical_intensity flops_per_s=459TFLOP/s bytes_per_s=180GB/s",
+    "completion bash",
     "matmul 'A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]' --mesh X=4,Y=2 --size I=64,J=64,K=64 --on h100 --backward --run numpy",
     "reshard 'A[I_X, J] -> A[I, J_X]' --mesh X=4 --size I=64,J=64",
     "collective all-gather 1GB --axes 16 --on tpu-v5p",

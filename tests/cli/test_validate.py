@@ -103,7 +103,7 @@ def test_rows_of_ones_own_without_a_measurement_are_predicted(
         (["--chip", "abacus"], "found none of 1059 rows with chip 'abacus'"),
         (["--source", "hearsay"], "the sources "),
         (["--plot", "/nowhere/at/all.svg", "--source", "simumax"], "/nowhere/at/all.svg"),
-        (["--groups", "--chip", "h100"], "--groups: found --chip beside it"),
+        (["--groups", "--chip", "h100"], "--groups: found --chip with it"),
     ],
 )
 def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], found: str) -> None:
@@ -118,7 +118,7 @@ def test_measured_cells_that_are_no_numbers_are_said(capsys: pytest.CaptureFixtu
     lines = [f"one,a,{RUN},bf16,16 s,,,A,g,x", f"two,a,{RUN},bf16,0.2,-3,,A,h,x"]
     code, out, _ = run(capsys, "--rows", own(tmp_path, lines))
     assert code == 0
-    assert "2 measured cells are no numbers above 0 and count for nothing: one, step_time_s: found '16 s'" in out
+    assert "2 measured cells are not numbers above 0 and are ignored: one, step_time_s: found '16 s'" in out
     code, out, _ = run(capsys, "--rows", own(tmp_path, lines), "--json")
     assert json.loads(out)["unreadable"] == [["one", "step_time_s", "16 s"], ["two", "peak_memory_gb", "-3"]]
 
