@@ -1,19 +1,19 @@
 // The explorer's page: an address in, figures out.
 
 import { drawBatch } from "./batch.js";
-import { drawMemory } from "./bars.js";
 import { Controls } from "./controls.js";
 import { Copy } from "./copy.js";
 import { PANEL, h, inside, panel } from "./dom.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict, headroom, mark } from "./overview.js";
+import { drawPriced, drawVerdict } from "./overview.js";
 import { drawPareto } from "./pareto.js";
 import { drawRoofline } from "./roofline.js";
 import { drawSchedule } from "./schedule.js";
 import { Store, answer } from "./store.js";
 import { drawTimeline } from "./timeline.js";
 import { Why } from "./why.js";
+import { drawWidget } from "./widget.js";
 
 const VIEWS = {
   overview: "Overview",
@@ -142,26 +142,10 @@ function draw(payload) {
   } else if (payload.problems.length && payload.view !== "memory") {
     content.replaceChildren(drawVerdict(payload, here));
   } else if (payload.view === "memory") {
-    content.replaceChildren(...widget(payload, here));
+    content.replaceChildren(...drawWidget(payload, here));
   } else {
     content.replaceChildren(...[DRAW[payload.view](payload, here)].flat());
   }
-}
-
-// The memory widget: sizes and degrees on sliders, the cluster follows.
-function widget(payload, here) {
-  const presets = payload.presets.map((one) =>
-    h("button", { type: "button", class: "take", onclick: () => here.go(one.edit) }, one.value),
-  );
-  const row = h("p", { class: "quiet" }, "models: ", presets);
-  if (payload.problems.length) return [drawVerdict(payload, here), row];
-  const [one] = payload.memory.layouts;
-  const claims = [headroom(one, here), `on ${payload.cluster_name}`];
-  const title = h("h1", {}, [mark(one.fits), claims.map((claim) => h("span", { class: "claim" }, claim))]);
-  return [
-    h("section", { class: "verdict" }, title, h("p", { class: "quiet" }, payload.layout_text), row),
-    drawMemory(payload.memory, here),
-  ];
 }
 
 // A figure's context: all of the room, or half of it.
