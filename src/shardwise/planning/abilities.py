@@ -1,7 +1,7 @@
-"""What of a layout and a job a software stack runs: one rule for searches, for plans, and for the warnings of an estimate.
+"""What a software stack supports of a layout and a job: one rule for searches, plans, and the warnings of an estimate.
 
-Of software that is only known by its kind everything is possible that is asked for; what is searched without being asked for is
-what some stack of that kind has.
+A stack that is known only by its kind supports whatever is pinned; choices that are not pinned are searched among those that
+some stack of the kind has.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def stack_of(cluster: Cluster) -> Stack | None:
 
 
 def as_run(stack: Stack | None, layout: Layout) -> Layout:
-    """The layout that a stack runs where it is given one: with asynchronous tensor parallelism where it always overlaps that."""
+    """The layout as the stack runs it: with asynchronous tensor parallelism where the stack always overlaps."""
     overlaps = stack is not None and stack.overlaps_tp and layout.tp > 1 and layout.sequence_parallel
     return replace(layout, async_tp=True) if overlaps else layout
 
 
 def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
-    """Values of the choices of a search that a stack has, in the order in which a search has them.
+    """The values of a search's choices that a stack has, in the search's order.
 
-    Asynchronous tensor parallelism is not among them for the engine of `train`, which has it in no schedule that splits the
-    backward pass; schedules that do are not for software that is only known by its kind.
+    Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
+    pass; such schedules are left out for a stack that is known only by its kind.
     """
     runs = stack.abilities
     overlapped = runs.async_tp and stack.name != OWN
@@ -59,8 +59,8 @@ def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
 
 
 def _searched_schedules(stack: Stack) -> tuple[str, ...]:
-    """Those that go with the stages by themselves, and those that split the backward pass; others only in place of 1F1B, as they
-    hold more for a bubble that is no shorter."""
+    """The natural schedules for the stages, and those that split the backward pass; others only in place of 1F1B, since they
+    use more memory for a bubble that is no shorter."""
     has = stack.abilities.schedules
     natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
     if natural <= set(has):
@@ -85,7 +85,7 @@ def binding_rules(stack: Stack, asked: Collection[str]) -> tuple[Rule, ...]:
 
 
 def stack_rules(stack: Stack) -> tuple[Rule, ...]:
-    """What a stack asks of degrees beside legality."""
+    """A stack's requirements on degrees, beyond legality."""
     runs, name = stack.abilities, stack.name
     return (
         *(_axis_rule(name, axis, runs.axes) for axis in SPLITTING if axis not in runs.axes),
@@ -127,7 +127,7 @@ def stack_rules(stack: Stack) -> tuple[Rule, ...]:
 
 
 def mode_rule(stack: Stack) -> Rule:
-    """The variant of context parallelism that a mode has, where there is something to split."""
+    """The variant of context parallelism that a mode uses, where the sequence is split."""
     has = stack.abilities.cp_variants
     return Rule(
         "cp_by_stack",
@@ -151,7 +151,7 @@ def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
 
 
 def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> Rule:
-    """The stages of ZeRO that a stack has with an axis that it has; what it has nowhere is said by the rule of all stages."""
+    """The ZeRO stages that a stack has with an axis that it has; an axis that it lacks is reported by the rule of all stages."""
     nowhere = set(range(4)) - set(_stages(stack.abilities.zero))
     return Rule(
         f"stack_zero_with_{axis}",
@@ -173,7 +173,7 @@ def _among(value: Value, values: set[int]) -> Value:
 
 
 def _dealt_out(uneven: bool) -> tuple[str, ...]:
-    """How layers may be dealt out to the stages of a pipeline, the usual way first."""
+    """How a stack distributes layers over pipeline stages, its default first."""
     return ("balanced", "even")[not uneven :]
 
 
@@ -198,7 +198,7 @@ def _some_variant(stack: Stack, architecture: Architecture, job: Job, degrees: D
 
 
 def lacking(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
-    """What of a layout and its job a stack does not run, with what it does; empty where it runs all of it."""
+    """What a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
     return [*_of_layout(stack, architecture, job, layout), *_of_choices(stack, _chosen(layout)), *_of_job(stack, job)]
 
 
@@ -219,7 +219,7 @@ def _chosen(layout: Layout) -> dict[str, Any]:
 
 
 def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """What of some choices a stack does not have; without an axis it is that alone which is said."""
+    """What a stack lacks among some choices; a missing axis is reported alone."""
     runs = stack.abilities
     has: dict[str, tuple[Any, ...]] = {
         "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": runs.recompute, "offload": runs.offload,
@@ -235,7 +235,7 @@ def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_job(stack: Stack, job: Job) -> Iterator[str]:
-    """What of a job a stack does not have."""
+    """What a stack does not support of a job."""
     runs, product = stack.abilities, precision_named(job.precision).product_format
     if job.loss is not None and job.loss not in runs.losses:
         yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(runs.losses)}"

@@ -1,4 +1,4 @@
-"""A step that was measured: what share of the peak it is, and where the rest of its time goes by the prediction."""
+"""A measured step: its share of the peak, and where the rest of its time goes by the prediction."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Verdict = Literal["inside", "faster", "slower"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """Shares of the devices' peak (0 to 1) that a rate of tokens is.
+    """Shares of the devices' peak (0 to 1) at a rate of tokens.
 
-    `flops_per_token` are the model's, forward and backward without recomputation, with causal attention counted once: `mfu`;
-    `mfu_full` counts the whole square of its scores, as PaLM and torchtitan do. `hfu` adds what is recomputed, which a layout
-    says. `peak_flops_per_s` is one device's, dense, in `peak_format`.
+    `flops_per_token` are the model's, forward and backward without recomputation, with causal attention counted as half:
+    `mfu`; `mfu_full` counts the full square of the scores, as PaLM and torchtitan do. `hfu` adds recomputed FLOPs, for a given
+    layout. `peak_flops_per_s` is one device's, dense, in `peak_format`.
     """
 
     tokens_per_s_per_device: float
@@ -56,7 +56,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the measured step: seconds as they are predicted, and their share of the measured step."""
+    """A part of the measured step: predicted seconds, and their share of the measured step."""
 
     name: str
     seconds: float
@@ -65,9 +65,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Where a measured step goes by the prediction of its layout.
+    """Where the time of a measured step goes, by the prediction of its layout.
 
-    `parts` add up to `measured_s`; the last is what no term explains. `predicted_s` is a bound where `interval90` is None;
+    `parts` add up to `measured_s`; the last is the unexplained remainder. `predicted_s` is a bound where `interval90` is None;
     `verdict` says on which side of the interval the measurement is.
     """
 
@@ -104,13 +104,13 @@ def utilisation(
 
 
 def _masked_flops(model: Architecture, seq_len: int) -> float:
-    """FLOPs of a token for the scores that nothing attends to, which counts of the whole square have besides."""
+    """FLOPs of a token for masked scores, which counts of the full square include."""
     whole, attended = (layer_training_flops(model, seq_len, causal=causal)[1] for causal in (False, True))
     return model.num_layers * (whole - attended) / seq_len
 
 
 def account(plan: Plan, measured_s: float, used: Utilisation) -> Account:
-    """Where a measured step of a plan's layout goes. `used`: what its rate is of the peak, with the layout's HFU."""
+    """Where the time of a measured step goes, for a plan's layout. `used`: the utilisation at its rate, with the layout's HFU."""
     priced = plan.estimate
     model_s = used.mfu * measured_s
     again_s = ((used.hfu or used.mfu) - used.mfu) * measured_s
@@ -135,7 +135,7 @@ def _verdict(measured_s: float, interval: tuple[float, float]) -> Verdict:
 
 
 def _name(term: str) -> str:
-    """A term that is no compute, in words: traffic that nothing hides, by its axis, or what the term's name says."""
+    """A term other than compute, in words: exposed communication by its axis, or the name of the term."""
     words = {
         "bubble": "pipeline bubble", "host": "transfers from and to the host", "control": "sums of the loss and the norm",
         "optimizer": "the optimizer's update",
@@ -144,9 +144,9 @@ def _name(term: str) -> str:
 
 
 def _kernels(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
-    """What kernels take beyond their FLOPs at the peak, by what keeps them from it.
+    """Time of kernels beyond their FLOPs at the peak, by cause.
 
-    Without a calibration, and where products run in a format of another peak, all of that is one number.
+    Without a calibration, and where products run in a format of another peak, it is a single number.
     """
     compute_s, calibration = _compute_s(plan), plan.cluster.calibration
     if calibration is None or precision_named(plan.job.precision).product_format != mfu_format(plan.job):

@@ -1,4 +1,4 @@
-"""Plan files: written as JSON and read again. The schema has a version; a plan of another one is refused by name."""
+"""Plan files: written as JSON and read again. The schema has a version; a plan of an unknown version is refused by name."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from shardwise.planning.plan import SCHEMA, Alternative, Plan, SearchSummary
 Value = TypeVar("Value")
 FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 SECOND_SCHEMA = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
-# Keys of a layout's payload that follow from the others; they are checked, never believed.
+# Keys of a layout's payload that follow from the others; they are checked, not trusted.
 DERIVED = ("num_micro_batches", "max_seqs_per_replica")
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise `InputError` where a file cannot be written, before there is something to write; nothing is touched."""
+    """Raise `InputError` where a file cannot be written, before there is anything to write; nothing is created."""
     target = Path(path)
     folder = target.parent
     problem = (
@@ -158,7 +158,7 @@ def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
 
 
 def _topology_problems(topology: Topology) -> list[str]:
-    """Sizes, rates and latencies that no network can have."""
+    """Sizes, rates and latencies that are impossible."""
     torus = topology.torus if isinstance(topology, Pods) else topology
     links: list[Torus | Tier | Pods] = [torus] if isinstance(torus, Torus) else list(torus.tiers)
     links += [topology] if isinstance(topology, Pods) else []
@@ -185,7 +185,7 @@ def _topology_problems(topology: Topology) -> list[str]:
 
 
 def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
-    """The issue policy of a plan; a file of an earlier version has none, and gets that of its stack."""
+    """The issue policy of a plan; a file of an earlier version has none, and takes that of its stack."""
     return (
         parse(IssuePolicy, payload["issue_policy"], "issue_policy") if "issue_policy" in payload else policy_of(cluster)
     )
@@ -245,8 +245,8 @@ def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture
 
 
 def _natural(layout: Layout, model: Architecture) -> Layout:
-    """The layout without its layers of each stage where these are the natural ones."""
-    if layout.pp * layout.num_virtual_stages > model.num_layers + MOST_EMPTY:  # the rules say what is wrong
+    """The layout without layers per stage, if these are the natural ones."""
+    if layout.pp * layout.num_virtual_stages > model.num_layers + MOST_EMPTY:  # the legality rules report what is wrong
         return layout
     return (
         replace(layout, layers_per_stage=None)
@@ -261,7 +261,7 @@ def _only(kind: type, payload: Mapping[str, Any]) -> Payload:
 
 
 def parse(kind: type[Value], payload: Any, what: str) -> Value:
-    """A value of a dataclass from plain data. Raises `InputError` with one line for each field that is wrong."""
+    """A dataclass value from plain data. Raises `InputError` with one line for each field that is wrong."""
     try:
         return TypeAdapter(kind).validate_python(payload)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Plans of one job on several clusters, held against a deadline and a budget."""
+"""Plans of one job on several clusters, compared with a deadline and a budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = "shardwise.comparison/2"
 
 
 class ContenderPayload(TypedDict):
-    """One cluster. Where it has no plan, `problem` says why, and what a plan would say is null."""
+    """One cluster. Where it has no plan, `problem` says why, and the plan's fields are null."""
 
     cluster: str
     chip: str
@@ -103,7 +103,7 @@ class Contender:
 
     @property
     def run(self) -> Run | None:
-        """What the whole run takes there."""
+        """The whole run on this cluster."""
         return self.plan.run if self.plan else None
 
     @property
@@ -119,7 +119,7 @@ class Contender:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its estimate says about itself, such as a chip that is priced at its peak."""
+        """Caveats of its estimate, such as a chip that is priced at its peak."""
         return tuple(self.plan.estimate.notes) if self.plan else ()
 
 
@@ -181,7 +181,7 @@ def _none(limits: Limits) -> str:
 
 
 def _measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
-    """What decides, less being better, and how that is said."""
+    """The quantity that decides (less is better), and its wording."""
     if limits.deadline_s is None:
         return _seconds, "the fastest" if limits.budget_usd is None else "the fastest within the budget"
     kept = "meets the deadline" + ("" if limits.budget_usd is None else " and the budget")
@@ -192,7 +192,7 @@ def _measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Conte
 
 
 def _seconds(one: Contender) -> float:
-    """Of the run; of a step where its length is not known, which ranks alike without interruptions."""
+    """Days of the run; where its length is not known, of a step, which gives the same order without interruptions."""
     assert one.plan
     return one.run.days * SECONDS_PER_DAY if one.run else one.plan.estimate.step_time_s
 

@@ -1,6 +1,7 @@
-"""The instruction list of a plan's step with numbers: what each device of a stage does, on which stream, how long, and why.
+"""The instruction list of a plan's step with numbers: what each device of a stage runs, on which stream, for how long, and
+why.
 
-Seconds are those of the estimate, each instruction's own: what hides behind what is not in them.
+Seconds are each instruction's own, as in the estimate; overlap is not subtracted.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def instructions(
 ) -> tuple[Segment, ...]:
     """The instructions of a pipeline stage, from its first unit's forward pass to the update.
 
-    Raises `InputError` for a stage, a pass or a unit that the plan has not.
+    Raises `InputError` for a stage, a pass or a unit that the plan does not have.
     """
     return tuple(_Lister(plan, stage).segments(passes, unit))
 
@@ -105,7 +106,7 @@ class _Lister:
                     yield from self.segment(each, name, int(times[each]))
 
     def segment(self, unit: str, name: str, layers: int) -> Iterator[Segment]:
-        """A pass of a unit; none where nothing is done."""
+        """A pass of a unit; empty where there is nothing to run."""
         listed, parts = self.pricer.template(unit).passes[name], self.pricer.parts(unit)
         if listed:
             recomputes = unit.removeprefix(KEPT) in LAYERS

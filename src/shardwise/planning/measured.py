@@ -1,4 +1,4 @@
-"""A run that was measured: what ran, what was measured of it, what that is, and what it is beside a plan."""
+"""A measured run: what ran, its measurements, its utilisation, and its comparison with a plan."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Ran:
     unknown: tuple[str, ...] = ()
 
     def of_batch(self, batch_tokens: int | None) -> Ran:
-        """The run with its batch, once that is known."""
+        """The run with its batch, once this is known."""
         if batch_tokens is None:
             return self
         return replace(self, batch_tokens=batch_tokens, job=replace(self.job, global_batch_tokens=batch_tokens))
 
 
 class Measured(NamedTuple):
-    """What was measured: tokens/s of a device, seconds of a step where its batch is known, and the log where it is from one."""
+    """The measurements: tokens/s of a device, seconds of a step where its batch is known, and the log they came from, if any."""
 
     tokens_per_s_per_device: float
     step_time_s: float | None
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
 
 
 class MeasuredRun(NamedTuple):
-    """What ran, what was measured of it, what that is, and a plan: of its layout with the account, or the one to take."""
+    """What ran, its measurements and utilisation, and a plan: of its layout with the account, or the best one."""
 
     ran: Ran
     measured: Measured
@@ -77,7 +77,7 @@ def of_log(paths: list[Path], ran: Ran) -> tuple[Ran, Measured]:
 
 
 class LogPayload(TypedDict):
-    """What a log says: whose it is, which of its lines count by which rule, and the first and the last step.
+    """What a log reports: its framework, which of its lines count by which rule, and the first and the last step.
 
     `medium` is what it was read from, `by_clock` whether times are those between two entries.
     """
@@ -96,13 +96,13 @@ class LogPayload(TypedDict):
 
 
 class Unexplained(TypedDict):
-    """The rest of the measured step that no part of the prediction is."""
+    """The rest of the measured step, which no part of the prediction explains."""
 
     unexplained_s: float
 
 
 class PlannedPayload(TypedDict):
-    """The plan to take, where no layout was given."""
+    """The best plan, where no layout was given."""
 
     layout: LayoutPayload
     step_time_s: float
@@ -111,13 +111,13 @@ class PlannedPayload(TypedDict):
 
 
 class RowPayload(TypedDict):
-    """What of the run the row that was made of it says otherwise."""
+    """Fields of the run for which its recorded row has other values."""
 
     otherwise: list[str]
 
 
 class MfuPayload(TypedDict):
-    """A measured run: what ran, what share of the peak that is, and where the rest of the step goes."""
+    """A measured run: what ran, its share of the peak, and where the rest of the step goes."""
 
     schema: Literal["shardwise.mfu/2"]
     model: ModelPayload
@@ -137,7 +137,7 @@ class MfuPayload(TypedDict):
 
 
 def mfu_payload(found: MeasuredRun, row: Sequence[str] | None = None) -> dict[str, Any]:
-    """What `shardwise mfu --json` prints. `row`: what of the run the row that was made of it says otherwise."""
+    """What `shardwise mfu --json` prints. `row`: fields of the run for which its recorded row has other values."""
     ran, measured = found.ran, found.measured
     return {
         "schema": SCHEMA, "model": model_payload(ran.model), "cluster": ran.cluster.name, "num_devices": ran.cluster.num_devices,

@@ -1,4 +1,4 @@
-"""What fills the devices under a layout, stage by stage."""
+"""Memory of the devices under a layout, stage by stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = "shardwise.memory/2"
 
 
 class MemoryJob(TypedDict):
-    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout has its own."""
+    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
 
     global_batch_tokens: int | None
     seq_len: int
@@ -114,7 +114,7 @@ class LayoutMemory(Pictured):
 
 
 def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
-    """What fills the devices. Raises `InputError` with every rule that the layout breaks."""
+    """Memory of a device of each pipeline stage, in bytes by term. Raises `InputError` with every rule that the layout breaks."""
     architecture.require_positions(job.seq_len)
     return LayoutMemory(
         layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
@@ -123,10 +123,10 @@ def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout
 
 
 def filling_job(job: Job, layout: Layout) -> Job:
-    """The job with the smallest batch that fills a layout: in each replica one micro-batch, in a pipeline one for each stage.
+    """The job with the smallest batch that fills a layout: one micro-batch per replica, or in a pipeline one per stage.
 
-    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch
-    takes no more memory, but for the schedule of all forward passes first, which holds every micro-batch.
+    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch takes
+    no more memory, except under all-forward-all-backward, which holds every micro-batch.
     """
     schedule, stages = schedule_of(layout.schedule), (layout.pp, layout.num_virtual_stages)
     multiple = schedule.multiple(*stages)

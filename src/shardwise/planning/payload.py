@@ -29,19 +29,19 @@ TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switc
 
 
 class TorusKind(TypedDict):
-    """Which of the networks it is."""
+    """The kind of network."""
 
     kind: Literal["torus"]
 
 
 class PodsKind(TypedDict):
-    """Which of the networks it is."""
+    """The kind of network."""
 
     kind: Literal["pods"]
 
 
 class SwitchedKind(TypedDict):
-    """Which of the networks it is."""
+    """The kind of network."""
 
     kind: Literal["switched"]
 
@@ -62,14 +62,14 @@ class ClusterPayload(TypedDict):
 
 
 class Recipe(TypedDict):
-    """The values of the job's precision recipe, and of its optimizer's fields where a run's recipe has no other."""
+    """The values of the job's precision recipe, and of its optimizer's fields unless a run's recipe sets others."""
 
     precision_recipe: Precision
     optimizer_fields: dict[str, float]
 
 
 class AlternativePayload(TypedDict):
-    """A layout that was not taken, what it would cost, and why it lost."""
+    """A layout that was not taken, its cost, and why it lost."""
 
     layout: LayoutPayload
     estimate: Estimate
@@ -77,7 +77,7 @@ class AlternativePayload(TypedDict):
 
 
 class PlanPayload(TypedDict):
-    """A plan. `smallest_change` is there where `estimate` prices a layout that does not fit."""
+    """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit."""
 
     schema: Literal["shardwise.plan/3"]
     model: ModelPayload
@@ -118,12 +118,12 @@ def plan_payload(plan: Plan) -> Payload:
 
 
 def estimate_payload(plan: Plan, smallest_change: str | None) -> Payload:
-    """What `shardwise estimate --json` prints: the plan, and where it does not fit what to change so that it does."""
+    """What `shardwise estimate --json` prints: the plan, and if it does not fit, the smallest change with which it does."""
     return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
 
 
 def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:
-    """The layout of a plan, or another one of its job, as every payload has layouts."""
+    """The layout of a plan, or another one of its job, as in every payload."""
     return layout_payload(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)
 
 

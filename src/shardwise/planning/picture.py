@@ -59,7 +59,7 @@ def _contender(one: Contender) -> tuple[str, ...]:
 
 
 def shown_explanation(found: Explanation) -> Shown:
-    """An explanation in a notebook: what decides, and the layout that it was held against, if any."""
+    """An explanation in a notebook: what decides, and the layout that it was compared with, if any."""
     fit, throughput = found.fit, found.throughput
     facts = {
         "layout": found.layout, "placement": found.placement, "fits": fit.because, "batch": found.batch.because,
@@ -87,7 +87,7 @@ def shown_explanation(found: Explanation) -> Shown:
 
 
 def shown_memory(found: LayoutMemory) -> Shown:
-    """What fills the devices, in a notebook: a bar for each stage of the pipeline."""
+    """Memory of the devices, in a notebook: a bar for each stage of the pipeline."""
     capacity = found.memory_capacity_bytes
     fits = f"fits, {found.margin:.0%} free" if found.fits else f"DOES NOT FIT, {-found.margin:.0%} too much"
     facts = {

@@ -27,7 +27,7 @@ SCHEMA = "shardwise.plan/3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A layout that was not taken, what it would cost, and why it lost."""
+    """A layout that was not taken, its cost, and why it lost."""
 
     layout: Layout
     estimate: Estimate
@@ -36,9 +36,8 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """What was searched. `num_layouts` counts distinct legal layouts: the memory of each was computed, and the time where a bound
-    did not leave it out. `elsewhere`: what a layout that the stack does not run would gain, where predictions tell them apart.
-    """
+    """Statistics of a search. `num_layouts` counts distinct legal layouts: the memory of each was computed, and the time
+    unless a bound excluded it. `elsewhere`: the gain of a layout that the stack does not support, where predictions can tell."""
 
     space: Mapping[str, list[Any]]
     num_layouts: int
@@ -93,9 +92,9 @@ class Plan(Pictured):
 def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
     """The cluster and the job of a plan, with defaults filled in.
 
-    A cluster that nothing was measured of is predicted under the stack that is typical of its chip, unless the job names a
-    convention of overlap: then the plan is made by the bound of that convention. So it is on a host, and on a chip of a vendor
-    that is not known. The loss is the leanest that the stack has.
+    A cluster without measurements is predicted under the typical stack of its chip, unless the job names a convention of
+    overlap: then the plan is made by the bound of that convention. A host, or a chip of an unknown vendor, is also planned by
+    the bound. The loss is the one with the least memory that the stack has.
     """
     stack = typical_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
     cluster = predicted(cluster, stack) if stack else cluster
@@ -103,7 +102,7 @@ def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
 
 
 def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
-    """Seconds of a layout's step at what micro-benchmarks reach; None where nothing else is priced."""
+    """Seconds of a layout's step at the rates that micro-benchmarks reach; None where the estimate is that bound."""
     if cluster.calibration is None:
         return None
     return estimate(architecture, rated(cluster), job, layout).step_time_s
@@ -142,5 +141,5 @@ def plan_layout(
 
 
 def versions() -> dict[str, str]:
-    """What the plan was made with."""
+    """Versions of the software that made the plan."""
     return {"shardwise": __version__, "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""What of a plan the engine runs: one rule for searches, for the checks before a run, and for the engine. No PyTorch."""
+"""Which plans the engine runs: one rule for searches, for the checks before a run, and for the engine. No PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.schedule.schedule import schedule_of
 
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
 LOSS = "in_place"  # the kind that the trained model has
-# What a layout must have of everything else.
+# Required values of all other choices.
 PINS: Mapping[str, Any] = {"offload": "none"}
 
 
@@ -25,7 +25,7 @@ def _router_problem(architecture: Architecture) -> str | None:
     return chosen[0].problem(*chosen[1:]) if architecture.num_experts else None
 
 
-# What the engine asks of degrees beside legality.
+# The engine's requirements on degrees, beyond legality.
 RUNNABLE_RULES: tuple[Rule, ...] = (
     Rule(
         "groups_of_experts",
@@ -49,7 +49,7 @@ def runnable_job(job: Job) -> Job:
 
 
 def require_runnable(architecture: Architecture, layout: Layout, precision: Precision) -> None:
-    """Raise `InputError` that names all of a layout and a precision recipe that the engine does not have, and what would do."""
+    """Raise `InputError` with everything in a layout and a precision recipe that the engine does not support, and the fix."""
     require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision)])
 
 
@@ -71,7 +71,7 @@ def _broken(architecture: Architecture, layout: Layout) -> Iterator[str]:
 
 
 def runnable_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
-    """Pins of a search, with those that leave only what runs. Raises `InputError` for a pin that does not run."""
+    """Pins of a search, with those that leave only what the engine runs. Raises `InputError` for a pin that it does not run."""
     require(
         [
             f"--runnable: {name}={_shown(pins[name])} is planned, not yet runnable; {name}={_shown(value)} is required"
@@ -97,7 +97,7 @@ def _unrunnable(precision: Precision) -> Iterator[str]:
 
 
 def _problems(precision: Precision) -> Iterator[str]:
-    """What a recipe has that does not run."""
+    """What the engine does not support in a recipe."""
     state = precision.master or precision.weights
     formats = {
         precision.weights, precision.gradients, precision.gradient_reduction, state,

@@ -1,4 +1,4 @@
-"""Any other layout of the same job, term by term."""
+"""Another layout of the same job, term by term."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Against:
 
 
 def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
-    """Compare with another layout; `nearest` finds what fits. Raises `InputError` with every rule that it breaks.
+    """Compare with another layout; `nearest` finds a layout that fits. Raises `InputError` with every rule that it breaks.
 
-    A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, less one.
+    A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, minus one.
     """
     placed, priced = best_placed(plan, layout)
     return Against(
@@ -58,7 +58,7 @@ def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
 
 
 def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
-    """The layout on its own placement, or where it has none on the fastest, with its estimate."""
+    """The layout on its own placement, or without one on the fastest, with its estimate."""
     options = [layout.placement] if layout.placement else _different_placements(plan, layout)
     placed = [replace(layout, placement=option) for option in options]
     priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
@@ -66,7 +66,7 @@ def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
 
 
 def _different_placements(plan: Plan, layout: Layout) -> list[Placement]:
-    """One placement of each kind: those that give every axis of the layout the same links cost the same."""
+    """One placement of each kind: placements that give every axis the same links cost the same."""
     topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, degrees_of(layout))
     kinds: dict[tuple[object, ...], Placement] = {}
     for option in placements(topology):
@@ -76,7 +76,7 @@ def _different_placements(plan: Plan, layout: Layout) -> list[Placement]:
 
 
 def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, Difference]:
-    """Both sides of every term that either has."""
+    """Both sides of every term that either layout has."""
     return {
         term: Difference(plan=value, other=other[term], change=other[term] - value)
         for term, value in plan.items()
@@ -85,7 +85,7 @@ def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[s
 
 
 def smallest_change(plan: Plan, layout: Layout, nearest: Nearest) -> str:
-    """What to change so that a layout of a plan's job fits: fields of the layout, or the kind of loss."""
+    """The changes with which a layout of a plan's job fits: fields of the layout, or the kind of loss."""
     leaner = fitting_loss(leaner_losses(plan.model, plan.cluster, plan.job, layout))
     fitting = nearest(layout)
     if fitting is None:

@@ -1,4 +1,4 @@
-"""Which constant moves the answer the most: each is made a tenth worse in turn, and the plan is priced again."""
+"""Which constant affects the step the most: each is made a tenth worse in turn, and the plan is priced again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN = {**CONSTANTS, **APART}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A constant, and the plan when it is a tenth worse: its step's time, whether it fits, the runner-up that is then better.
+    """A constant, and the plan with it a tenth worse: its step time, whether it fits, and the runner-up that is then better.
 
     `meaning` and `source` are those of a calibration's constants.
     """
@@ -35,9 +35,10 @@ class Constant:
 
 
 def constants(plan: Plan) -> tuple[Constant, ...]:
-    """The constants of the chip and its links: those without which the plan does not fit, then by what they add to the step.
+    """The constants of the chip and its links: first those without which the plan does not fit, then by their effect on the
+    step.
 
-    Of a cluster with a calibration its constants, which take the place of what the chip and its memory reach.
+    For a calibrated cluster, the constants of its calibration, which replace those of the chip and its memory.
     """
     calibration = plan.cluster.calibration
     meanings = {_name(name): one.meaning for name, one in KNOWN.items()} if calibration else {}
@@ -74,7 +75,7 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
 
 
 def _name(constant: str) -> str:
-    """A calibration's constant, with whose it is."""
+    """A calibration's constant, with its source."""
     return f"{KNOWN[constant].owner}.{constant}"
 
 
@@ -85,7 +86,7 @@ def _calibrated(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[st
 
 
 def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """The constants of the chip that the plan's estimate has a use for."""
+    """The constants of the chip that the plan's estimate uses."""
     if cluster.calibration is None:
         yield "matmul_fraction"
         if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":

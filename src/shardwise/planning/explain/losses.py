@@ -1,4 +1,4 @@
-"""Which kind of loss would make a layout fit: where logits fill the memory, another kernel keeps less of each."""
+"""Which kind of loss would make a layout fit: where logits fill the memory, another kernel saves less of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shardwise.units import format_bytes, format_seconds
 
 
 def leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
-    """A layout priced with each kind of loss that keeps less of a logit than the job's, from the most on.
+    """A layout priced with each kind of loss that saves less per logit than the job's, in descending order.
 
-    None of a job with the engine's own kind (`plan --runnable`): the engine has no other.
+    Empty for a job with the engine's own kind (`plan --runnable`): the engine has no other.
     """
     mine = loss_named(loss_of(cluster, job))
     if mine.stepwise:
@@ -34,8 +34,8 @@ def fitting_loss(priced: Mapping[str, Estimate]) -> str | None:
 
 
 def loss_would(now: Estimate, priced: Mapping[str, Estimate]) -> str:
-    """What a leaner loss does for a layout that does not fit; nothing where no other kind is priced, or logits are not what
-    fills the memory."""
+    """The effect of a loss with less memory on a layout that does not fit; nothing where no other kind is priced, or where
+    logits do not fill the memory."""
     fitting = next((name for name, one in priced.items() if one.fits), None)
     if fitting is not None:
         found = priced[fitting]

@@ -27,9 +27,9 @@ BATCH_RULES = ("micro_batch:", "schedule_batch:")  # rules of legality that are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A layout that was not taken, and the step it does not get past; at step 3 it is compared with the plan.
+    """A layout that was not taken, and the step at which it drops out; at step 3 it is compared with the plan.
 
-    `step` 0: no legal layout; 1: does not fit; 2: does not come out with the batch; 3: judged by its time.
+    `step` 0: not legal; 1: does not fit; 2: does not reach the batch; 3: judged by its time.
     """
 
     what: str
@@ -81,7 +81,8 @@ def _over(priced: Estimate) -> str:
 
 
 def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """The layout with one choice changed: less ZeRO, other recomputation and micro-batches, an axis given to the replicas."""
+    """The layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
+    replicas."""
     for stage in range(layout.zero_stage - 1, -1, -1):
         less = _with_zero(layout, stage)
         also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
@@ -109,7 +110,7 @@ def _with_zero(layout: Layout, stage: int) -> Layout:
 
 
 def _without(layout: Layout, axis: str) -> Layout:
-    """The devices of an axis as more replicas, over which ZeRO shards where the layout has it."""
+    """The devices of an axis as more replicas, over which ZeRO shards if the layout uses it."""
     grown = "fsdp" if layout.zero_stage else "dp"
     values: dict[str, Any] = {axis: 1, grown: getattr(layout, grown) * getattr(layout, axis)}
     if axis == "tp":
@@ -122,7 +123,7 @@ def _without(layout: Layout, axis: str) -> Layout:
 
 
 def _recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
-    """The playbook's starting points on these devices; of each the least recomputation with which it fits.
+    """The playbook's starting points on these devices; for each the least recomputation with which it fits.
 
     Pipelines of every depth are tried, and the fastest that fits is taken.
     """

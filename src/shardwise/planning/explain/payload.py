@@ -25,13 +25,13 @@ Payload = dict[str, Any]
 
 
 class WithLayout(TypedDict):
-    """The layout as every payload has it."""
+    """The layout, as in every payload."""
 
     layout: LayoutPayload
 
 
 class Explained(TypedDict):
-    """A plan's story in the order of its decisions, and what was asked for beside it."""
+    """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested."""
 
     schema: Literal["shardwise.explain/3"]
     model: ModelPayload

@@ -56,9 +56,9 @@ def _label(term: str) -> str:
 
 
 def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False, remedies: str = "") -> str:
-    """What the leanest layout lacks, and what fills the memory; `narrowed` where the search was told what to leave out.
+    """What the layout with the least memory lacks, and what fills the memory; `narrowed` where the search was limited.
 
-    `remedies` says what another kind of loss and offload to the host would do.
+    `remedies` are the effects of another kind of loss and of offload to the host.
     """
     largest = sorted(estimate.memory, key=lambda term: -estimate.memory[term])[:3]
     parts = ", ".join(f"{term} {format_bytes(estimate.memory[term])}" for term in largest)
@@ -71,7 +71,7 @@ def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False,
 
 
 def verdict(other: Estimate, best: Estimate) -> str:
-    """Whether `other` is slower or faster than `best`, or neither can be said; that it does not fit, if so."""
+    """Whether `other` is slower or faster than `best`, or too close to say; and that it does not fit, if so."""
     if not other.fits:
         over = other.memory_bytes - other.memory_capacity_bytes
         return f"does not fit: {format_bytes(over)} too much of {format_bytes(other.memory_capacity_bytes)}"
@@ -99,7 +99,7 @@ def num_changes(layout: Layout, other: Layout) -> int:
 
 
 def offload_would(priced: Mapping[str, Estimate]) -> str:
-    """What offload does for a layout that does not fit: it priced by what is offloaded, from the least on."""
+    """The effect of offload on a layout that does not fit: its price by what is offloaded, the least first."""
     fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
     if not priced:
         return ""

@@ -101,7 +101,7 @@ def reprice(plan: Plan) -> Plan:
 
 
 def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:
-    """That the file's numbers are not this version's, if so."""
+    """A note that the file's numbers are not this version's, if so."""
     pairs: Mapping[str, tuple[float, float]] = {
         "step_time_s": (plan.estimate.step_time_s, priced.estimate.step_time_s),
         "memory_bytes": (plan.estimate.memory_bytes, priced.estimate.memory_bytes),

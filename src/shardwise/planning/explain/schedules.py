@@ -1,4 +1,4 @@
-"""What the other schedules of pipelines would give for a plan's degrees."""
+"""The other pipeline schedules at a plan's degrees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.schedule.schedule import pipeline_names, schedule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """A plan's layout under another schedule: seconds, bytes and how it compares; None of both where it cannot run."""
+    """A plan's layout under another schedule: seconds, bytes and the comparison; None where it cannot run."""
 
     schedule: str
     num_virtual_stages: int
@@ -27,7 +27,7 @@ class Scheduled:
 
 
 def schedules(plan: Plan) -> tuple[Scheduled, ...]:
-    """The plan's own and every other one, for a plan with a pipeline. Placements of the others are the fastest."""
+    """The plan's schedule and every other one, for a plan with a pipeline. The others have their fastest placements."""
     return tuple(_scheduled(plan, layout) for layout in _layouts(plan.layout)) if plan.layout.pp > 1 else ()
 
 

@@ -64,7 +64,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Step 2: how the global batch comes about."""
+    """Step 2: how the global batch is made up."""
 
     global_batch_tokens: int
     num_seqs: int
@@ -79,9 +79,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Step 3: where the step's time goes; `hidden` traffic is behind compute and costs nothing.
+    """Step 3: where the step's time goes; `hidden` communication is overlapped with compute and costs nothing.
 
-    `exposed`: the measured share of traffic that shows, in place of the convention; None as `interval90` for a bound.
+    `exposed`: the measured share of communication that is exposed, in place of the convention; None, as `interval90`, for a
+    bound.
     """
 
     step_time_s: float
@@ -98,7 +99,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A layout that the search kept, why it lost, and whether the model can tell."""
+    """A layout that the search kept, why it lost, and whether the model can tell them apart."""
 
     layout: str
     step_time_s: float
@@ -149,7 +150,7 @@ def _fits_without_recompute(plan: Plan) -> bool:
 
 
 def _poor(plan: Plan) -> str:
-    """The playbook's two measures for those who are low on devices, and which of them the layout takes."""
+    """The playbook's two measures for few devices, and which of them the layout takes."""
     used = {
         "full activation recomputation": plan.layout.recompute == "full",
         "gradient accumulation": num_micro_batches(plan.job, degrees_of(plan.layout)) > 1,
@@ -159,7 +160,7 @@ def _poor(plan: Plan) -> str:
 
 
 def _rich(plan: Plan) -> str:
-    """What the playbook starts from for a model of this size on so many devices."""
+    """The playbook's starting point for a model of this size on so many devices."""
     params, devices = num_params(plan.model), plan.cluster.num_devices
     if devices >= 1024:
         advice = "at 1,024 devices and more the playbook combines tp = 8, ZeRO-2 and a pipeline"
@@ -197,7 +198,7 @@ def binding(plan: Plan) -> str:
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
-    """Layouts one change away that would spend more memory for less time."""
+    """Layouts one change away that would use more memory and less time."""
     layout = plan.layout
     policies = tuple(POLICIES)  # those that keep more come first
     changes: list[dict[str, object]] = [
@@ -245,7 +246,7 @@ def throughput(plan: Plan) -> Throughput:
 
 
 def shares(rules: Rules[Any], terms: Mapping[str, float], plan: Plan) -> tuple[Share, ...]:
-    """The terms of a tree that are not nothing, in its order."""
+    """The nonzero terms of a tree, in its order."""
     whole, setting = sum(terms.values()), setting_of(plan.cluster, plan.job, plan.layout)
     return tuple(
         Share(term=term, value=value, share=value / whole, formula=rules.formula(term, setting))

@@ -1,4 +1,4 @@
-"""One term of an estimate, as `cost.term` explains it, beside the layout that it is of."""
+"""One term of an estimate, as `cost.term` explains it, with its layout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from shardwise.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One term of one layout. `unit` is "s" or "B"; `hidden_s` is traffic of the term that compute hides. `inputs` are the
-    symbols of `derived`, the counts that formulas multiply these by, and the numbers that the term's rule made `value` of."""
+    """One term of one layout. `unit` is "s" or "B"; `hidden_s` is communication of the term that compute hides. `inputs` are
+    the symbols of `derived`, the counts that formulas multiply these by, and the numbers from which the term's rule computed
+    `value`."""
 
     name: str
     layout: str
@@ -33,7 +34,7 @@ class Term:
 
 
 def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
-    """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names there are."""
+    """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
     if name not in TERMS:
         raise InputError(f"--term: {unknown(name, TERMS)}")
     tree, _, own = name.partition(".")
