@@ -1,5 +1,4 @@
-"""Which of the layouts that a search found is taken: not the fastest at any price, but the simplest of those that predictions
-do not tell apart."""
+"""Which of the found layouts is taken: the simplest of those that predictions do not distinguish from the fastest."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from shardwise.planning.explain import RESOLUTION
 from shardwise.search.search import Found, SearchResult, search
 from shardwise.search.space import AXES, Choices
 
-EQUAL = 1e-5  # relative; what bounds differ by that only the rounding up of shards tells apart
+EQUAL = 1e-5  # relative; bounds that differ by less differ only in the rounding up of shards
 NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
 
 
@@ -62,7 +61,7 @@ def is_even(job: Job, layout: Layout) -> bool:
 
 
 def _degrees_key(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
-    """What makes degrees simpler, the weightiest first; less is simpler."""
+    """What makes degrees simpler, the most important first; less is simpler."""
     replica = layout.tp * layout.cp * layout.pp
     splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
     twice = layout.dp > 1 and layout.fsdp > 1
@@ -81,7 +80,7 @@ def _degrees_key(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
 
 
 def _leaves_node(cluster: Cluster, layout: Layout) -> bool:
-    """Whether tensor parallelism reaches beyond the innermost switch. No published run has that; Narayanan et al. 2021 (arXiv
+    """Whether tensor parallelism goes beyond the innermost switch. No published run does that; Narayanan et al. 2021 (arXiv
     2104.04473), takeaway 1: tensor parallelism up to the devices of a node, then a pipeline."""
     topology = cluster.topology
     return isinstance(topology, Switched) and layout.tp > (topology.tiers[0].size or layout.tp)

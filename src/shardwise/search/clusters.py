@@ -33,7 +33,8 @@ def plan_clusters(
     architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
     choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = silent,
 ) -> Comparison:  # fmt: skip
-    """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays, with the reason."""
+    """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays in the list, with the
+    reason."""
     asked = limits or Limits()
     return compare(
         [_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
@@ -64,7 +65,7 @@ def _contender(
 
 
 def misses(limits: Limits, run: Run) -> list[str]:
-    """Each limit that a run misses or that it cannot be held against, and by how much."""
+    """Each limit that a run misses, or that cannot be judged, and by how much."""
     found = []
     if limits.deadline_s is not None and limits.in_time(run) is False:
         deadline = limits.deadline_s / SECONDS_PER_DAY
@@ -83,7 +84,7 @@ def misses(limits: Limits, run: Run) -> list[str]:
 
 
 def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = silent) -> list[str]:
-    """What would bring a plan within the limits it misses: other numbers of the chip, planned again, and what else would do."""
+    """What would bring a plan within the limits it misses: other numbers of the chip, planned again, and other remedies."""
     run, found = missed.run, []
     assert run is not None
     late, dear = limits.in_time(run) is False, limits.within_budget(run) is False
@@ -112,7 +113,7 @@ def _mfu_needed(missed: Plan, times: float) -> str:
 def _other_size(
     missed: Plan, run: Run, limits: Limits, choices: Choices | None, progress: Progress, *, more: bool
 ) -> str:
-    """The first of some clusters of more (or fewer) of the chip that meets all limits, planned again."""
+    """The first of some clusters with more (or fewer) chips that meets all limits, planned again."""
     times = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
     for cluster in _tries(missed.cluster, times):
@@ -153,9 +154,11 @@ def _figures(run: Run) -> str:
 
 
 def sizes(cluster: Cluster, times: float) -> Iterator[Cluster]:
-    """Clusters of at least (below 1: at most) so many times the devices, the nearest first; of the catalogue's only.
+    """Clusters of at least (below 1: at most) so many times the devices, the nearest first; only for clusters of the
+    catalogue.
 
-    Switched ones grow in quarters of their size, a torus by whole multiples of its axes, pods by number. All shrink by halves.
+    Switched clusters grow in quarters of their size, a torus by whole multiples of its axes, pods by number. All shrink by
+    halves.
     """
     try:
         written = parse_shorthand(cluster.name)
@@ -167,7 +170,7 @@ def sizes(cluster: Cluster, times: float) -> Iterator[Cluster]:
         try:
             sized = _alike(cluster, text)
         except (InputError, MissingValueError):
-            continue  # no whole hosts, or larger than a pod
+            continue  # not whole hosts, or larger than a pod
         yield with_chip(sized, cluster.chip)
 
 
@@ -178,7 +181,7 @@ def _alike(cluster: Cluster, text: str) -> Cluster:
 
 
 def _texts(written: Shorthand, times: float) -> Iterator[str]:
-    """Shorthands of other sizes. Of several pods there are more or fewer, and each stays as it is."""
+    """Shorthands of other sizes. Of several pods the number changes, and each pod stays as it is."""
     if written.num_pods is None:
         for shape in _larger(written.shape, times) if times >= 1 else _smaller(written.shape):
             yield f"{written.chip}:{'x'.join(map(str, shape))}"
@@ -202,7 +205,7 @@ def _larger(shape: tuple[int, ...], times: float) -> Iterator[tuple[int, ...]]:
 
 
 def _smaller(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Half as many, again and again: the longest axis is halved."""
+    """Half the devices, repeatedly: the longest axis is halved."""
     while max(shape) > 1 and max(shape) % 2 == 0:
         longest = shape.index(max(shape))
         shape = (*shape[:longest], shape[longest] // 2, *shape[longest + 1 :])

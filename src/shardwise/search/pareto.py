@@ -1,4 +1,4 @@
-"""What is kept of a stream of priced layouts."""
+"""The rows that are kept from a stream of priced layouts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Mask = NDArray[np.bool_]
 class Chunk(NamedTuple):
     """Rows that are priced at once: a column for each candidate and placement, and a line for each ZeRO stage.
 
-    `candidate` is the number of a column's first candidate, that of the other lines follow; `policy` the number of what is done
-    about activations. `factorisation` never falls along the columns; `even`: whether a column shares the batch out evenly.
+    `candidate` is the index of a column's first candidate, to which the lines' ZeRO stages are added; `policy` is the index of
+    the recomputation and offload. `factorisation` never decreases along the columns; `even`: whether a column splits the batch
+    evenly.
     """
 
     candidate: Ints
@@ -34,9 +35,9 @@ class Chunk(NamedTuple):
 
 
 class Front:
-    """The fastest that fit, the Pareto front of (time, memory) among these, and the leanest of all.
+    """The fastest that fit, the Pareto front of (time, memory) among these, and the one with the least memory of all.
 
-    `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that share the batch out evenly.
+    `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that split the batch evenly.
     """
 
     def __init__(self, top: int, capacity_bytes: float, num_factorisations: int) -> None:
@@ -52,7 +53,7 @@ class Front:
 
     @property
     def limit_s(self) -> float:
-        """What a row must not exceed to be among the fastest."""
+        """The time that a row must beat to be among the fastest."""
         return self.rows[-1][0] if len(self.rows) == self.top else np.inf
 
     def weigh(self, memory: Floats) -> Mask:
@@ -63,8 +64,8 @@ class Front:
         return fits
 
     def wanted(self, bound: Floats, memory: Floats, fits: Mask, chunk: Chunk) -> Mask:
-        """Columns of which a row that takes no less than `bound` (over columns) may be kept: it fits, and the bound is below what
-        there is to be beaten. So is the column of the leanest row of all, fitting or not."""
+        """Columns of which a row that takes no less than `bound` (over columns) may be kept: it fits, and the bound is below
+        the time to beat. The column of the row with the least memory of all is included, fitting or not."""
         beaten = np.where(chunk.even, self.fastest_even.seconds.take(chunk.factorisation), -np.inf)
         beaten = np.maximum(beaten, self.fastest.seconds.take(chunk.factorisation))
         least = np.where(fits, memory, np.inf).min(
@@ -84,7 +85,7 @@ class Front:
         return fastest[np.searchsorted(bytes_, memory, side="right")]
 
     def add(self, seconds: Floats, memory: Floats, fits: Mask, chunk: Chunk) -> None:
-        """Take some columns of a chunk with their times."""
+        """Add some columns of a chunk with their times."""
         self.num_timed += seconds.size
         lean = int(np.argmin(memory))
         if memory.flat[lean] < self.leanest[1]:
@@ -97,7 +98,7 @@ class Front:
         self.fastest_even.keep(np.where(chunk.even, least, np.inf), kept, memory, chunk)
 
     def keep_best(self, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
-        """The fastest; of equals that with less memory, then the one that comes first."""
+        """The fastest; among equals the one with less memory, then the first."""
         limit = self.limit_s
         chosen = np.flatnonzero(seconds <= min(limit, np.finfo(float).max))
         if len(chosen) > self.top:
@@ -135,13 +136,13 @@ class Fastest:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows, by the numbers of their factorisations."""
+        """The rows, by the indices of their factorisations."""
         found = np.flatnonzero(np.isfinite(self.seconds))
         places = map(tuple, self.where[found].tolist())
         return list(zip(self.seconds[found].tolist(), self.memory[found].tolist(), places, strict=True))
 
     def keep(self, least: Floats, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
-        """Take some rows; `least` is over their columns, those of one factorisation lie together."""
+        """Add some rows; `least` is over their columns; those of one factorisation are adjacent."""
         starts = np.concatenate([[0], np.flatnonzero(np.diff(chunk.factorisation)) + 1])
         fastest = np.repeat(np.minimum.reduceat(least, starts), np.diff([*starts.tolist(), len(least)]))
         better = np.flatnonzero((least == fastest) & (least < self.seconds.take(chunk.factorisation)))

@@ -13,9 +13,9 @@ from shardwise.search.space import FLAGS, NUMERIC, Choices
 
 
 def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
-    """The values of KEY=VALUE words by key; `what` says in an error whose they are.
+    """The values of KEY=VALUE words by key; `what` names the argument in an error.
 
-    A key that is not known keeps its text, and `Choices.narrowed` names the keys there are. Raises `InputError`.
+    An unknown key keeps its text, and `Choices.narrowed` reports it. Raises `InputError`.
 
     >>> parse_pins(["tp=8", "recompute=full"], "--pin")
     {'tp': 8, 'recompute': 'full'}
@@ -40,8 +40,8 @@ def narrowed(
     pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None = None, *, runnable: bool = False,
     divisible: bool = False,
 ) -> Choices | None:  # fmt: skip
-    """The choices (all, without any) that pins and maxima leave, and those that the engine runs or that share the batch out
-    evenly; None where nothing narrows."""
+    """The choices (all by default) that pins and maxima leave, limited to those that the engine runs or that split the batch
+    evenly; None where nothing is limited."""
     pins = runnable_pins(pins) if runnable else pins
     kept = (choices or Choices()).narrowed(pins, maxima) if pins or maxima else choices
     return replace(kept or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else kept

@@ -70,7 +70,8 @@ def _choose(cuts: list[Cut], placement: Ints, factorisation: Ints, count: int) -
 
 
 def _prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
-    """What decides: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups + 1)]."""
+    """The quantities that decide: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups +
+    1)]."""
     links = Links(topology, cuts)
     borrowed = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
     found = [links.group(group) for group in (*GROUPS, *(EXPERT_GROUPS if borrowed else ()))] + [links.hop(("pp",))]

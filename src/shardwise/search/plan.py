@@ -1,4 +1,4 @@
-"""Search, choose, and write down why: the function behind `shardwise plan`."""
+"""Search, choose, and record the reasons: the function behind `shardwise plan`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
     reliability: Reliability | None = None, progress: Progress = silent,
 ) -> Plan:  # fmt: skip
-    """The layout to take, the runners-up with the reason each lost, and the books' rules beside it.
+    """The best layout, the runners-up with the reason each lost, and the books' rules.
 
-    That is the simplest of the fastest that fit (`search.choose`), by the prediction for a typical stack where neither the
-    cluster nor the job says otherwise (`planning.plan.as_planned`). Layouts that leave a tenth of the memory free are
-    preferred; if there is none, any that fits will do. Raises `NothingFitsError` with the smallest miss. `reliability` says how
-    the cluster is run, for what the whole run takes.
+    The best is the simplest of the fastest that fit (`search.choose`), by the prediction for a typical stack unless the
+    cluster or the job says otherwise (`planning.plan.as_planned`). Layouts that leave a tenth of the memory free are
+    preferred; without one, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` has the
+    failure rate, restarts and power for the whole run.
     """
     architecture.require_positions(job.seq_len)
     (cluster, job), own_job = as_planned(cluster, job), job
@@ -82,7 +82,7 @@ def plan(
 
 
 def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
-    """A layout with each kind of offload; nothing where it has one already, or where PCIe has no sourced rate."""
+    """A layout with each kind of offload; none where it already has one, or where PCIe has no sourced rate."""
     if layout.offload != "none" or cluster.chip.pcie_bytes_per_s is None:
         return {}
     return {
@@ -95,8 +95,8 @@ def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: L
 def _elsewhere(
     architecture: Architecture, cluster: Cluster, job: Job, asked: Choices | None, chosen: Estimate, progress: Progress
 ) -> str | None:
-    """What the best layout that the stack does not run would gain at the same rates; None where that is within `RESOLUTION`, and
-    for software that is only known by its kind."""
+    """The gain of the best layout that the stack does not support at the same rates; None where it is within `RESOLUTION`, and
+    for a stack that is known only by its kind."""
     stack, asked = stack_of(cluster), asked or Choices()
     if stack is None or not stack.known or asked.runnable:
         return None
@@ -145,9 +145,9 @@ def nearest_fitting(
 ) -> Layout | None:
     """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
 
-    First its degrees stay, and recomputation (of a part of the layers too), micro-batch, ZeRO stage and sequence parallelism
-    are free: what fits then is the smallest change of all. Otherwise the nearest of: other degrees with the same choices,
-    the fastest of every factorisation, and the Pareto front of time and memory. At last, the same degrees with offload.
+    First its degrees stay, and recomputation (also of a part of the layers), micro-batch, ZeRO stage and sequence parallelism
+    are free: what then fits is the smallest change of all. Otherwise the nearest among: other degrees with the same choices,
+    the fastest of every factorisation, and the Pareto front of time and memory. Last, the same degrees with offload.
     """
     degrees = {axis: getattr(layout, axis) for axis in AXES}
     chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
@@ -175,7 +175,7 @@ def nearest_fitting(
 def _fitting(
     architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
 ) -> Iterator[Found]:
-    """Fitting layouts that the choices leave: the fastest, those of every factorisation, and the Pareto front."""
+    """Fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
     try:
         found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR, progress=progress)
     except NothingFitsError:

@@ -1,4 +1,4 @@
-"""Price legal layouts and keep the best: top-k by time, the Pareto front of time and memory, the smallest miss."""
+"""Price legal layouts and keep the best: top-k by time, the Pareto front of time and memory, the smallest excess."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ from shardwise.search.tables import Gathered, Stage, Tables, build_tables
 from shardwise.symbolic import added
 
 CHUNK = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
-SLACK = 1 - 1e-12  # of a bound: where parts are nothing, sums are rounded in another order
+SLACK = 1 - 1e-12  # for a bound: with zero parts, sums are rounded in another order
 MOST_KEPT = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
 
 
 class Found:
-    """A layout that the search kept, with the two numbers that it was judged by; `made` is the layout, or makes it when it is
-    first asked for."""
+    """A layout that the search kept, with its time and its memory; `made` is the layout, or makes it on first use."""
 
     __slots__ = ("_made", "memory_bytes", "step_time_s")
 
@@ -70,7 +69,7 @@ class Found:
 
 
 class _Weightless(dict[str, StateCost]):
-    """The state of any unit that costs nothing."""
+    """The state of a unit without costs."""
 
     def __missing__(self, unit: str) -> StateCost:
         nothing: dict[str, Any] = {field.name: 0.0 for field in fields(StateCost)}
@@ -155,7 +154,7 @@ class _Search:
         return int(self.placed.count[self.space.factorisation].sum()) * len(self.space.choices.policies)
 
     def sample(self, count: int, seed: int) -> None:
-        """Keep each row with the chance that leaves about `count` of them."""
+        """Keep each row with a probability that leaves about `count` of them."""
         self.wanted = min(1.0, count / max(1, self.num_rows))
         self.random = np.random.default_rng(seed)
 
@@ -201,7 +200,7 @@ class _Search:
         self.front.add(seconds, memory, fits, chunk)
 
     def recompute_layers(self, policy: Policy, schedule: int, stage_row: Ints) -> Any:
-        """How many of a stage's layers recompute at most, for some rows of stages; None: all."""
+        """How many layers of a stage recompute at most, for some rows of stages; None: all."""
         if not isinstance(policy.layers, float):
             return policy.layers
         return np.ceil(policy.layers * self.tables.fullest[schedule].take(stage_row)).astype(np.int64)
@@ -307,7 +306,7 @@ class _Chunk:
         return self.search.tables.stages[self.family.schedule][: 1 if self.family.single else None]
 
     def stages(self, policy: Policy) -> list[PricedStage]:
-        """The stages that can be the worst."""
+        """The stages that can be the slowest or the fullest."""
         if policy not in self.known:
             self.known = {policy: self._stages(policy)}
         return self.known[policy]
@@ -330,7 +329,7 @@ class _Chunk:
         ]
 
     def counts(self, stage: Stage, again: Any) -> Counts:
-        """What a stage holds; `again` is how many of its layers recompute at most."""
+        """Contents of a stage; `again` is how many of its layers recompute at most."""
         layers = {k: n.take(self.stage_row) if isinstance(n, np.ndarray) else n for k, n in stage.layers.items()}
         carries = 0 if self.family.single else self.pipeline.num_virtual_stages * self.pipeline.ends
         last = bool(self.family.single) or stage.last

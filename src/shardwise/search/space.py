@@ -49,13 +49,13 @@ MOST = 10**7  # of any number of a layout, as of devices
 
 
 def _searched_variants() -> tuple[str, ...]:
-    """Variants of context parallelism but those of which others are never slower."""
+    """Variants of context parallelism, without those that another one always matches or beats."""
     return tuple(name for name, variant in VARIANTS.items() if not variant.waits_for_last)
 
 
 class Policy(NamedTuple):
-    """What is kept for the backward pass, and where: a policy of recomputation by its number, of how many of a stage's layers
-    (a part below 1 is of the fullest stage's, rounded up; None is all), and what is offloaded."""
+    """A policy for saved activations and state: recomputation by its index, the number of a stage's layers that recompute (a
+    value below 1 is a fraction of the fullest stage's, rounded up; None is all), and what is offloaded."""
 
     recompute: int
     layers: int | float | None
@@ -64,7 +64,7 @@ class Policy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is asked of the degrees: each is one number (`pins`), or at most one (`maxima`), by axis."""
+    """Limits of the degrees by axis: one value (`pins`), or a maximum (`maxima`)."""
 
     pins: Mapping[str, int] = field(default_factory=dict)
     maxima: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Limits:
         return ", ".join(found + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
 
     def keep(self, rows: Ints) -> Ints:
-        """The factorisations (one a row, a column for each axis) that are asked for."""
+        """The factorisations (one per row, a column for each axis) within the limits."""
         kept = np.ones(len(rows), dtype=bool)
         for axis, degree in self.pins.items():
             kept &= rows[:, AXES.index(axis)] == degree
@@ -199,7 +199,7 @@ class Choices(Limits):
 
 
 def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
-    """What is wrong with pins and maxima, each with what is required."""
+    """Problems of pins and maxima, each with what is required."""
     problems = [f"pin: {unknown(n, PINNABLE)}" for n in pins if n not in PINNABLE]
     problems += [f"max: {unknown(n, NUMERIC)}" for n in maxima if n not in NUMERIC]
     known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE]
@@ -221,7 +221,7 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 
 
 def _required(name: str, value: Any) -> str:
-    """What is required of a value where it is not that; empty where it is fine."""
+    """What is required of a value that does not meet it; empty where it does."""
     if name in NAMED:
         return "" if value in tuple(NAMED[name]) else f"one of {', '.join(NAMED[name])}"
     if name in FLAGS:
@@ -257,14 +257,14 @@ class Space:
     num_illegal_by_rule: Mapping[str, int]
 
     def even(self, architecture: Architecture, job: Job) -> NDArray[np.bool_]:
-        """Of each candidate whether the batch is a whole number of full micro-batches for each replica."""
+        """For each candidate, whether the batch is a whole number of full micro-batches for each replica."""
         degrees: dict[str, Any] = {axis: self.degrees[axis][self.factorisation] for axis in ("dp", "fsdp")}
         degrees["micro_batch_seqs"] = np.array(self.choices.micro_batch_seqs, dtype=np.int64)[self.micro_batch]
         return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
 
     def families(self) -> dict[FamilyKey, Ints]:
-        """Candidates by structure, the choices by index. Candidates that differ by their ZeRO stage alone lie one behind the
-        other, and the first of them stands for all."""
+        """Candidates by structure, the choices by index. Candidates that differ only by their ZeRO stage are adjacent, and the
+        first of them represents all."""
         columns = (self.factorisation, self.sequence_parallel, self.micro_batch, self.virtual, self.schedule)
         changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
         first = np.concatenate([[0], np.flatnonzero(changes) + 1])
@@ -313,7 +313,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
 
     Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
-    what splits no experts of the model.
+    a degree that does not divide the model's experts.
     """
     require(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
     rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
@@ -349,7 +349,7 @@ def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, .
         along = [1] * 5
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
-    # the rules judge the mode that asks least of the degrees; `possible_modes` says where the others can run
+    # the rules judge the mode with the fewest requirements; `possible_modes` says where the others can run
     columns |= {"cp_variant": min(map(variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
@@ -357,7 +357,7 @@ def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, .
 
 
 def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
-    """The candidate that breaks the fewest rules, and what each of these says; for choices that leave no legal layout."""
+    """The candidate that breaks the fewest rules, with the explanation of each; for choices that leave no legal layout."""
     rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
     columns, shape = _columns(rows, choices)
     columns["schedule"] = choices.schedule[0]

@@ -37,8 +37,8 @@ class Division(NamedTuple):
 
 
 def balanced(pricing: Pricing, capacity_bytes: float) -> Layout:
-    """The layout with layers of each stage that make its slowest stage as fast as can be with so much memory on each device; the
-    layout itself where none is faster, and where virtual stages, which others would wait for, are as even as they can be."""
+    """The layout with layers per stage that make its slowest stage as fast as possible within the given memory of each device;
+    the layout itself where none is faster, and where virtual stages, which others would wait for, are as even as possible."""
     if pricing.layout.pp == 1 or pricing.layout.num_virtual_stages > 1:
         return pricing.layout
     devices = _Devices(pricing, capacity_bytes)
@@ -50,7 +50,7 @@ def balanced(pricing: Pricing, capacity_bytes: float) -> Layout:
 
 @dataclass(frozen=True)
 class Balancing:
-    """Layers of each stage for layouts of a job, where a device may hold so much."""
+    """Layers of each stage for layouts of a job, within a given memory per device."""
 
     architecture: Architecture
     cluster: Cluster
@@ -58,7 +58,7 @@ class Balancing:
     capacity_bytes: float
 
     def of_search(self, found: SearchResult) -> SearchResult:
-        """What a search found, the pipelines among the fastest layouts with their best stages."""
+        """A search's result, with the best stages for the pipelines among the fastest layouts."""
         rows = (*found.best, *found.even, *found.by_factorisation)
         within = found.best[0].step_time_s * NEAR
         near = (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within)
@@ -88,7 +88,7 @@ class Balancing:
 
 
 def _given(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
-    """The layout with layers of each stage; without, where these are the even ones."""
+    """The layout with layers per stage; None for them where these are the even ones."""
     even = layers_per_stage(architecture, stages_on_ranks(layout))
     return replace(layout, layers_per_stage=None if layers == even else layers)
 
@@ -129,8 +129,8 @@ class _Devices:
         return min((one for (held, _), one in best.items() if held == num_layers), default=None)
 
     def _choices(self, device: int, most: int, dense: int) -> Iterator[tuple[int, int, float]]:
-        """How many layers a device can have, of which how many are leading dense ones, and how long it takes: `most` at most, and
-        none that makes it slower than the layout is, or that it has no room for."""
+        """The numbers of layers that a device can have, how many of them are leading dense ones, and its time: `most` at most,
+        and none that makes it slower than the layout is, or that does not fit."""
         for count in range(self.fewest[device], most + 1):
             own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._of_first(count))
             seconds = self._seconds(device, count, own_dense)
@@ -139,7 +139,7 @@ class _Devices:
             yield count, own_dense, seconds
 
     def _reaching(self, found: dict[tuple[int, int], Division], num_left: int) -> dict[tuple[int, int], Division]:
-        """Those from which so many devices can take all that is left: none takes more than `_most`."""
+        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`."""
         least = self.pricing.architecture.num_layers - num_left * self._most
         return {key: one for key, one in found.items() if key[0] >= least}
 

@@ -1,4 +1,4 @@
-"""Sub-tables on unique keys: what a layout costs is gathered from them, not worked out for each layout.
+"""Sub-tables on unique keys: the cost of a layout is gathered from them, not computed for each layout.
 
 *Block* tables depend on (tp, cp, ep, sequence parallelism, micro-batch, recompute) and the links of tp, cp, ep and pp; *state*
 tables on (factorisation, placement, ZeRO stage, recompute) and on the modes that change them; *schedule* tables on (pp,
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 def codes(*columns: Array) -> tuple[Ints, Ints]:
-    """Number the distinct rows of some columns: (a row that stands for each number, the number of each row)."""
+    """Number the distinct rows of some columns: (a row that represents each number, the number of each row)."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
@@ -52,8 +52,8 @@ def codes(*columns: Array) -> tuple[Ints, Ints]:
 
 
 class Gathered:
-    """Columns of cost tables at some rows; each is gathered when it is first asked for. Of several tables, one for each ZeRO
-    stage, a column has a line from each, unless all of them have the same."""
+    """Columns of cost tables at some rows; each is gathered on first use. With several tables, one for each ZeRO stage, a
+    column has a line from each, unless all of them are equal."""
 
     def __init__(self, costs: Sequence[ActivationCost | StateCost], rows: Ints) -> None:
         self._costs = costs
@@ -70,7 +70,7 @@ class Gathered:
 
 
 class _Taken(dict[str, Any]):
-    """Columns by axis at some rows; likewise."""
+    """Columns by axis at some rows, gathered likewise."""
 
     def __init__(self, columns: Sequence[Mapping[str, Any]], rows: Ints) -> None:
         super().__init__()

@@ -24,14 +24,14 @@ OF_RUN = ("days", "chip_hours", "usd")
 
 
 class SweptName(TypedDict):
-    """A name that is swept, and its values."""
+    """A swept name, and its values."""
 
     name: str
     values: list[Any]
 
 
 class PointPayload(TypedDict):
-    """A point: where it is, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
+    """A point: its values, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
 
     at: dict[str, Any]
     model: ModelPayload
@@ -62,7 +62,7 @@ class PointPayload(TypedDict):
 
 
 class KneePayload(TypedDict):
-    """Of one series: the first point that is not bound as those before it; null where there is none."""
+    """The knee of one series: the first point with another bound than those before it; null where there is none."""
 
     series: dict[str, Any]
     at: dict[str, Any] | None
@@ -70,7 +70,7 @@ class KneePayload(TypedDict):
 
 
 class SweepPayload(TypedDict):
-    """Plans of a job over values of it; `complete` is false where the sweep was stopped before its last point."""
+    """Plans of a job over swept values; `complete` is false where the sweep was stopped before its last point."""
 
     schema: Literal["shardwise.sweep/2"]
     sweeps: list[SweptName]
@@ -100,7 +100,7 @@ def sweep_payload(swept: Swept) -> dict[str, Any]:
 
 
 def point_payload(point: Point) -> dict[str, Any]:
-    """A point: where it is, and its plan's figures, each of them None where there is no plan."""
+    """A point: its values, and its plan's figures, each of them None where there is no plan."""
     case, found = point.case, point.plan
     return {
         "at": dict(point.at), "model": model_payload(case.model), "cluster": case.cluster.name,

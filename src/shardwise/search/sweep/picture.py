@@ -47,7 +47,7 @@ def _said(point: Point) -> tuple[str, ...]:
 
 
 def what_is_planned(swept: Swept) -> tuple[str, str]:
-    """Model and cluster, and the job: what all points share, the swept in words."""
+    """Model, cluster and job: what all points share, with the swept values in words."""
     case, names = swept.points[0].case, {sweep.name for sweep in swept.sweeps}
     model = "models" if "model" in names else case.model.name
     where = case.cluster.name.partition(":")[0] if "gpus" in names else case.cluster.name

@@ -26,7 +26,7 @@ At = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is planned at a point: the values of the sweeps there, and all that follows from them."""
+    """The inputs of the plan at a point: the swept values, and all that follows from them."""
 
     at: At
     model: Architecture
@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A case with its plan, or with why it has none (`error`): nothing fits, or no layout is legal."""
+    """A case with its plan, or with the reason why it has none (`error`): nothing fits, or no layout is legal."""
 
     case: Case
     plan: Plan | None
@@ -63,13 +63,13 @@ class Point:
 
     @property
     def usd_per_token(self) -> float | None:
-        """Dollars of a trained token, without interruptions; None as of a step."""
+        """Dollars of a trained token, without interruptions; None where `usd_per_step` is."""
         return None if self.usd_per_step is None else self.usd_per_step / self.case.job.global_batch_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """The first point of a series at which scaling no longer pays, and what says so."""
+    """The first point of a series at which scaling no longer pays, and the reason."""
 
     point: Point
     reason: str
@@ -128,7 +128,7 @@ class Swept(Pictured):
 def planned(
     cases: Sequence[Case], *, reliability: Reliability | None = None, progress: Progress = silent
 ) -> Iterator[Point]:
-    """Plan each case as `search.plan.plan` does. One that has no plan is a point all the same, and says why."""
+    """Plan each case as `search.plan.plan` does. A case without a plan is a point too, with its error."""
     for number, case in enumerate(cases, 1):
         told = within(progress, f"{number} of {len(cases)}")
         try:

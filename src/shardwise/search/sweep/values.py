@@ -1,4 +1,4 @@
-"""What is swept: a name and its values, as people write them (`gpus=64:4096:x2`), and the points of one or two sweeps."""
+"""A sweep: a name and its values, as people write them (`gpus=64:4096:x2`), and the points of one or two sweeps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sized(cluster: str, size: Value) -> str:
 
 
 def parse_sweep(text: str, flag: str = "--sweep") -> Sweep:
-    """The sweep of NAME=VALUES; `flag` says in an error what it was given to. Raises `InputError`.
+    """The sweep of NAME=VALUES; `flag` names the option in an error. Raises `InputError`.
 
     >>> parse_sweep("gpus=64:512:x2")
     Sweep(name='gpus', values=(64, 128, 256, 512))
@@ -128,7 +128,7 @@ def _listed(text: str, name: str, what: str) -> Iterator[Value]:
 
 
 def _value(word: str, name: str, what: str) -> Value:
-    """A value of the kind that the name has; the shape of a torus stays as it is written."""
+    """A value of the kind that the name has; the shape of a torus stays as text."""
     if name == "model" or (name == "gpus" and _SHAPE.fullmatch(word)):
         return word
     if name in JOB:
@@ -164,7 +164,7 @@ def _ends(text: str, what: str) -> tuple[str, str, str]:
 
 
 def _step(step: str, what: str) -> int:
-    """What each value is multiplied by (a whole number of at least 2), or what is added to it (at least 1)."""
+    """The factor (a whole number of at least 2) or the increment (at least 1) between values."""
     least, example = (2, "x2") if step[0] == "x" else (1, "+64")
     try:
         return parse_count(step[1:].strip(), what=what, least=least)
@@ -183,7 +183,7 @@ def _steps(low: int, by: int, multiplied: bool) -> Iterator[int]:
 
 
 def _require_one_kind(first: str, last: str, what: str) -> None:
-    """Raise for ends of which one is in binary units and the other in decimal ones: no step leads from one to the other."""
+    """Raise for a range from a binary to a decimal unit, or the reverse: no step leads from one to the other."""
     with_unit = [end for end in (first, last) if end[-1].isalpha()]
     binary = [end for end in with_unit if end.endswith("i")]
     decimal = [end for end in with_unit if not end.endswith("i")]
