@@ -11,11 +11,11 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value
 
-# Of what a collective takes, as the terms of communication give it.
+# Parts of a collective's time, by the terms of communication.
 SOURCE = (
     "seconds a byte and latency of the links that a group has: nccl-tests, doc/PERFORMANCE.md; rings of a torus: S2"
 )
-# Gathers that a collective takes as long as.
+# Collectives that take as long as a gather.
 GATHERS = {Kind.ALL_GATHER: 1.0, Kind.REDUCE_SCATTER: 1.0, Kind.ALL_REDUCE: 2.0}
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline stage holds, and sums over it. Numbers or arrays."""
+"""Contents of a pipeline stage, and sums over them. Numbers or arrays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import has_untied, predict_counts
 from shardwise.symbolic import Value
 
-KEPT = "kept_"  # before the name of a kind of layer: one that recomputes nothing, in a stage where others do
+KEPT = "kept_"  # prefix of the kind of layers without recomputation, in a stage where others recompute
 
 
 class Counts(NamedTuple):
-    """What a stage holds: layers by kind, and whether the embedding and the head (1 or 0); virtual stages it hands over from.
+    """Contents of a stage: layers by kind, and whether it has the embedding and the head (1 or 0); virtual stages that it
+    sends from.
 
-    `kept` are the layers by kind that recompute nothing though the others do; empty where all layers do the same.
-    `predict` are modules of multi-token prediction, on the last stage. `copies` are those of the embedding's weights: 0
-    where the head's serves (tied, and one stage holds both), with `untied` for what the embedding alone has; `exchanges` is 1
-    where the gradients of two copies are exchanged (first and last stage of a pipeline).
+    `kept` are the layers by kind that do not recompute though the others do; empty where all layers do the same. `predict` are
+    modules of multi-token prediction, on the last stage. `copies` counts those of the embedding's weights: 0 where the head's
+    serves (tied, and one stage holds both), with `untied` for weights that only the embedding has; `exchanges` is 1 where the
+    gradients of two copies are exchanged (first and last stage of a pipeline).
     """
 
     layers: Annotated[Mapping[str, Value], "layers of the stage"]
@@ -35,12 +36,12 @@ class Counts(NamedTuple):
 
     @property
     def units(self) -> dict[str, Value]:
-        """How often the stage has each unit that computes."""
+        """How often each unit computes on the stage."""
         return {**self.running, "embedding": self.embedding, "head": self.head, **self.predicting}
 
     @property
     def running(self) -> dict[str, Value]:
-        """The layers by kind, those that recompute nothing as kinds of their own."""
+        """The layers by kind; those that do not recompute are kinds of their own."""
         recomputed = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
         return {**recomputed, **{KEPT + kind: count for kind, count in self.kept.items()}}
 
@@ -56,20 +57,20 @@ class Counts(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What of a model the stages depend on."""
+    """The properties of a model that its stages depend on."""
 
     tied: bool
-    untied: bool  # whether a tied embedding has weights that the head has not
+    untied: bool  # whether a tied embedding has weights that the head lacks
     num_predict_layers: int
 
     @classmethod
     def of(cls, architecture: Architecture) -> Model:
-        """That of an architecture."""
+        """The properties of an architecture."""
         return cls(architecture.tied_embeddings, has_untied(architecture), architecture.num_predict_layers)
 
     @property
     def held_apart(self) -> tuple[str, ...]:
-        """Units that no micro-batch runs through, whose weights a stage may hold."""
+        """Units that no micro-batch passes through, whose weights a stage may hold."""
         return ("untied",) if self.untied else ()
 
 
@@ -101,8 +102,8 @@ def stage_counts(
 def add_up(
     costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
 ) -> Value:
-    """A field over all units, each as often as the stage has it; units that it never has are not looked at. `axis`: of a
-    field by parallel axis that of one."""
+    """The sum of a field over all units, each as often as the stage has it; units that it never has are not evaluated. `axis`:
+    for a field by parallel axis, that of one axis."""
     total: Value = None
     for unit, count in times.items():
         if never(count):

@@ -71,7 +71,7 @@ class Estimate(Pictured):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """The notes that change how the numbers are to be taken: all but what a prediction was fitted to."""
+        """The notes that qualify the numbers: all but the source of a prediction's constants."""
         return caveats(self.notes)
 
     def __repr__(self) -> str:
@@ -102,16 +102,16 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
 
 
 def caveats(notes: Iterable[str]) -> tuple[str, ...]:
-    """The notes of an estimate without the one that says what a prediction was fitted to."""
+    """The notes of an estimate without the source of a prediction's constants."""
     return tuple(note for note in notes if not note.startswith(PREDICTION))
 
 
 def mfu_format(job: Job) -> str:
-    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever products run in.
+    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever format products run in.
 
-    So an MFU says how fast a step is whatever the recipe, and two recipes compare as their step times do; above 1 it is
-    possible. Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU.
-    Source: DeepSeek (arXiv 2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
+    An MFU then measures speed independently of the recipe, and two recipes compare as their step times do; it may exceed 1.
+    Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU. Source: DeepSeek (arXiv
+    2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
     """
     return precision_named(job.precision).activations
 
@@ -134,13 +134,13 @@ def _priced(pricing: Pricing) -> Estimate:
 
 
 def _interval90(pricing: Pricing, step_s: float) -> tuple[float, float] | None:
-    """The 90% prediction interval of the step; None without a calibration, whose estimate is a bound."""
+    """The 90% prediction interval of the step in seconds; None without a calibration, when the estimate is a bound."""
     calibration = pricing.cluster.calibration
     return calibration.interval(step_s, moe=bool(pricing.architecture.num_experts)) if calibration else None
 
 
 def _notes(pricing: Pricing) -> tuple[str, ...]:
-    """Whether the estimate is a bound or a prediction, and what makes it so."""
+    """Notes that say whether the estimate is a bound or a prediction, and why."""
     chip, calibration = pricing.cluster.chip, pricing.cluster.calibration
     found = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
     caveat = calibration.caveat(moe=bool(pricing.architecture.num_experts)) if calibration else None
@@ -159,8 +159,7 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
 
 
 def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
-    """Shares of the devices' time: replicas without a sequence of their own, and of computing that of stages which have less to
-    compute than the slowest."""
+    """Idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
     layout = pricing.layout
     most = seqs_per_replica(pricing.job, pricing.degrees)
     padded = pricing.num_micro_batches * layout.micro_batch_seqs
@@ -175,7 +174,7 @@ def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def _bound(time: Mapping[str, float]) -> str:
-    """What takes the most of the step: compute, the bubble, the optimizer, or the traffic of one axis."""
+    """The largest part of the step: compute, the bubble, the optimizer, or the communication of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
     groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}

@@ -1,4 +1,4 @@
-"""The derived expressions that the costs of a layout's units are evaluated from, for whoever asks what a term rests on."""
+"""The derived expressions from which the costs of a layout's units are evaluated, for explanations of terms."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol 
 
 
 class Expression(NamedTuple):
-    """Elements or FLOPs of one unit on one device, once."""
+    """Elements or FLOPs of one unit on one device, counted once."""
 
     what: str
     polynomial: Polynomial
 
 
 class Expressions:
-    """Reads them off the derivation of a layout's family; `units` are those of the model, `values` what symbols stand for."""
+    """Reads expressions from the derivation of a layout's family; `units` are those of the model, `values` those of the
+    symbols."""
 
     def __init__(
         self, pricer: UnitPricer, family: Family, units: tuple[str, ...], values: Values, host: Host, *, mixed: bool
     ) -> None:
-        """`mixed`: some layers recompute nothing though the others do."""
+        """`mixed`: some layers do not recompute though the others do."""
         self.pricer, self.family = pricer, pricer.of_structure(family)
         self.units, self.values, self.host, self.mixed = units, values, host, mixed
 
@@ -61,7 +62,7 @@ class Expressions:
                     yield Expression(f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements)
 
     def saved(self, *, logits: bool = False) -> Iterator[Expression]:
-        """What each unit keeps for the backward pass, by role and format: the logits, or the rest."""
+        """Tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
         for name, family in self._kept():
             found: dict[str, Polynomial] = {}
             for one in self.pricer.parts(family, name.split()[0]).products.saved:
@@ -71,7 +72,7 @@ class Expressions:
             yield from (Expression(what, elements) for what, elements in found.items())
 
     def _kept(self) -> Iterator[tuple[str, Family]]:
-        """Units whose activations are kept, with the family that says which."""
+        """Units with saved activations, each with the family that decides which."""
         for unit in self.units:
             yield unit, self.family
             if unit in LAYERS and self.mixed:
@@ -87,12 +88,12 @@ class Expressions:
                 yield Expression(f"{what} of the {unit}", elements)
 
     def offloaded(self) -> Iterator[Expression]:
-        """What goes to the host and comes back."""
+        """Elements that are copied to the host and back."""
         yield from self.saved() if self.host.activations else ()
         yield from self.state("optimizer_bytes") if self.host.optimizer else ()
 
     def value(self, polynomial: Polynomial) -> float:
-        """The number that an expression has."""
+        """The value of an expression."""
         return float(polynomial.evaluate(self.values))
 
     def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[Input, ...]:

@@ -1,13 +1,13 @@
-"""Which number format everything has under a precision recipe: the one place where a role, a kernel or a collective gets one.
+"""The number format of every tensor, kernel and collective under a precision recipe: the one place that decides it.
 
-Products with a block's weights (derive/products.py) run in the recipe's `matmul`, all else in the format of its role. What
-they take is cast: read in its own format and written in theirs, once for each order of dims that a later product of the
-same pass needs. A gather for them alone moves what is cast already, and so does an exchange of tokens where the recipe says
-so. Of a tensor that they alone read in the backward pass the cast copy is kept in place of the original.
+Products with a block's weights (derive/products.py) run in the recipe's `matmul`, all else in the format of its role. Their
+operands are cast: read in their own format and written in that of the product, once for each order of dims that a later
+product of the same pass needs. A gather for products alone moves the cast operand, and so does an exchange of tokens if the
+recipe says so. Of a tensor that only products read in the backward pass, the cast copy is saved in place of the original.
 Source: Transformer Engine user guide, low precision training (casts, transposed copies, fp8 gathers of sequence parallelism,
-cast inputs kept); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights are cast for each micro-batch, and a cast is
+cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights are cast for each micro-batch, and a cast is
 a kernel of its own. Differs: Transformer Engine can keep cast weights for all micro-batches of a step, and fuses the casts
-behind norms and activations into these.
+after norms and activations into these.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ class Saved(NamedTuple):
 
 
 class SavedFormat(NamedTuple):
-    """Bytes of each element that is saved, and in words which format it is cast to ("": none)."""
+    """Bytes of each saved element, and in words the format that it is cast to ("": none)."""
 
     width: float
     cast: str
 
 
 class Products(NamedTuple):
-    """What the products of one unit take in each pass, and what it alone saves; nothing here depends on a recipe."""
+    """Operands of the products of one unit in each pass, and the tensors that only they save; independent of the recipe."""
 
     operands: tuple[Operand, ...]
     saved: tuple[Saved, ...]
 
     @property
     def narrow(self) -> bool:
-        """Whether any run in a recipe's `matmul`, on which depends how wide weights are."""
+        """Whether any product runs in a recipe's `matmul`, which decides how wide weights are."""
         return bool(self.operands)
 
 
 def products_of(unit: Unit) -> Products:
-    """Read both off a unit."""
+    """Read both from a unit."""
     phases, tensors = unit.phases(), unit.tensors
     taken = operands(phases, tensors, unit.saved)
     return Products(taken, Keys(unit, taken).saved(unit.kept_alone.items()))
 
 
 class Keys:
-    """How the tensors of a unit are kept for its backward pass; a gradient is kept as it comes."""
+    """The tensors of a unit as they are saved for its backward pass; a gradient is kept in its own format."""
 
     def __init__(self, unit: Unit, taken: Iterable[Operand]) -> None:
         self.unit, self.phases = unit, unit.phases()
@@ -80,7 +80,7 @@ class Keys:
         return tuple(Saved(*key, elements) for key, elements in kept.items())
 
     def of(self, name: str) -> tuple[Role, int, bool]:
-        """Role, orders and whether anything but products reads it."""
+        """Role, orders of dims, and whether anything but products reads it."""
         if name not in self._known:
             unit, role = self.unit, self.unit.tensors[name].role
             by_products, also = False, True
@@ -119,12 +119,12 @@ class Formats:
         return self.precision.product_format if kernel.taken else self.precision.activations
 
     def weight_at_rest(self, products: Products) -> float:
-        """A weight of a unit; one without products that could run in `matmul` keeps its weights no narrower than activations."""
+        """A weight of a unit; in a unit without products that could run in `matmul`, weights are no narrower than activations."""
         rest = bytes_per_element(self.precision.weights)
         return rest if products.narrow else max(rest, bytes_per_element(self.precision.activations))
 
     def weight_in_use(self, products: Products) -> float:
-        """A weight as kernels read it and as ZeRO gathers it for them."""
+        """A weight as kernels read it and as ZeRO gathers it."""
         if self.precision.gathered is None:
             return self.weight_at_rest(products)
         return bytes_per_element(self.precision.gathered if products.narrow else self.precision.activations)
@@ -160,7 +160,7 @@ class Formats:
         return 0.0 if rests == made else bytes_per_element(made)
 
     def cast_bytes(self, phase: str, products: Products, values: Values) -> Value:
-        """What the casts of a phase read and write; nothing where products run in the format of the activations."""
+        """Bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""
         if not self.precision.matmul:
             return 0.0
         return sum((each * one.elements.evaluate(values) for one, each in self.casts(phase, products)), start=0.0)
@@ -192,7 +192,7 @@ class Formats:
         return self._roles(products, moved.phase)[moved.role]
 
     def saved_bytes(self, saved: Iterable[Saved], values: Values) -> Value:
-        """Bytes kept for the backward pass, or until weight gradients are made, without the logits."""
+        """Bytes saved for the backward pass, or until weight gradients are made, without the logits."""
         each = ((self.saved_as(one).width, one) for one in saved if one.role is not Role.LOGITS)
         return sum((one.elements.evaluate(values) * width for width, one in each), start=0.0)
 

@@ -23,14 +23,14 @@ STAYING = 2  # layers, or units of the model, on the device at a time: one in wo
 
 
 class Host(NamedTuple):
-    """What a layout keeps on the host, and bytes/s between a device and its host, each way."""
+    """What a layout keeps on the host, and bytes/s between a device and its host in each direction."""
 
     optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
     activations: Annotated[bool, "whether the host has activations", "activations_on_host"]
     bytes_per_s: Annotated[float, "PCIe, each way", "pcie_bytes_per_s"]
 
     def resident(self, times: Value) -> Value:
-        """How many of `times` kept copies of a unit's activations are on the device."""
+        """How many of `times` saved copies of a unit's activations are on the device."""
         return minimum(times, STAYING) if self.activations else times
 
 
@@ -38,9 +38,9 @@ NOTHING = Host(optimizer=False, activations=False, bytes_per_s=float("inf"))
 
 
 def host_of(offload: str, chip: Chip) -> Host:
-    """The host of a layout's `offload`.
+    """The host's part of a layout's `offload`.
 
-    Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an offload that is not known.
+    Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an unknown offload.
     """
     kept = offloaded_by(offload)
     if not any(kept):

@@ -1,4 +1,4 @@
-"""What each instruction of a unit takes by itself: seconds, bytes and FLOPs, at the rates and links of a layout's pricing."""
+"""Seconds, bytes and FLOPs of each instruction of a unit by itself, at the rates and links of a layout's pricing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.sharding.collective import Kind
 from shardwise.symbolic import Value, added
 
-# Why a tensor moves where the derivation has no more to say than its kind.
+# Why a tensor moves, where the derivation says no more than its kind.
 REASONS: Mapping[Kind, str] = {
     Kind.ALL_GATHER: "it lies in parts and is read whole",
     Kind.REDUCE_SCATTER: "it is a partial sum and lies in parts",
@@ -63,12 +63,12 @@ class InstructionPricer:
         return replace(family, recompute="none") if unit.startswith(KEPT) else family
 
     def template(self, unit: str) -> Template:
-        """Its instructions."""
+        """The unit's instructions."""
         own = unit.removeprefix(KEPT)
         return unit_template(self.structure, self.family(unit), own, self.pricer.rates.policy, self.single)
 
     def parts(self, unit: str) -> Parts:
-        """What of it costs something."""
+        """The parts of the unit that cost something."""
         return self.pricer.parts(self.family(unit), unit.removeprefix(KEPT))
 
     def kernel_s(self, kernel: Kernel, parts: Parts) -> float:
@@ -84,7 +84,7 @@ class InstructionPricer:
         return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
 
     def gap_s(self, parts: Parts, phase: str) -> float:
-        """Seconds that the host's launches add to each kernel of a phase, but for what collectives fill of them."""
+        """Seconds that the host's launches add to each kernel of a phase, minus those that collectives fill."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         device_s = self.pricer.compute_s(parts, phase, self.values)
         device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
@@ -100,7 +100,7 @@ class InstructionPricer:
         return min(idle_s, float(added(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
 
     def priced(self, one: Instruction, parts: Parts) -> Priced:
-        """An instruction of a unit with these parts."""
+        """An instruction of a unit with these values."""
         match one:
             case Launch():
                 return self._launched(one, one.kernel, parts)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass
 class _File:
-    """One structure's units under one policy: `known` by what they depend on, `new` if some are not on disk yet."""
+    """One structure's units under one policy: `known` by what they depend on; `new` if some are not yet on disk."""
 
     path: Path
     known: dict[Hashable, Any]
@@ -39,13 +39,13 @@ class _File:
 
 @dataclass
 class Kept:
-    """The files of one process; without a folder nothing is kept."""
+    """The files of one process; without a folder nothing is stored."""
 
     folder: Path | None = None
     files: dict[tuple[Structure, IssuePolicy], _File] = field(default_factory=dict)
 
     def get(self, structure: Structure, policy: IssuePolicy, key: Hashable, derive: Callable[[], T]) -> T:
-        """What is known under a key, else what `derive` gives."""
+        """The value stored under a key, or else that of `derive`."""
         if self.folder is None:
             return derive()
         if (structure, policy) not in self.files:
@@ -58,7 +58,7 @@ class Kept:
         return found
 
     def write(self) -> None:
-        """Put what is new on disk, as far as that can be done."""
+        """Write new values to disk, if possible."""
         for file in self.files.values():
             if file.new and self.folder is not None:
                 with suppress(OSError):
@@ -73,7 +73,7 @@ KEPT = Kept()
 
 @contextmanager
 def derivations_kept() -> Iterator[None]:
-    """Derivations of this process are looked up on disk, and written there at the end."""
+    """Derivations of this process are read from disk, and written there at the end."""
     KEPT.folder = _folder()
     try:
         yield
@@ -84,7 +84,7 @@ def derivations_kept() -> Iterator[None]:
 
 
 def _folder() -> Path | None:
-    """Where files lie; None for a user without a home."""
+    """The folder of the files; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
     except RuntimeError:
@@ -109,7 +109,7 @@ def _sources() -> list[tuple[str, int, int]]:
 
 
 def _read(path: Path) -> dict[Hashable, Any]:
-    """What a file holds; nothing if it cannot be read, or if another user could have written it."""
+    """Contents of a file; nothing if it cannot be read, or if another user could have written it."""
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
@@ -132,7 +132,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what has not been written for long: other sources wrote it."""
+    """Remove files that have not been written for long: other sources wrote them."""
     for path in folder.glob("*.pickle"):
         if time.time() - path.stat().st_mtime > OLDEST_S:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The terms of a device's memory: how each is worked out of the device that is fullest, and what it is."""
+"""The terms of a device's memory: how each is computed for the fullest device, and what it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ZERO = "Rajbhandari et al. 2020, ZeRO, section 5"
 
 
 def _state(words: str, formula: str, column: str, *, goes_to_host: bool = False) -> Rule[Memory]:
-    """State of training at rest, a column of `StateCost`."""
+    """Training state at rest, a column of `StateCost`."""
 
     def source(setting: Setting) -> str:
         return f"{_ZERO}; recipe {setting.precision.name}: {setting.precision.source}"

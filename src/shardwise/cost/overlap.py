@@ -1,12 +1,14 @@
-"""How much of the communication shows, by convention.
+"""How much of the communication is exposed, by convention.
 
-`per_axis`: what real engines do: data-parallel traffic (fsdp, dp, and control: the loss) hides behind compute, the rest
-is exposed.
+`per_axis`: as in real engines: data-parallel communication (fsdp, dp, and control: the loss) hides behind compute, the rest is
+exposed.
+
 `sum`: all communication adds up and hides behind compute as one (S0, section 4).
+
 `max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
 
-A stack that was measured (`cluster.calibration.CONSTANTS`) shows, under whichever convention, all of what stands between kernels
-that wait for it (`BLOCKING`), and of the rest one share, or what compute is too short to hide where that is more.
+A measured stack (`cluster.calibration.CONSTANTS`) exposes, under every convention, all communication that kernels wait for
+(`BLOCKING`), and one share of the rest, or what compute is too short to hide where that is more.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from shardwise.job import Overlap
 from shardwise.symbolic import Value, added, maximum
 
 HIDEABLE = ("fsdp", "dp", "control")
-# What hides besides where a forward and a backward pass of different micro-batches run together (DualPipe).
+# Axes that also hide where a forward and a backward pass of different micro-batches run together (DualPipe).
 # Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.1: AllToAlls and the pipeline's traffic.
 HIDEABLE_TOGETHER = (*HIDEABLE, "ep", "pp")
 # What a measured stack shows in full: a product waits for its operand and the next for its sum, attention for keys and values.
@@ -113,7 +115,8 @@ def exposed_by_axis(
 
 
 def exposed_formula(overlap: Overlap, axis: str, own: str, *, measured: bool) -> str:
-    """The exposed seconds of an axis in symbols; `own`: where it bears its own traffic, `measured`: under a measured stack."""
+    """The exposed seconds of an axis in symbols; `own`: where each axis is charged its own, `measured`: under a measured
+    stack."""
     if measured:
         return own if axis in BLOCKING else MEASURED_FORMULA
     return convention_of(overlap).formula or own
@@ -128,7 +131,8 @@ def _others(traffic_s: Traffic) -> dict[str, Any]:
 
 
 def _shown_s(compute_s: Value, traffic_s: Traffic, hideable: Container[str], share: Value) -> Value:
-    """What shows of traffic beside compute: a share of what the schedule does not hide, or what compute is too short for."""
+    """Exposed seconds of communication next to compute: a share of what the schedule does not hide, or what compute is too
+    short for."""
     by_stack = added(t for axis, t in traffic_s.items() if axis in HIDEABLE or axis not in hideable)
     return maximum(added(traffic_s.values()) - compute_s, share * by_stack)
 

@@ -1,4 +1,4 @@
-"""Estimates as tables and bars: where the time of a step goes, and what fills a device."""
+"""Estimates as tables and bars: the terms of a step's time, and of a device's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Charts = tuple[BarChart, BarChart]
 
 
 def estimate_facts(estimate: Estimate) -> dict[str, str]:
-    """What is said first of an estimate, by name."""
+    """The headline figures of an estimate, by name."""
     between = (
         " to ".join(map(format_seconds, estimate.interval90)) if estimate.interval90 else "none: the step is a bound"
     )

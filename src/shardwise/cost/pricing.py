@@ -1,4 +1,4 @@
-"""The scalar path: the stages of one layout priced in plain Python, and the terms that the worst of them has."""
+"""The scalar path: the stages of one layout priced in plain Python, and the terms of the worst of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Costs = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each 
 
 
 class Pricing:
-    """What one layout costs, at the rates and links of its cluster."""
+    """The cost of one layout, at the rates and links of its cluster."""
 
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
@@ -69,12 +69,12 @@ class Pricing:
         )
 
     def stages(self, costs: Costs | None = None) -> list[Stage]:
-        """Every stage; `costs` take the place of what its units cost."""
+        """Every stage; `costs` replace the costs of its units."""
         costs = costs or self.unit_costs()
         return [self.stage(self.counts(n), costs) for n in range(self.layout.pp)]
 
     def stage(self, counts: Counts, costs: Costs) -> Stage:
-        """A stage that holds something."""
+        """A stage with given contents."""
         return Stage(counts=counts, activation=costs[0], state=costs[1], pipeline=self.pipeline, host=self.host)
 
     def step(self, stage: Stage) -> Step:
@@ -86,15 +86,15 @@ class Pricing:
         return [self.memory(stage, number) for number, stage in enumerate(stages)]
 
     def memory(self, stage: Stage, number: int) -> Memory:
-        """That of the stage with a number."""
+        """That of one stage, by its index."""
         return memory_of(stage, number, self.cluster.chip, stepwise=self.pricer.loss.stepwise)
 
     def slowest(self, stages: Sequence[Stage]) -> Step:
-        """The step that takes longest."""
+        """The slowest step."""
         return max(map(self.step, _different(stages)), key=lambda step: step.total_s)
 
     def fullest(self, stages: Sequence[Stage]) -> tuple[Memory, dict[str, float]]:
-        """The memory of the device that has the most, and its terms."""
+        """The memory of the fullest device, and its terms."""
         every = [(memory, MEMORY.values(memory)) for memory in self.memories(stages)]
         return max(every, key=lambda one: sum(one[1].values()))
 
@@ -107,17 +107,17 @@ class Pricing:
 
     @property
     def setting(self) -> Setting:
-        """What the words of the terms depend on."""
+        """The facts that the wording of the terms depends on."""
         return setting_of(self.cluster, self.job, self.layout)
 
     @property
     def counted(self) -> tuple[Input, ...]:
-        """How often what is derived for one micro-batch runs: micro-batches, stages, virtual stages."""
+        """How often things derived for one micro-batch run: micro-batches, stages, virtual stages."""
         return numbers(self.pipeline)
 
     @property
     def expressions(self) -> Expressions:
-        """What the costs of units rest on."""
+        """The expressions that the costs of units are evaluated from."""
         mixed = self.layout.recompute_layers is not None
         return Expressions(self.pricer, self.family, self.units, self.values, self.host, mixed=mixed)
 
@@ -133,7 +133,7 @@ class Pricing:
 
     @property
     def links(self) -> Links:
-        """What the axes run over."""
+        """The links of the axes."""
         placement = self.layout.placement or default_placement(self.topology)
         return Links(self.topology, cut_levels(self.topology, placement, self.degrees))
 
@@ -148,7 +148,7 @@ class Pricing:
         return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in held}
 
     def hardware_ratio(self) -> float:
-        """FLOPs that the devices run over those that the model needs: recomputation and flash attention's second scores."""
+        """FLOPs that the devices run over those that the model needs: with recomputation and flash attention's second scores."""
         done = needed = 0.0
         values = unit_values(
             self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
@@ -161,7 +161,7 @@ class Pricing:
         return done / needed
 
     def families(self) -> Iterator[tuple[str, int, Family]]:
-        """Each unit as often as the model has it: layers that recompute and those that do not."""
+        """Each unit as often as the model has it: layers with and without recomputation."""
         plain = replace(self.family, recompute="none")
         kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
         for unit, times in unit_counts(self.architecture).items():
@@ -172,12 +172,12 @@ class Pricing:
                 yield unit, without, plain
 
     def counts(self, rank: int) -> Counts:
-        """What a device of a rank holds: its virtual stages; its mirror image too where micro-batches come from both ends."""
+        """Contents of a device of a rank: its virtual stages, and its mirror image where micro-batches come from both ends."""
         held = self.placement.held(rank)
         return self.counts_with(rank, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
 
     def counts_with(self, rank: int, num_layers: int, num_dense: int) -> Counts:
-        """What it would hold with so many layers, of which some are leading dense ones."""
+        """Its contents with so many layers, of which some are leading dense ones."""
         held = self.placement.held(rank)
         return stage_counts(
             {"dense_block": num_dense, "block": num_layers - num_dense}, Model.of(self.architecture),
@@ -187,7 +187,7 @@ class Pricing:
 
 
 def _different(stages: Sequence[Stage]) -> list[Stage]:
-    """Of stages that hold the same, and so take as long, the first."""
+    """The first of the stages with equal contents, which take equally long."""
     found: list[Stage] = []
     for stage in stages:
         found += [] if any(stage.counts == other.counts for other in found) else [stage]
@@ -195,7 +195,7 @@ def _different(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def setting_of(cluster: Cluster, job: Job, layout: Layout) -> Setting:
-    """What the words of a layout's terms depend on."""
+    """The facts that the wording of a layout's terms depends on."""
     return Setting(
         rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), loss_named(loss_of(cluster, job)),
         layout.schedule, job.convention,

@@ -1,4 +1,4 @@
-"""What a sharded product costs: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
+"""The cost of a sharded product: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StepCost:
 
     @property
     def is_local(self) -> bool:
-        """Whether a device does it alone: computes, and receives nothing."""
+        """Whether it is local: the device computes, and receives nothing."""
         return self.op.startswith("local_")
 
 
@@ -71,7 +71,7 @@ class ProgramCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """How a tensor lies: shape and bytes of a shard, how often each shard is held, bytes over all devices, and the seconds
+    """Placement of a tensor: shape and bytes of a shard, how often each shard is held, bytes over all devices, and the seconds
     in which a device reads its shard from memory (None: no chip)."""
 
     name: str
@@ -98,7 +98,7 @@ class ProductReport:
 
 
 def _time_first(objective: str) -> bool:
-    """Whether seconds count before bytes."""
+    """Whether seconds are minimised before bytes."""
     return chosen({"time": True, "bytes": False}, objective, "objective")
 
 
@@ -177,7 +177,7 @@ class _Pricer:
         return float(collective_s(kind, axes, payload_bytes, self.on.links))
 
     def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
-        """The operands and the result as they lie at the start and at the end."""
+        """The placement of operands and result at the start and at the end."""
         made = self.made
         named = [*zip(made.names, made.operands, strict=True), (made.result_name, result)]
         return tuple(self.facts(name, spec) for name, spec in named)
@@ -195,7 +195,7 @@ class _Pricer:
         return flops / self.on.chip.peak(self.made.dtype) if flops and self.on is not None else 0.0
 
     def prices(self, objective: Objective) -> tuple[PriceCollective, PriceProduct]:
-        """What the search adds up."""
+        """The quantity that the search adds up."""
         return self.objective_of(objective), self.product_of(objective)
 
     def objective_of(self, objective: Objective) -> PriceCollective:
@@ -261,7 +261,7 @@ class _Pricer:
 
 
 def _local(step: Compute) -> str:
-    """What a device does alone (see `StepCost`)."""
+    """The local computation of a device (see `StepCost`)."""
     if len(step.placed.inputs) > 1:
         return "local_product"
     before, after = len(step.placed.inputs[0].dims), len(step.placed.outputs[0].dims)
@@ -269,6 +269,6 @@ def _local(step: Compute) -> str:
 
 
 def _dim(collective: Collective) -> str | None:
-    """The dim whose sharding changes, if there is one."""
+    """The dim whose sharding changes, if any."""
     pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
     return next((dim for dim, old, new in pairs if old != new), None)

@@ -15,7 +15,7 @@ RESHARD_SCHEMA = "shardwise.reshard/1"
 
 
 class Seconds(TypedDict):
-    """Seconds of the products and of the communication, and between which bounds the whole lies."""
+    """Seconds of the products and of the communication, and the bounds of the total."""
 
     math: float
     comms: float
@@ -24,7 +24,7 @@ class Seconds(TypedDict):
 
 
 class CostPayload(TypedDict):
-    """A program with what it costs; `time_s` is null where no chip was named."""
+    """A program with its cost; `time_s` is null where no chip was named."""
 
     program: list[StepCost]
     bytes_per_device: float
@@ -40,7 +40,7 @@ class OtherPayload(CostPayload):
 
 
 class XlaCollectivePayload(TypedDict):
-    """A collective of XLA's program; `axes` is null for groups that are no set of mesh axes."""
+    """A collective of XLA's program; `axes` is null for groups that are not a set of mesh axes."""
 
     op: str
     axes: list[str] | None
@@ -48,7 +48,7 @@ class XlaCollectivePayload(TypedDict):
 
 
 class XlaPayload(TypedDict):
-    """What XLA's partitioner made of the product."""
+    """The program that XLA's partitioner made of the product."""
 
     backend: str
     version: str
@@ -90,7 +90,7 @@ class ReshardPayload(ProductPayload):
 
 
 def product_payload(report: ProductReport, schema: str = SCHEMA) -> dict[str, Any]:
-    """The text and sizes of a product, where its tensors lie, and its programs with what each costs."""
+    """The text and sizes of a product, the placement of its tensors, and its programs with their costs."""
     made = report.made
     return {
         "schema": schema,

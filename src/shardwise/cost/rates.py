@@ -43,7 +43,7 @@ ROUTED, SYNCHRONISED = 6.0, 12.0
 
 
 class Formula(NamedTuple):
-    """What `Rates` works out, in symbols: of the kernels of a unit, of the update; and where that comes from."""
+    """The quantities that `Rates` computes, in symbols: for the kernels of a unit, for the update; and their source."""
 
     kernels: str
     update: str
@@ -61,7 +61,7 @@ _PREDICTION = Formula(
 
 
 class Work(NamedTuple):
-    """What one kernel does: FLOPs, bytes, and what its rate depends on (`lowering.kernels.Shape`)."""
+    """The work of one kernel: FLOPs, bytes, and what its rate depends on (`lowering.kernels.Shape`)."""
 
     flops: Value
     num_bytes: Value
@@ -102,7 +102,7 @@ class Rates:
 
     @property
     def formula(self) -> Formula:
-        """What these rates make of a kernel's work, for people."""
+        """The time of a kernel's work at these rates, for people."""
         return _BOUND if self.is_bound else _PREDICTION
 
     @property
@@ -128,7 +128,7 @@ class Rates:
                 raise InputError(f"kernel: found {kind!r}; a kind of operation is required")
 
     def _moved_again(self, work: Work) -> Value:
-        """Bytes that elementwise kernels move over those of fused ones."""
+        """Bytes that elementwise kernels move, over those of fused kernels."""
         own = self.update if work.is_update else self.loss if work.is_loss else None
         return self.elementwise if own is None else own
 
@@ -144,7 +144,7 @@ class Rates:
         return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
 
     def _shape(self, work: Work) -> Value:
-        """By how much a product takes longer for its shape."""
+        """The factor by which a product takes longer for its shape."""
         if self.is_bound or _is_nothing(work.summed):
             return 1.0
         aligned: Value = True
@@ -181,7 +181,7 @@ def _is_nothing(number: Value) -> bool:
 
 
 def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
-    """The rates of a chip: what its calibration says, or the best that micro-benchmarks reach."""
+    """The rates of a chip: those of its calibration, or the best that micro-benchmarks reach."""
     if calibration is None:
         fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
         return Rates(
@@ -205,7 +205,8 @@ def exposed_share(cluster: Cluster) -> float | None:
 
 
 def loss_of(cluster: Cluster, job: Job) -> str:
-    """The kind of cross-entropy: the job's, else the leanest that the cluster's stack has, else PyTorch's own."""
+    """The kind of cross-entropy: the job's, else the one with the least memory that the cluster's stack has, else PyTorch's
+    own."""
     stack_loss = cluster.calibration.loss if cluster.calibration else None
     return job.loss or stack_loss or "unfused"
 

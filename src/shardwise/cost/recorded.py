@@ -1,4 +1,4 @@
-"""Which numbers a value was worked out of: a record whose numbers are noted as they are read."""
+"""Which numbers a value was computed from: a record whose numbers are noted as they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS: Mapping[str, str] = {"bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}  # b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A symbol, what it stands for, its value and its unit ("": none, it counts)."""
+    """A symbol, its meaning, its value and its unit ("": a count)."""
 
     symbol: str
     meaning: str
@@ -68,7 +68,7 @@ class Recorder:
         return copied
 
     def within(self, value: Any, field: _Field) -> Any:
-        """A copy of a record or a mapping that a field has; anything else as it is."""
+        """A copy of a record or a mapping in a field; anything else unchanged."""
         if isinstance(value, Mapping):
             return _Items(value, lambda item, key: self.noted(self.within(item, field.item(key)), field.item(key)))
         return self.copy(value, key=field.key) if is_dataclass(value) or hasattr(value, "_fields") else value

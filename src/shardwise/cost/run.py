@@ -130,7 +130,7 @@ def training_run(
 
 
 class _Pace(NamedTuple):
-    """How fast a job gets on between its interruptions; no failures, no checkpoints."""
+    """How fast a job progresses between its interruptions; without failures there are no checkpoints."""
 
     goodput: float
     lost: Mapping[str, float]
@@ -159,16 +159,16 @@ def time_between_failures(num_devices: int, reliability: Reliability) -> float |
 
 
 def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
-    """Bytes that a run needs to go on: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
+    """Bytes of a checkpoint: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
 
-    Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's of 176B parameters had 2.3 TiB, 14
-    for each (BigScience, BLOOM model card, 2022).
+    Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's, with 176B parameters, had 2.3
+    TiB, 14 for each (BigScience, BLOOM model card, 2022).
     """
     return num_trained_params(architecture) * _kept_bytes(job)
 
 
 def _kept_bytes(job: Job) -> float:
-    """Of each parameter: all of its state but the gradient."""
+    """For each parameter: all of its state but the gradient."""
     recipe = precision_named(job.precision)
     return recipe.state_bytes(optimizer_named(job.optimizer)) - recipe.gradient_bytes
 

@@ -1,4 +1,4 @@
-"""What the step and the memory of a pipeline stage are worked out of. Numbers or arrays."""
+"""The inputs of a pipeline stage's step and memory. Numbers or arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.symbolic import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one device of a stage holds, what each unit costs, and how micro-batches go through the stages."""
+    """Contents of one device of a stage, the cost of each unit, and the order of micro-batches through the stages."""
 
     counts: Counts
     activation: Mapping[str, ActivationCost]
@@ -25,7 +25,7 @@ class Stage:
 
     @cached_property
     def running(self) -> Mapping[str, Value]:
-        """The layers by kind, those that recompute nothing as kinds of their own."""
+        """The layers by kind; those that do not recompute are kinds of their own."""
         return self.counts.running
 
     @cached_property

@@ -51,14 +51,14 @@ class Memory:
     stepwise: Annotated[bool, "whether operations run one after the other, as derived"]
 
     def rests(self, field: str, *, offloaded: bool = False) -> Value:
-        """State at rest; where the host has it, what is on its way."""
+        """State at rest; for state on the host, what is in transfer."""
         if offloaded:
             return STAYING * _largest(self.stage.state, self.stage.held, field)
         return self.stage.rests(field)
 
     @property
     def activations(self) -> Value:
-        """What is kept for the backward passes of the micro-batches in flight."""
+        """Activations saved for the backward passes of the micro-batches in flight."""
         stage = self.stage
         several = {**stage.running, **stage.counts.predicting}
         kept = {u: 0 if never(count) else stage.host.resident(self.in_flight * count) for u, count in several.items()}
@@ -83,9 +83,9 @@ class Memory:
     def fullest(self) -> Fullest:
         """At the loss or in a layer's backward pass.
 
-        The loss has freed the logits before the first layer runs backward, and the head what it saved; then the last module of
-        multi-token prediction does. The share of the activations that stands for the workspace of other than stepwise engines
-        was measured with the latter still there.
+        The loss has freed the logits before the first layer runs backward, and the head its saved tensors; then the last
+        module of multi-token prediction does. The share of the activations that stands for the workspace of engines that are
+        not stepwise was measured with the latter still allocated.
         """
         counts, running, further = self.stage.counts, self.stage.running, self.stage.counts.predicting
         if not (counts.head or counts.predict):
@@ -118,7 +118,7 @@ class Memory:
         return _fuller(Fullest(module, total({**further, "predict": 0}, "logits_bytes"), gathered.in_module), fullest)
 
     def _workspace(self, times: Mapping[str, Value]) -> Value:
-        """What the unit that needs most needs while it runs backward."""
+        """Workspace of the unit that needs the most while it runs backward."""
         return _largest(self.stage.activation, times, "workspace_bytes")
 
     @property
@@ -190,7 +190,7 @@ class Memory:
 
 
 def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False) -> Memory:
-    """The memory of a device of the stage with a number (from 0)."""
+    """The memory of a device of one stage, by its index (from 0)."""
     return Memory(
         stage=stage, in_flight=stage.pipeline.in_flight(number), waiting=stage.pipeline.waiting(number),
         runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,

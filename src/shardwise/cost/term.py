@@ -1,7 +1,7 @@
-"""A term of an estimate: a value, its formula in words and in symbols, the numbers that it was worked out of, and a source.
+"""A term of an estimate: a value, its formula in words and in symbols, the numbers that it was computed from, and a source.
 
-A rule works its term out of a record: a stage's step (`cost.step.Step`) or a device's memory (`cost.stage_memory.Memory`), of one
-layout or, with arrays for numbers, of many. Words and inputs are made only where a term is explained.
+A rule computes its term from a record: a stage's step (`cost.step.Step`) or a device's memory (`cost.stage_memory.Memory`), of
+one layout or, with arrays for numbers, of many. Words and inputs are made only where a term is explained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwise.symbolic import Value
 
 
 class Setting(NamedTuple):
-    """What the words of a term depend on, beside numbers."""
+    """Facts that the wording of a term depends on, apart from numbers."""
 
     rates: Rates
     precision: Precision
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """An expression that came out of the derivation: elements (or FLOPs) of one unit on one device, once."""
+    """An expression from the derivation: elements (or FLOPs) of one unit on one device, counted once."""
 
     what: str
     expression: str

@@ -1,4 +1,4 @@
-"""The terms of a step: how each is worked out of the stage that takes longest, and what it is."""
+"""The terms of a step: how each is computed for the slowest stage, and what it is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shardwise.cost.term import Rule, Rules, Setting
 from shardwise.schedule.schedule import schedule_of
 
 _COLLECTIVES = "collectives, each its bytes over the links of its axes; what compute does not hide"
-_BESIDE = ("spans", "host_s", "stream_s", "update_s")  # what runs beside what
+_BESIDE = ("spans", "host_s", "stream_s", "update_s")  # the concurrent spans
 _EACH_PASS = "m · blocks · Σ bytes · s/byte"
 
 
 def _kernels(words: str, phase: str) -> Rule[Step]:
-    """A phase of all micro-batches."""
+    """A phase over all micro-batches."""
     return Rule(
         words,
         lambda setting: f"m · blocks · {setting.rates.formula.kernels}",
@@ -25,7 +25,7 @@ def _kernels(words: str, phase: str) -> Rule[Step]:
 
 
 def _traffic(words: str, axis: str, own: str) -> Rule[Step]:
-    """The exposed traffic of an axis; `own`: in symbols, where the convention has each axis bear its own."""
+    """The exposed communication of an axis; `own`: in symbols, where the convention charges each axis its own."""
 
     def formula(setting: Setting) -> str:
         return exposed_formula(setting.overlap, axis, own, measured=setting.rates.exposed is not None)

@@ -1,7 +1,7 @@
-"""What one unit (`model.decoder.UNITS`) costs one device: seconds by phase and axis, bytes by kind.
+"""The cost of one unit (`model.decoder.UNITS`) on one device: seconds by phase and axis, bytes by kind.
 
-Every number comes out of evaluating the derived expressions at the sizes and degrees in `values`, which may be numbers
-(one layout) or arrays (a table of them).
+Every number is a derived expression evaluated at the sizes and degrees in `values`, which may be numbers (one layout) or
+arrays (a table of them).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class UnitPricer:
         return parts, elements, self.state_bytes(parts, family, elements)
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
-        """Seconds of a phase's kernels but for those that make weight gradients, with the casts of what its products take."""
+        """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
 
@@ -205,7 +205,7 @@ class UnitPricer:
         return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
-        """Seconds of one kernel, worked out once for all families of a unit that have it."""
+        """Seconds of one kernel, computed once for all families of a unit that have it."""
         narrow = parts.products.narrow
 
         def make() -> Value:
@@ -217,7 +217,7 @@ class UnitPricer:
         return self.seconds.once((kernel, values), make, at=narrow)
 
     def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
-        """What one kernel does."""
+        """The work of one kernel."""
         shape = kernel.shape
         return Work(
             kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values), shape.summed.evaluate(values),
@@ -265,7 +265,7 @@ class UnitPricer:
     def traffic(
         self, parts: Parts, collectives: Iterable[Traffic], values: Values, links: Links
     ) -> dict[tuple[str, str], Value]:
-        """Seconds of some of a unit's collectives by phase and the axis that is charged with them."""
+        """Seconds of some of a unit's collectives by phase and the axis that they are charged to."""
         total: dict[tuple[str, str], Value] = {}
         for one in collectives:
             key = (one.phase, charged_to(one))
@@ -273,7 +273,7 @@ class UnitPricer:
         return total
 
     def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
-        """Seconds of a collective, of flat arrays one for each; worked out once for all that move the same over the same axes."""
+        """Seconds of a collective, or of one per flat array; computed once for all that move the same over the same axes."""
         width, routed = self.formats.moved_width(one, parts.products), one.role is Role.ROUTED
         of = one.kind, one.axes, width, routed, self.most_elements
 
@@ -287,7 +287,7 @@ class UnitPricer:
         return links.seconds.once((one.payload, values), make, at=of)
 
     def payloads(self, one: Traffic, width: float, values: Values) -> tuple[Value, Value]:
-        """How many collectives there are, and the bytes of each where elements have a width."""
+        """The number of collectives, and the bytes of each where elements have a width."""
         count, elements = one.extent(values, self.most_elements)
         return count, elements * width / maximum(count, 1)
 
@@ -296,7 +296,7 @@ class UnitPricer:
         return one.extent(values, self.most_elements).elements * self.formats.moved_width(one, parts.products)
 
     def saved_bytes(self, parts: Parts, values: Values) -> tuple[Value, Value]:
-        """Bytes kept for the backward pass without the logits, and bytes of the loss over the logits."""
+        """Bytes saved for the backward pass without the logits, and bytes of the loss over the logits."""
         logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 

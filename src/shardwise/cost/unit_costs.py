@@ -1,4 +1,4 @@
-"""What one unit costs: the columns that a unit's price has, and a stage's sums are made of. Numbers or arrays."""
+"""The cost of one unit: the columns of a unit's price, from which the sums of a stage are made. Numbers or arrays."""
 
 from __future__ import annotations
 

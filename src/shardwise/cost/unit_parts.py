@@ -1,4 +1,4 @@
-"""Everything of a unit that costs something, read off its instructions and its derivation once."""
+"""Every part of a unit that costs something, read from its instructions and its derivation once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, nothing: Va
 
 
 class Parts(NamedTuple):
-    """Everything of a unit that costs something, taken from its derivation once; nothing here refers to that."""
+    """Every part of a unit that costs something, taken from its derivation once, without a reference to it."""
 
     kernels: tuple[Kernel, ...]
     collectives: tuple[Traffic, ...]
@@ -150,7 +150,7 @@ def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolic
 
 
 def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
-    """What a unit holds at the moments of its backward pass that may be the fullest."""
+    """The live tensors of a unit at the moments of its backward pass that may be the fullest."""
     return _held(structure, priced_family(structure, family, name), name, policy)
 
 
@@ -180,6 +180,6 @@ def _held(structure: Structure, family: Family, name: str, policy: IssuePolicy) 
 
 
 def derived_held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
-    """What a unit holds then, from its derivation."""
+    """The live tensors of a unit at those moments, from its derivation."""
     template = unit_template(structure, family, name, policy)
     return held_of(template, products_of(template.unit).operands)

@@ -1,4 +1,4 @@
-"""What a unit has in memory beside what it saved, while it runs backward: derived for an engine that runs the derived operations
+"""Live tensors of a unit while it runs backward, beside its saved ones: derived for an engine that runs the derived operations
 one after the other, a share of its activations for others."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Some(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a moment holds: tensors, and some as sizes turn out; elements of weights' gradients on their way and whether any were
-    made by then, bytes of each score where scores are written."""
+    """Live tensors of a moment, some by their evaluated sizes; elements of weight gradients in flight and whether any were
+    made by then, and bytes of each score where scores are written."""
 
     tensors: tuple[Saved, ...]
     some: tuple[Some, ...]
