@@ -33,6 +33,9 @@ from shardwise.optimizer import optimizer_named
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
+MOST_UNITS = (
+    32  # derived ones to hold: those of a few layouts. Of the hundreds of a search only what is read off them stays
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,6 @@ def _program(structure: Structure, name: str) -> Program:
     return UNITS[name](structure.sizeless())
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MOST_UNITS)
 def _derived(structure: Structure, family: Family, name: str) -> Unit:
     return derive_unit(name, _program(structure, name), family, recompute=family.recompute)

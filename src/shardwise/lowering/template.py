@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeGuard
 
-from shardwise.derive.derivation import Unit, derived_unit
+from shardwise.derive.derivation import MOST_UNITS, Unit, derived_unit
 from shardwise.derive.walk import Communicate, Step
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
@@ -95,7 +95,7 @@ class Template:
         return tuple(one.traffic for each in self.passes.values() for one in each if isinstance(one, Start))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MOST_UNITS)
 def unit_template(
     structure: Structure, family: Family, name: str, policy: IssuePolicy, single: frozenset[str] = frozenset()
 ) -> Template:
