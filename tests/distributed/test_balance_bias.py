@@ -36,10 +36,10 @@ ROUTED = {
     **SMALL, "n_routed_experts": 6, "moe_intermediate_size": 12, "n_shared_experts": 1, "first_k_dense_replace": 1,
     "n_group": 3, "topk_group": 2,
 }  # fmt: skip
-CONFIG = {**ROUTED, "model_type": "glm4_moe", "partial_rotary_factor": 1.0}
+CONFIG = {**ROUTED, "model_type": "glm4_moe", "partial_rotary_factor": 0.5}
 DEEPSEEK = {
     **ROUTED, "model_type": "deepseek_v3", "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 6, "kv_lora_rank": 10,
-    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 2, "rms_norm_eps": 1e-6, "rope_interleave": False,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 2, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
 
@@ -132,6 +132,33 @@ def test_a_run_begins_with_the_biases_of_a_model(layout: Layout, data: Path, tmp
     held = {name: bias for rank in found for name, bias in rank.items()}
     assert held.keys() == wanted.keys()
     assert all(torch.equal(held[name], bias) for name, bias in wanted.items())
+
+
+def first_loss(plan: Plan, data: Path, folder: str) -> float:
+    return trainer_of(plan, data, initial=folder).train_step().loss
+
+
+@pytest.mark.parametrize("config", [CONFIG, DEEPSEEK], ids=["glm", "deepseek"])
+def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    """Of models that turn half of each head, and that have pairs side by side, with heads split over tp."""
+    import transformers
+
+    described = transformers.AutoConfig.for_model(**config, num_nextn_predict_layers=0)
+    described._attn_implementation = described._experts_implementation = "eager"
+    theirs = transformers.AutoModelForCausalLM.from_config(described).eval()
+    generator = torch.Generator().manual_seed(2)
+    for parameter in theirs.parameters():
+        parameter.data.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.4, generator=generator)
+    theirs.save_pretrained(tmp_path)
+    batch = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3).batch(0)
+    with torch.no_grad():
+        logits, targets = theirs(torch.tensor(batch.inputs_BT)).logits, torch.tensor(batch.targets_BT).long()
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+    model, _ = read_config(described.to_dict())
+    layout = Layout(tp=2, sequence_parallel=True, micro_batch_seqs=3)
+    assert run_ranks(first_loss, 2, planned(model, layout), data, str(tmp_path)) == pytest.approx(
+        [wanted] * 2, rel=1e-5
+    )
 
 
 def test_biases_that_files_have_no_place_for_are_refused(data: Path, tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ CASES = {
     "routed ep 2 fsdp 4 zero-3, full recompute": Case("routed", Layout(fsdp=4, ep=2, zero_stage=3, recompute="full")),
     "routed ep 2 zero-3, experts whole over fsdp": Case("routed", Layout(fsdp=2, ep=2, zero_stage=3)),
     "routed ep 4 zero-2": Case("routed", Layout(fsdp=4, ep=4, zero_stage=2)),
+    "half of each head turned, tp 2": Case("half of each head turned", Layout(tp=2, micro_batch_seqs=2)),
+    "half of each head turned, tp 2 sp cp 2, full recompute": Case(
+        "half of each head turned",
+        Layout(tp=2, cp=2, cp_variant="zigzag", sequence_parallel=True, micro_batch_seqs=2, recompute="full"),
+    ),
     "routed ep 2 tp 2": Case("routed", Layout(fsdp=2, ep=2, tp=2, zero_stage=1)),
     "routed ep 2 tp 2 sp": Case("routed", Layout(fsdp=2, ep=2, tp=2, sequence_parallel=True, zero_stage=1)),
     "routed ep 4 whole experts tp 2 sp": Case(

@@ -16,7 +16,7 @@ from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import Gating, Numerics
+from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Issued
 from shardwise.train.capture import Capture
@@ -51,6 +51,9 @@ PREDICTING = replace(
     LEADING, name="predicting", num_kv_heads=4, head_dim=6, kv_lora_rank=5, rope_head_dim=2, v_head_dim=3, q_lora_rank=3,
     num_predict_layers=2,
 )  # fmt: skip
+TURNED = replace(
+    ROUTED, name="half of each head turned", head_dim=8, qk_norm=True, numerics=Numerics(rotary=Rotary(part=0.5))
+)
 TIED_PREDICTING = replace(TIED, name="tied predicting", num_predict_layers=2)
 ADAPTED_PREDICTING = replace(ADAPTED, name="adapted predicting", num_predict_layers=1)
 DEEP = replace(DENSE, name="deep", num_layers=8)
@@ -67,7 +70,7 @@ MODELS = {
     one.name: one
     for one in (
         DEEP, DEEP_ROUTED, DEEP_TIED, UNEVEN, UNEVEN_TIED, NINE, UNEVEN_PREDICTING, UNEVEN_ADAPTED, UNEVEN_CAPPED,
-        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, GROUPED, WINDOWED, PREDICTING,
+        DENSE, TIED, MOE, ADAPTED, BIASED, FLAT_NORMS, LEADING, ROUTED, GROUPED, WINDOWED, PREDICTING, TURNED,
         TIED_PREDICTING, ADAPTED_PREDICTING,
     )
 }  # fmt: skip

@@ -39,7 +39,7 @@ def mask_of(ids: Tensor, window: int | None, document_ids: Tensor | None) -> Ten
 
 def frequencies(head_dim: int, rotary: Rotary, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Angle of each pair of a head per position, [H/2]."""
-    half = head_dim // 2
+    half = int(head_dim * rotary.part) // 2
     found = rotary.base ** (-torch.arange(half, dtype=dtype, device=device) / half)
     if not rotary.original_positions:
         return found / rotary.factor
@@ -56,7 +56,9 @@ def rotation(positions: Tensor, head_dim: int, rotary: Rotary, dtype: torch.dtyp
 
 
 def rotate(x: Tensor, angles: Rotation) -> Tensor:
-    """x [B, T, ..., H] with the first half of each head turned against the second."""
+    """x [B, T, ..., H] with the first half of each head turned against the second; of a head with more dims than two for each
+    angle, of the first ones alone."""
     cos, sin = (table.reshape(*table.shape[:-1], *(1,) * (x.dim() - 3), table.shape[-1]) for table in angles)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos, rest), dim=-1)

@@ -153,20 +153,22 @@ def test_sums_are_of_all_terms() -> None:
 
 
 @pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("rest", [0, 3])
 @pytest.mark.parametrize("heads", [(), (3,), (3, 2)])
 @pytest.mark.parametrize("sequences", [(), (2,)])
 def test_rotation_is_a_product_of_complex_numbers(
-    heads: tuple[int, ...], sequences: tuple[int, ...], compiling: bool, monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, ...], sequences: tuple[int, ...], rest: int, compiling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second half of a head are the imaginary parts; positions are each sequence's own, or shared."""
+    """The second half of a head are the imaginary parts, and what lies behind both stays as it is; positions are each
+    sequence's own, or shared."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    x, dy = random(2, 5, *heads, 8), random(2, 5, *heads, 8, seed=1)
+    x, dy = random(2, 5, *heads, 8 + rest), random(2, 5, *heads, 8 + rest, seed=1)
     angles = random(*sequences, 5, 4, seed=2)
     turns = torch.polar(torch.ones_like(angles), angles).view(*sequences, 5, *(1 for _ in heads), 4)
-    turned = torch.complex(x[..., :4], x[..., 4:]) * turns
+    turned = torch.complex(x[..., :4], x[..., 4:8]) * turns
     tables = (angles.cos(), angles.sin())
     found, back = rotate(x, tables), rotate_back(dy, tables)
-    assert_near(found, torch.cat((turned.real, turned.imag), dim=-1))
+    assert_near(found, torch.cat((turned.real, turned.imag, x[..., 8:]), dim=-1))
     assert (found * dy).sum().item() == pytest.approx((x * back).sum().item(), rel=1e-12)
     assert_near(rotate_back(found, tables), x)
 

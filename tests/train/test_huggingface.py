@@ -41,11 +41,11 @@ EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_inte
 SIGMOID: dict[str, Any] = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 2,
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 4, "q_lora_rank": 7, "kv_lora_rank": 5, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
-    "v_head_dim": 3, "rms_norm_eps": 1e-6, "rope_interleave": False,
+    "v_head_dim": 3, "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
 }  # fmt: skip
 LLAMA_3 = {
@@ -57,6 +57,7 @@ LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0}
 YARN: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 60, "beta_fast": 6.0,
 }  # fmt: skip
+HALVES = "deepseek_v3 with pairs half a head apart"  # it is written with pairs side by side
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3": ("llama", {"rope_parameters": LLAMA_3, "tie_word_embeddings": True}),
@@ -72,12 +73,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "glm4_moe": ("glm4_moe", {**SIGMOID, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "use_qk_norm": True}),
     "deepseek_v3": ("deepseek_v3", {**SIGMOID, **LATENT, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "deepseek_v3 without a latent of queries": ("deepseek_v3", {**SIGMOID, **LATENT, "n_group": 3, "topk_group": 2,
+                                                               "q_lora_rank": None, "qk_rope_head_dim": 8,
+                                                               "head_dim": 8}),
+    HALVES: ("deepseek_v3", {**SIGMOID, **LATENT, "n_group": 3, "topk_group": 2, "rope_interleave": False}),
     "deepseek_v3 with yarn": (
         "deepseek_v3",
         {**SIGMOID, **LATENT, "n_group": 1, "topk_group": 1,
          "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.707, "beta_fast": 1.0}},
     ),
     "glm4_moe without groups": ("glm4_moe", {**SIGMOID, "norm_topk_prob": False, "attention_bias": True}),
+    "glm4_moe that turns whole heads": ("glm4_moe", {**SIGMOID, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0}}),
+    "glm4_moe that turns a quarter, with yarn": ("glm4_moe", {**SIGMOID, "rope_parameters": YARN | {
+        "partial_rotary_factor": 0.25}}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 5, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0,
                           "final_logit_softcapping": 3.0}),
@@ -157,7 +166,7 @@ def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != HALVES])
 def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> None:
     """The same config as far as values go, the same weights to the bit, the same logits."""
     import transformers
@@ -174,6 +183,24 @@ def test_what_is_written_is_read_by_transformers(name: str, tmp_path: Path) -> N
     assert ours_says == theirs_says == {"format": "pt"}
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
     assert type(again) is type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
+
+
+def test_pairs_half_a_head_apart_are_written_side_by_side(tmp_path: Path) -> None:
+    """As the authors' files have them; rows of other dims than those that turn stay where they are."""
+    import transformers
+
+    model = theirs(HALVES, torch.float32)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = load_hf(tmp_path / "theirs")
+    save_hf(ours, tmp_path / "ours", seq_len=64, model_type="deepseek_v3")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["rope_interleave"] is True
+    assert all(torch.equal(ours.tensors[one], tensor) for one, tensor in load_hf(tmp_path / "ours").tensors.items())
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    key = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"  # five rows of the latent, and four that turn
+    assert torch.equal(after[key], before[key][[0, 1, 2, 3, 4, 5, 7, 6, 8]])
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", attn_implementation="eager")
     with torch.no_grad():
         torch.testing.assert_close(again(ids()).logits, model(ids()).logits, rtol=0, atol=1e-5)
 
@@ -400,20 +427,34 @@ def test_older_configs_say_the_same_in_other_words(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "problem"),
+    ("family", "own", "problem"),
     [
-        ({"rope_interleave": True}, "sets rope_interleave = True"),
-        ({"rope_interleave": None}, "sets rope_interleave = True"),
         (
+            "deepseek_v3",
             {"rms_norm_eps": 1e-5},
             "has rms_norm_eps = 1e-05; 1e-06, which this family's code has in places, is required",
+        ),
+        (
+            "glm4_moe",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.4}},
+            "rotary angles on a part = 0.4 of a width of 8; an even number of its dims is required",
+        ),
+        (
+            "glm4_moe",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}},
+            "rotary angles on a part = 1.5 of a width of 8",
+        ),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5},
+            "sets rotary angles on 0.5 of a head's width, which is not known here",
         ),
     ],
     ids=str,
 )
-def test_what_deepseek_v3_has_of_its_own_is_refused(own: dict[str, Any], problem: str) -> None:
-    """Where the config is silent pairs lie side by side, and its norms of latents do not read the epsilon."""
-    kind, usual = CONFIGS["deepseek_v3"]
+def test_what_a_familys_code_does_not_have_is_refused(family: str, own: dict[str, Any], problem: str) -> None:
+    """DeepSeek-V3's norms of latents do not read the epsilon; only some families turn a part of a head."""
+    kind, usual = CONFIGS[family]
     config = {"model_type": kind, **SMALL, "hidden_act": "silu", **usual, **own}
     with pytest.raises(InputError, match=problem):
         read_config({key: value for key, value in config.items() if value is not None})

@@ -49,6 +49,9 @@ SIZES: dict[str, list[dict[str, Any]]] = {
     ],
     # an uneven vocabulary, and learned positions
     "gpt-2 tp=2": [{**SHARED, "d_ff": 10, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 23, "max_positions": SEQ_LEN}],
+    # a whole number of pairs in a half, and in a quarter, of a head
+    "glm-4.5 dp=2": [{"head_dim": 4}],
+    "gpt-neox-20b dp=2": [{"head_dim": 8}],
     "gemma-3-27b dp=2": [{**ONE, "sliding_window": 3, "global_every": 2}],
     # one expert more than a token takes
     "mixtral-8x7b dp=2": [{**ONE, "num_experts": 3, "experts_per_token": 2}],

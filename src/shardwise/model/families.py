@@ -150,7 +150,7 @@ FAMILIES: dict[str, FamilyRule] = {
     ),
     "phi3": FamilyRule(
         read=WINDOWED,
-        numerics=NumericsRule(epsilon=1e-5),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=1.0)),
     ),
     "granite": FamilyRule(
         read={"bias": LLAMA},
@@ -203,7 +203,7 @@ FAMILIES: dict[str, FamilyRule] = {
             "parallel": either("use_parallel_residual", True),
             "separate_norms": either("use_parallel_residual", True),
         },
-        numerics=NumericsRule(epsilon=1e-5),
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=0.25)),
     ),
     "opt": FamilyRule(
         fixed={"norm": "layer", "norm_bias": True, "positions": "learned"},

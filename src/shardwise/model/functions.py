@@ -67,7 +67,8 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid_gate": Function(
         (Gradient("sigmoid_gate_dx", (1,)), Gradient("sigmoid_gate_dlogit", (0, 1))), flops_per_element=4
     ),
-    # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back
+    # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back. Counted as if
+    # all pairs turned (`Rotary.part`): the whole head is read and written, which is what it takes time for
     "rotary": Function((Gradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
     "rotary_back": Function((None, None), linear=(0,), flops_per_element=6),
     # Gated and plain MLP activations (Shazeer 2020; Hendrycks & Gimpel 2016, tanh form; Zhang et al. 2022)

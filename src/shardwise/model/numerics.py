@@ -19,7 +19,8 @@ class Rotary:
     `low` times over that many positions are, and those that turn more than `high` times are kept. Between the two, the share
     that is kept grows linearly with the frequency (Llama 3.1; rope_type llama3 of `transformers`) or falls linearly with the
     pair's `index` (YaRN, Peng et al. 2023, 3.2; rope_type yarn), between indices that are rounded outwards where `rounded`.
-    Cosines and sines are multiplied by `amplitude` (YaRN 3.4; the `attention_factor` of `transformers`).
+    Cosines and sines are multiplied by `amplitude` (YaRN 3.4; the `attention_factor` of `transformers`). Of a head only the first
+    dims turn, a `part` of its width, in place of H above (Black et al. 2022, GPT-NeoX-20B, 2.1); the others stay as they are.
     """
 
     base: float = ROTARY_BASE
@@ -30,6 +31,21 @@ class Rotary:
     ramp: str = FREQUENCY
     rounded: bool = True
     amplitude: float = 1.0
+    part: float = 1.0
+
+    def width(self, head_dim: int) -> int:
+        """How many dims of a head turn, rounded down as `transformers` does.
+
+        >>> Rotary(part=0.5).width(128)
+        64
+        """
+        return int(head_dim * self.part)
+
+    def problem(self, head_dim: int) -> str | None:
+        """What is wrong with it for heads of this width."""
+        if not 0.0 < self.part <= 1.0 or not self.width(head_dim) or self.width(head_dim) % 2:
+            return f"rotary angles on a part = {self.part:g} of a width of {head_dim}; an even number of its dims is required"
+        return None
 
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"

@@ -27,7 +27,7 @@ ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "ac
 NEUTRAL: Mapping[str, Any] = {
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "logit_scale": 1.0,
     "routed_scaling_factor": 1.0, "alibi": False, "clip_qkv": None, "no_rope_layers": None, "quantization_config": None,
-    "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False, "rope_interleave": False,
+    "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False,
     "attn_logit_softcapping": None, "final_logit_softcapping": None, "topk_method": "greedy",
 }  # fmt: skip
 

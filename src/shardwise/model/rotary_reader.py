@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.errors import InputError
@@ -24,12 +24,13 @@ class RotaryRule:
     """How a family spells its angles.
 
     `theta` is the default of their base, `local_theta` that of layers with a window, where they have angles of their own, `part`
-    the share of a head's width that they turn. `scaled`: the family multiplies scores by the square of YaRN's `mscale_all_dim`.
+    that of the share of a head's width that they turn (None: its code turns all of it, whatever a config says). `scaled`: the
+    family multiplies scores by the square of YaRN's `mscale_all_dim`.
     """
 
     theta: float = 10_000.0
     local_theta: float | None = None
-    part: float = 1.0
+    part: float | None = None
     scaled: bool = False
 
 
@@ -44,11 +45,11 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
     found = config.get("rope_parameters") or {}
     whole = _older(config, rule)
     if rule.local_theta is None:
-        rotary, unread = _rotary({**whole, **found}, config)
+        rotary, unread = _rotary({**whole, **found}, config, rule)
         return rotary, None, unread
     local = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
     (rotary, unread), (near, also) = (
-        _rotary(one, config) for one in (found.get(FULL, whole), found.get(SLIDING, local))
+        _rotary(one, config, rule) for one in (found.get(FULL, whole), found.get(SLIDING, local))
     )
     return rotary, near, (*unread, *also)
 
@@ -72,7 +73,7 @@ def _older(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
     """The parameters as older configs write them: `rope_theta` and `rope_scaling`."""
     keys = ("partial_rotary_factor", "rotary_pct")
     part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
-    named = {} if part == 1.0 else {"partial_rotary_factor": part}
+    named = {} if part is None else {"partial_rotary_factor": part}
     return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **(config.get("rope_scaling") or {})}
 
 
@@ -80,19 +81,24 @@ def _kind(found: Mapping[str, Any]) -> Any:
     return found.get("rope_type", found.get("type", "default"))
 
 
-def _rotary(found: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
-    kind = _kind(found)
-    part = found.get("partial_rotary_factor", found.get("rotary_pct", 1.0))
-    unread = (f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()
-    base = _number(found, "rope_theta")
+def _rotary(found: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule) -> tuple[Rotary, tuple[str, ...]]:
+    part = _number({"partial_rotary_factor": 1.0, **found}, "partial_rotary_factor")
+    rotary, unread = _angles(found, config)
+    if rule.part is not None:
+        return replace(rotary, part=part), unread
+    return rotary, (*((f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()), *unread)
+
+
+def _angles(found: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
+    kind, base = _kind(found), _number(found, "rope_theta")
     if kind not in ROTARY_KINDS:
-        return Rotary(base=base), (*unread, f"rotary angles of type {kind!r}")
+        return Rotary(base=base), (f"rotary angles of type {kind!r}",)
     if kind == "default":
-        return Rotary(base=base), unread
+        return Rotary(base=base), ()
     factor = _number(found, "factor")
     if kind == "linear":
-        return Rotary(base=base, factor=factor), unread
-    return (_llama3 if kind == "llama3" else _yarn)(found, config, base, factor), unread
+        return Rotary(base=base, factor=factor), ()
+    return (_llama3 if kind == "llama3" else _yarn)(found, config, base, factor), ()
 
 
 def _llama3(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:

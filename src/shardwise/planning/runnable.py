@@ -25,12 +25,23 @@ def _router_problem(architecture: Architecture) -> str | None:
     return chosen[0].problem(*chosen[1:]) if architecture.num_experts else None
 
 
+def rotary_problem(architecture: Architecture) -> str | None:
+    """What is wrong with a model's rotary angles for the width of its heads."""
+    width = architecture.rope_head_dim or architecture.head_dim
+    return architecture.numerics.rotary.problem(width) if architecture.structure.rotates else None
+
+
 # The engine's requirements on degrees, beyond legality.
 RUNNABLE_RULES: tuple[Rule, ...] = (
     Rule(
         "groups_of_experts",
         lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),  # one truth value for each row of a search
         lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
+    ),
+    Rule(
+        "rotary_pairs",
+        lambda a, j, n, d: (d["tp"] > 0) & (rotary_problem(a) is None),
+        lambda a, j, n, d: f"{rotary_problem(a)}; plan again with another width of heads",
     ),
     Rule(
         "async_tp_by_schedule",

@@ -119,6 +119,8 @@ def test_values_of_some_released_models() -> None:
         factor=40.0, original_positions=4096, low=1.0, high=32.0, ramp="index", amplitude=1.0
     )
     assert sw.load_model("gpt-oss-20b").numerics.rotary.rounded is False
+    found = {name: sw.load_model(name).numerics for name in ("glm-4.5", "glm-4.5-air", "gpt-neox-20b")}
+    assert [(one.rotary.part, one.unread) for one in found.values()] == [(0.5, ()), (0.5, ()), (0.25, ())]
 
 
 def test_routers_with_groups_of_experts() -> None:

@@ -55,15 +55,21 @@ def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor], sign: float = 1.0) -> Tensor:
-    """x [B, T, ..., H] with the first half of each head turned against the second, by cosines and sines [T or B T, ..., H/2]."""
+    """x [B, T, ..., H] with the first half of each head turned against the second, by cosines and sines [T or B T, ..., H/2].
+
+    With fewer of these the first dims of a head alone are turned, two for each angle, and the others stay as they are.
+    """
     cos, sin = (table.reshape(*table.shape[:-1], *(1,) * (x.dim() - 3), table.shape[-1]) for table in angles)
-    first, second = x.chunk(2, dim=-1)
+    half = cos.shape[-1]
+    parts = half, half, x.shape[-1] - 2 * half
+    first, second, rest = torch.split_with_sizes(x, parts, dim=-1)
     if torch.compiler.is_compiling():  # which loses what is written through `out=` to a view
-        return torch.cat((first * cos - sign * second * sin, second * cos + sign * first * sin), dim=-1)
+        return torch.cat((first * cos - sign * second * sin, second * cos + sign * first * sin, rest), dim=-1)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    to_first, to_second = out.chunk(2, dim=-1)
+    to_first, to_second, to_rest = torch.split_with_sizes(out, parts, dim=-1)
     torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=to_second).addcmul_(first, sin, value=sign)
+    to_rest.copy_(rest)
     return out
 
 

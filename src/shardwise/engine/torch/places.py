@@ -10,7 +10,9 @@ from torch import Tensor
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.model.numerics import FREQUENCY, INDEX, Rotary
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, H/2] or [B, T, H/2]
+Rotation = tuple[
+    Tensor, Tensor
+]  # cosines and sines of the pairs that turn, at most H/2 of them: [T, H/2] or [B, T, H/2]
 NO_WIDTH = 0.001  # of a ramp whose ends are one index: a step (`_compute_yarn_parameters` of transformers 5.23)
 
 
@@ -25,8 +27,8 @@ def positions_of(length: int, document_ids: Tensor | None, device: torch.device)
 
 
 def frequencies(head_dim: int, rotary: Rotary, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Angle of each pair of a head per position, [H/2]."""
-    half = head_dim // 2
+    """Angle per position of each pair of a head that turns, [H/2] where all of it does."""
+    half = rotary.width(head_dim) // 2
     found = rotary.base ** (-torch.arange(half, dtype=dtype, device=device) / half)
     if not rotary.original_positions:
         return found / rotary.factor

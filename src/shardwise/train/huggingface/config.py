@@ -12,6 +12,7 @@ from shardwise.model.families import FAMILIES as RULES
 from shardwise.model.huggingface import parse_config
 from shardwise.model.numerics_reader import ACTIVATIONS
 from shardwise.model.rotary_reader import FULL, SLIDING
+from shardwise.planning.runnable import rotary_problem
 from shardwise.train.huggingface.names import FAMILIES, StoredFamily
 from shardwise.train.huggingface.rotary import write_rotaries
 
@@ -26,11 +27,12 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
     config = {**family.silent, **config}
     architecture = parse_config(config, name=name)
     require(list(_problems(config, architecture, family)))
-    return architecture, family
+    return architecture, replace(family, side_by_side=bool(config.get("rope_interleave")))
 
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: StoredFamily) -> Iterator[str]:
     yield from (f"model: the config sets {what}, which is not known here" for what in architecture.numerics.unread)
+    yield from (f"model: {problem}" for problem in filter(None, [rotary_problem(architecture)]))
     for key, value in family.needed.items():
         if config.get(key, value) != value:
             yield f"model: the config has {key} = {config[key]!r}; {value!r}, which this family's code has in places, is required"
@@ -110,12 +112,15 @@ def _experts(architecture: Architecture, family: StoredFamily) -> dict[str, Any]
 
 
 def _latent(architecture: Architecture) -> dict[str, Any]:
-    """Fields of latent attention; a head's width is there that of its rotary part."""
+    """Fields of latent attention; a head's width is there that of its rotary part.
+
+    Pairs that turn together lie side by side, as in the files of DeepSeek-V3, whose own code knows no other order.
+    """
     return {
         "q_lora_rank": architecture.q_lora_rank or None, "kv_lora_rank": architecture.kv_lora_rank,
         "qk_rope_head_dim": architecture.rope_head_dim, "head_dim": architecture.rope_head_dim,
         "qk_nope_head_dim": architecture.head_dim - architecture.rope_head_dim, "v_head_dim": architecture.v_head_dim,
-        "rope_interleave": False,
+        "rope_interleave": True,
     }  # fmt: skip
 
 

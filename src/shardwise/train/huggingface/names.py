@@ -99,8 +99,9 @@ class StoredFamily:
 
     `elsewhere` are names in a block that the other families do not have. `layer_types`: the config lists each layer's kind.
     `experts` are the keys of their number and width, `balance_bias` the name of the bias of a router's choice ("": it has none).
-    `silent` is what a config means that does not say it, `needed` what its code has whatever the config says. How it spells
-    constants of its arithmetic: `FamilyRule.numerics`.
+    `silent` is what a config means that does not say it, `needed` what its code has whatever the config says. `side_by_side`: the
+    two dims of a pair that turns (of R, in latent attention) are neighbours, and not one of either half. How it spells constants
+    of its arithmetic: `FamilyRule.numerics`.
     """
 
     built_as: str
@@ -111,15 +112,22 @@ class StoredFamily:
     balance_bias: str = ""
     silent: Mapping[str, Any] = field(default_factory=dict)
     needed: Mapping[str, Any] = field(default_factory=dict)
+    side_by_side: bool = False
 
     @property
     def naming(self) -> Naming:
         """Where it keeps each weight."""
         return Naming(
-            title=self.built_as, ends=_ENDS, block={**_ATTENTION, **_MLP, **_EXPERTS, **self.elsewhere}, layer=LAYER,
-            direct=_DIRECT, module=LAYER, predict=_PREDICT, copies=dict.fromkeys(PREDICTS, _COPIES),
+            title=self.built_as, ends=_ENDS, block=self._placed({**_ATTENTION, **_MLP, **_EXPERTS, **self.elsewhere}),
+            layer=LAYER, direct=self._placed(_DIRECT), module=LAYER, predict=_PREDICT, copies=dict.fromkeys(PREDICTS, _COPIES),
             balance_bias=Stored(self.balance_bias) if self.balance_bias else None,
         )  # fmt: skip
+
+    def _placed(self, names: Mapping[str, Stored]) -> Mapping[str, Stored]:
+        """The names, with the dims that turn in the family's order."""
+        if not self.side_by_side:
+            return names
+        return {weight: Stored(stored.name, stored.layout.replace("R", "R~")) for weight, stored in names.items()}
 
 
 _DEEPSEEK_EXPERTS = ("n_routed_experts", "moe_intermediate_size")

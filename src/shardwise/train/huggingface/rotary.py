@@ -13,7 +13,9 @@ MSCALE_DIGITS = 9  # more than any config has
 
 def write_rotaries(numerics: Numerics, rule: RotaryRule, head_dim: int) -> dict[str, Any]:
     """The value of `rope_parameters`: of a family whose layers with a window have angles of their own, both."""
-    whole = _written(numerics.rotary) | ({"partial_rotary_factor": 1.0} if rule.part != 1.0 else {})
+    whole = _written(numerics.rotary)
+    if rule.part is not None:
+        whole["partial_rotary_factor"] = numerics.rotary.part
     if rule.local_theta is not None:
         return {FULL: whole, SLIDING: _written(numerics.local_rotary or numerics.rotary)}
     if rule.scaled and numerics.attention_scale is not None and numerics.rotary.factor > 1.0:

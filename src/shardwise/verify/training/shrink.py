@@ -156,10 +156,17 @@ def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
     more = 2 if tp_rep == 1 and (kv > of_plan * exchanged[0] or layout.tp < planned.tp) else 1
     num_kv_heads = tp_kv * exchanged[1] * more
     num_heads = num_kv_heads * tp_rep * (2 if group > planned.tp // of_plan else 1)
-    sizes = {"num_kv_heads": num_kv_heads, "num_heads": num_heads, "d_model": 12, "head_dim": 4}
+    sizes = {"num_kv_heads": num_kv_heads, "num_heads": num_heads, "d_model": 12, "head_dim": _head_dim(architecture)}
     if architecture.kv_lora_rank:
         sizes |= {"head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 3}
     return {**sizes, "q_lora_rank": min(architecture.q_lora_rank, 3), "lora_rank": min(architecture.lora_rank, 2)}
+
+
+def _head_dim(architecture: Architecture) -> int:
+    """Two pairs or more, of which rotary angles turn a whole number."""
+    rotary = architecture.numerics.rotary
+    found = (width for width in range(4, architecture.head_dim, 4) if not rotary.problem(width))
+    return next(found, architecture.head_dim)
 
 
 def _widths(architecture: Architecture, planned: Layout, layout: Layout) -> dict[str, Any]:
