@@ -1,1 +1,1 @@
-"""Chips, clusters of them, what was measured of both, and the catalogue."""
+"""Chips, clusters of them, their measurements, and the catalogue."""

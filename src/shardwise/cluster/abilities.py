@@ -1,4 +1,4 @@
-"""What a software stack can run, as `measured/stacks.toml` says it; the rules of `planning.abilities` say what it means."""
+"""What a software stack supports, from `measured/stacks.toml`; the rules of `planning.abilities` apply it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def abilities_of(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities
 
 
 def any_of(several: Iterable[Abilities], source: str) -> Abilities:
-    """What at least one of several stacks can run."""
+    """What at least one of several stacks supports."""
     every = list(several)
     found: dict[str, Any] = {}
     for name, first in every[0].items():

@@ -22,10 +22,10 @@ LOWEST_CLOCK, HIGHEST_CLOCK = 0.1, 1.5  # over the usual one: no chip that train
 
 
 class Constant(NamedTuple):
-    """A constant: whose it is, its bounds, and where it is expected before anything is measured.
+    """A constant: the chip's or the stack's, its bounds, and its prior before anything is measured.
 
-    It is fitted on a line without bounds (`free`): its logarithm where it is a size, its logit between the bounds where it
-    is a part of something. `width` is the standard deviation of the prior there.
+    It is fitted on an unbounded scale (`free`): its logarithm for a size, its logit between the bounds for a fraction. `width`
+    is the standard deviation of the prior on that scale.
     """
 
     owner: Owner
@@ -37,19 +37,19 @@ class Constant(NamedTuple):
     meaning: str
 
     def worse(self, name: str, value: float, scale: float) -> float:
-        """The value so much worse (`scale` below 1) as its bounds allow: rates are lower, all else is more."""
+        """The value made worse (`scale` below 1) within its bounds: rates decrease, all else increases."""
         other = value * scale if name.endswith("_fraction") else value / scale
         return min(max(other, self.low), self.high)
 
     def free(self, value: float) -> float:
-        """Where a value lies on the line without bounds."""
+        """The value on the unbounded scale."""
         if self.is_size:
             return math.log(value)
         part = (value - self.low) / (self.high - self.low)
         return math.log(part / (1.0 - part))
 
     def value(self, free: Value) -> Value:
-        """The value at a point (or an array of points) of the line."""
+        """The value at a point (or an array of points) of the unbounded scale."""
         import numpy as np
 
         if self.is_size:
@@ -57,7 +57,7 @@ class Constant(NamedTuple):
         return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
 
     def slope(self, free: float) -> float:
-        """How much the value changes with the point of the line."""
+        """The derivative of the value at the point of the unbounded scale."""
         value = float(self.value(free))
         return value if self.is_size else (value - self.low) * (self.high - value) / (self.high - self.low)
 
@@ -173,7 +173,7 @@ class Calibration:
         return (step_s * found[0], step_s * found[1]) if found else None
 
     def caveat(self, *, moe: bool) -> str | None:
-        """Why the interval of a prediction for a kind of model is not the stack's own; None where it is."""
+        """Why the prediction interval for a kind of model is not the stack's own; None where it is."""
         return self.spread_notes.get(SPREAD_OF[moe])
 
     def __getitem__(self, name: str) -> float:
@@ -182,7 +182,7 @@ class Calibration:
 
 
 def unscaled(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
-    """The network of which `scaled` made this one, with fractions of 1: what they were it has not kept."""
+    """The network from which `scaled` made this one, with fractions of 1: the original fractions are not kept."""
     if isinstance(topology, Switched):
         return scaled(topology, 1.0, 1.0)
     return scaled(topology, 1.0 / link_fraction, 1.0 / network_fraction)

@@ -1,4 +1,4 @@
-"""One accelerator: what it computes, remembers and moves, each value with its source."""
+"""One accelerator: its compute, memory and links, each value with its source."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Chip:
         require(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
-        """Numbers that no chip can have."""
+        """Numbers that are impossible for a chip."""
         chip = f"chip {self.name}"
         if not self.peak_flops_per_s:
             yield f"{chip}: peak_flops_per_s is empty; the dense peak of one number format or more is required"

@@ -42,7 +42,7 @@ def chip_names() -> tuple[str, ...]:
 
 
 def catalogue_entry(name: str) -> Entry:
-    """A chip's table as the catalogue has it. Raises `InputError` that lists the names."""
+    """A chip's table in the catalogue. Raises `InputError` that lists the names."""
     if name == LOCAL:
         raise InputError(f"chip: found {name!r}; {LOCAL_IS}, whose values are those of the chip 'cpu'")
     if name not in _chips():
@@ -84,7 +84,7 @@ def clock_under(chip: Chip, usual: Chip) -> float:
 
 
 def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> Chip:
-    """A chip from a table of its fields; what is left out is the base's. Raises `InputError` with all problems."""
+    """A chip from a table of its fields; fields that are left out are the base's. Raises `InputError` with all problems."""
     reader = TableReader(where, table, CHIP_KEYS)
     if not isinstance(name, str):
         reader.problems.append(f"{where}: name: found {shown(name)}; a text is required")

@@ -1,4 +1,5 @@
-"""A cluster: so many of one chip on a network. Shorthand: `tpu-v5p:16x20x28`, `tpu-v5e:16x16*4`, `h100:512`, `local:4`."""
+"""A cluster: a number of chips of one kind on a network. Shorthand: `tpu-v5p:16x20x28`, `tpu-v5e:16x16*4`, `h100:512`,
+`local:4`."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ _SHORTHAND = re.compile(
 
 
 class Shorthand(NamedTuple):
-    """What a shorthand says: the chip, the shape of a slice (or a count), whether it is twisted, and how many slices."""
+    """The parts of a shorthand: the chip, the shape of a slice (or a count), whether it is twisted, and the number of slices."""
 
     chip: str
     shape: tuple[int, ...]
@@ -102,6 +103,6 @@ def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | No
 
 
 def nearest(count: int, groups: Sequence[int], host: int) -> tuple[int, int]:
-    """The nearest counts below and above that come out even."""
+    """The nearest counts below and above that divide evenly."""
     below = next(low for low in range(count, 0, -1) if spread(low, groups, host))
     return below, next(high for high in range(count, 2 * count + 2 * max(groups)) if spread(high, groups, host))

@@ -42,7 +42,8 @@ def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
 
 
 def reached(own: Own, stack: Stack | None = None) -> Cluster:
-    """The cluster at what it reaches: as was measured on it, or as published runs of a stack say; nominal without either.
+    """The cluster at the rates that it reaches: as measured on it, or as published runs of a stack show; nominal without
+    either.
 
     Raises `InputError` where there are both.
     """
@@ -58,7 +59,7 @@ def reached(own: Own, stack: Stack | None = None) -> Cluster:
 
 
 def load_own(text: str) -> Own:
-    """The same with nominal rates and what was measured apart."""
+    """The cluster at nominal rates, with its measurements apart."""
     if _is_file(text):
         return read_cluster(text.strip())
     asked = parse_shorthand(text)
@@ -69,7 +70,7 @@ def load_own(text: str) -> Own:
 
 
 def _local(text: str, asked: Shorthand) -> Cluster:
-    """Processes that share one host: each has an equal part of it, and what one sends another reads from memory.
+    """Processes that share one host: each has an equal part of it, and data sent by one is read from memory by another.
 
     Assumes: every byte sent is written once and read once, so half of the memory's bandwidth; no latency. A bound.
     """

@@ -1,4 +1,4 @@
-"""The network that so many devices of a chip of the catalogue form: a torus, pods of it, or tiers of switches."""
+"""The network of a number of devices of a catalogue chip: a torus, pods of it, or tiers of switches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
 
 
 def tiers_over(network: Switched, chip: Chip, count: int) -> Switched | None:
-    """The same tiers over another number of devices; None where they do not come out even."""
+    """The same tiers over another number of devices; None where they do not divide evenly."""
     groups = [tier.size for tier in network.tiers[:-1]]
     sizes = spread(count, groups, chip.devices_per_host or network.tiers[0].size)
     if sizes is None:
@@ -90,7 +90,7 @@ def torus_of(name: str, entry: Entry, shape: tuple[int, ...], *, twisted: bool =
 
 
 def _check_twist(name: str, entry: Entry, shape: tuple[int, ...]) -> None:
-    """Refuse a twisted slice that the vendor does not have."""
+    """Refuse a twisted slice that the vendor does not offer."""
     shown = "x".join(map(str, shape))
     if not entry["torus"].get("twists"):
         known = ", ".join(chip for chip in chip_names() if catalogue_entry(chip).get("torus", {}).get("twists"))

@@ -25,7 +25,7 @@ _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
 
 class Own(NamedTuple):
-    """What a file says: the cluster at nominal rates, and what was measured."""
+    """Contents of a file: the cluster at nominal rates, and its measurements."""
 
     nominal: Cluster
     calibration: Calibration | None
@@ -121,7 +121,7 @@ def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
 
 
 def _own_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
-    """The torus, or so many pods of it."""
+    """The torus, or a number of pods of it."""
     num_pods = reader.size("pods") if "pods" in reader.table else 1
     if num_pods == 1 or torus is None or chip is None:
         return torus

@@ -47,10 +47,10 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
 
 
 def _shipped(table: TableReader, chip: Chip | None) -> Calibration | None:
-    """What published runs say about the chip under the stack that the table names."""
+    """The calibration from published runs for the chip under the stack that the table names."""
     try:
         return calibration_of(chip.catalogued if chip else "", stack_named(table.table.get("stack", "")))
-    except (InputError, TypeError):  # no such name, or no text
+    except (InputError, TypeError):  # no such name, or not text
         table.wrong("stack", f"one of {', '.join(stack_names())}")
         return None
 

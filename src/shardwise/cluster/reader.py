@@ -31,7 +31,7 @@ class TableReader:
                 )
 
     def wrong(self, key: str, required: str) -> None:
-        """Note that a value is not what is required."""
+        """Record that a value is not what is required."""
         found = f"found {shown(self.table[key])}" if key in self.table else "missing"
         self.problems.append(f"{self.where}: {key}: {found}; {required} is required")
 
@@ -76,7 +76,7 @@ class TableReader:
     def _number(self, key: str, allowed: Callable[[float], bool], required: str, unit: str | None = None) -> float:
         try:
             value = parse_quantity(self.table[key], unit=unit_of(key) if unit is None else unit)
-        except (KeyError, InputError, OverflowError, ValueError):  # missing, no number, or one of too many digits
+        except (KeyError, InputError, OverflowError, ValueError):  # missing, not a number, or one of too many digits
             value = math.nan
         if not allowed(value):
             self.wrong(key, required)

@@ -55,7 +55,7 @@ def _network_values(
 
 
 def cluster_values(text: str) -> list[SourcedValue]:
-    """A cluster, its network and its chip. Raises `InputError` for what is no cluster."""
+    """A cluster, its network and its chip. Raises `InputError` for a text that is not a cluster."""
     cluster = load_cluster(text)
     own = text.strip() if text.strip().lower().endswith(".toml") else ""
     sources = {} if own else _network_sources(cluster.chip.name)
@@ -81,7 +81,7 @@ def _links(topology: Topology) -> dict[str, Any]:
 
 
 def _pods_source(chip: Chip) -> str:
-    """Where the rate between pods comes from."""
+    """The source of the rate between pods."""
     host = " x ".join(map(str, chip.host_shape or ()))
     return f"an equal part for each chip of a host of {host}: {chip.sources.get('dcn_bytes_per_s_per_host', '')}"
 

@@ -1,4 +1,4 @@
-"""Every value of a software stack, with its source: what its table says, and the constants of its predictions."""
+"""Every value of a software stack, with its source: the values of its table, and the constants of its predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN = "cluster/measured/stacks.toml"
 
 
 class StackConstant(NamedTuple):
-    """A constant of a stack or of a chip: its value, one standard deviation around it, what it means, where it is from."""
+    """A constant of a stack or of a chip: its value, one standard deviation around it, its meaning, its source."""
 
     owner: str
     name: str
@@ -37,7 +37,7 @@ def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
 
 
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
-    """The stack as its table says, what it runs, and its constants; each with its meaning and how sure it is."""
+    """The stack of the table, what it supports, and its constants; each with its meaning and uncertainty."""
     stack = stack_named(name)
     facts = ("kind", "unfused_attention", "overlaps_tp")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), OWN) for fact in facts]

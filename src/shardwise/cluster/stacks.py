@@ -100,11 +100,11 @@ class Stack:
 
     @property
     def policy(self) -> IssuePolicy:
-        """Which collectives it issues."""
+        """The collectives that it issues, as a policy."""
         return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind])
 
     def prior(self, constant: str) -> float:
-        """Where a constant of the stack is expected before it is measured."""
+        """The prior of a constant of the stack."""
         return KINDS[self.kind].get(constant, CONSTANTS[constant].prior)
 
 
@@ -115,12 +115,12 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 @lru_cache(maxsize=1)
 def fitted() -> Mapping[str, Any]:
-    """What the published runs gave: constants by chip and by stack, their widths, the spread of predictions."""
+    """The results of the fit: constants by chip and by stack, their widths, the spread of predictions."""
     return tomllib.loads(MEASURED.joinpath("constants.toml").read_text(encoding="utf-8"))
 
 
 def stack_names() -> tuple[str, ...]:
-    """Stacks that published runs measured, and the kinds that stand for others."""
+    """Stacks that published runs measured, and the kinds that represent others."""
     return (*_table(), *KINDS)
 
 
@@ -147,24 +147,24 @@ def stack_named(name: str) -> Stack:
 
 @lru_cache(maxsize=len(KINDS))
 def _abilities_of_kind(kind: str) -> Abilities:
-    """What at least one of the stacks of a kind can run: software of that kind is not known any better."""
+    """What at least one of the stacks of a kind supports: no more is known of software of that kind."""
     names = [name for name, entry in _table().items() if entry["kind"] == kind and _says(entry)]
     return any_of([abilities_of(_table(), name) for name in names], f"any of {', '.join(names)}")
 
 
 def _abilities(name: str) -> Abilities:
-    """What a stack of the table can run; where its table does not say, what others of its kind do."""
+    """What a stack of the table supports; where its table does not say, what others of its kind support."""
     entry = _table()[name]
     return abilities_of(_table(), name) if _says(entry) else _abilities_of_kind(entry["kind"])
 
 
 def _says(entry: Mapping[str, Any]) -> bool:
-    """Whether a stack's table says what it can run."""
+    """Whether a stack's table says what it supports."""
     return "runs" in entry or "as" in entry
 
 
 def typical_stack(chip: Chip) -> Stack | None:
-    """The stack that a chip is taken to run where none is named; None for a host, and for chips of a vendor not known."""
+    """The typical stack of a chip; None for a host, and for chips of an unknown vendor."""
     return stack_named(TYPICAL[chip.platform]) if chip.platform else None
 
 
@@ -178,7 +178,7 @@ def stack_of_software(text: str) -> Stack:
 
 
 class Fitted(NamedTuple):
-    """A constant as it is known: its value, its standard deviation on the line without bounds, and where both are from."""
+    """An estimated constant: its value, its standard deviation on the unbounded scale, and the source of both."""
 
     value: float
     deviation: float
@@ -186,17 +186,17 @@ class Fitted(NamedTuple):
 
 
 def stands_for(chip: str) -> str | None:
-    """The chip with published runs whose constants a chip has: itself, the one that it is like, or None."""
+    """The chip with published runs whose constants a chip uses: itself, the one that it resembles, or None."""
     return next((name for name in (chip, LIKE.get(chip)) if name in fitted()["chips"]), None)
 
 
 def is_measured(stack: Stack) -> bool:
-    """Whether published runs are of the stack, rather than of others of its kind."""
+    """Whether published runs are of the stack itself, not only of others of its kind."""
     return stack.known and stack.name in fitted()["stacks"]
 
 
 def constants_known(chip: str, stack: Stack) -> dict[str, Fitted]:
-    """The twelve constants of a chip under a stack: as fitted, else those of the chip that it is like, else the priors."""
+    """The twelve constants of a chip under a stack: as fitted, else those of the chip that it resembles, else the priors."""
     like = stands_for(chip)
     entries = {"chip": fitted()["chips"].get(like, {}), "stack": fitted()["stacks"].get(stack.name, {})}
     sources = {
@@ -233,9 +233,9 @@ def constants_of(chip: str, stack: Stack) -> dict[str, float]:
 
 
 def calibration_of(chip: str, stack: Stack) -> Calibration:
-    """What published runs say about a chip under a stack, with the spread of predictions for what is known or not.
+    """The calibration from published runs of a chip under a stack, with the spread of predictions for known or unknown stacks.
 
-    `spread_notes` name what no run was of, or too few, and what stands for it.
+    `spread_notes` name what had no runs, or too few, and what is used instead.
     """
     spread = {
         kind: fitted()["spread"]["known" if num_runs(chip, stack, kind) >= KNOWN else "unknown"][kind]
@@ -250,14 +250,14 @@ def calibration_of(chip: str, stack: Stack) -> Calibration:
 
 
 def _spread_notes(chip: str, stack: Stack) -> dict[str, str]:
-    """By kind of model why the spread is that of an unknown stack; of kinds whose own it is nothing."""
+    """By kind of model, why the spread is that of an unknown stack; kinds with their own spread are left out."""
     without, few = tuple(_without_runs(chip, stack)), dict(_few_runs(chip, stack))
     found = {kind: "; ".join((*without, *([few[kind]] if kind in few else []))) for kind in SPREAD_OF}
     return {kind: note for kind, note in found.items() if note}
 
 
 def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
-    """What no published run was of, and what stands for it."""
+    """What had no published runs, and what is used instead."""
     like = stands_for(chip)
     if like is None:
         yield f"no published run is of {chip}, which has what is expected of any chip"
@@ -295,7 +295,7 @@ def predicted(cluster: Cluster, stack: Stack) -> Cluster:
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """The cluster with what was measured. Takes the place of a calibration that the cluster has."""
+    """The cluster with a calibration, which replaces the one that it has."""
     return replace(cluster, calibration=calibration)
 
 

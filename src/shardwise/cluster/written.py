@@ -1,4 +1,4 @@
-"""A cluster as a TOML file that `load_cluster` reads (docs/extending.md), with what was measured on it."""
+"""A cluster as a TOML file that `load_cluster` reads (docs/extending.md), with its measurements."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _chip_alone(chip: Chip) -> Iterator[str]:
 
 
 def _chip_table(chip: Chip) -> Iterator[str]:
-    """What differs from the catalogue's chip, or from what a chip has when nothing is said."""
+    """Values that differ from the catalogue's chip, or from a chip's defaults."""
     if _is_of_catalogue(chip):
         return
     base = chip.base

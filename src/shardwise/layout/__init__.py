@@ -1,1 +1,1 @@
-"""Layouts: their degrees and choices, where they are placed, and which are legal."""
+"""Layouts: their degrees and choices, their placement, and which are legal."""

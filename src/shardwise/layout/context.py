@@ -12,12 +12,12 @@ from shardwise.errors import chosen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What the variant is to the rest.
+    """A variant of context parallelism.
 
-    `structure`: the variant that the derivation knows; which positions a rank has makes no difference to it, so both rings are
+    `structure`: the variant that the derivation knows; the positions of a rank make no difference to it, so both rings are
     one. `pieces` of the sequence that a rank takes: one from either end, so that causal work is even, or one. `ring`: keys and
-    values go around in place of being gathered. `exchanges_heads` for the sequence at attention. `waits_for_last`: the rank
-    with the last piece has the most scores, and the others wait for it.
+    values are passed around instead of being gathered. `exchanges_heads` for the sequence at attention. `waits_for_last`: the
+    rank with the last piece has the most scores, and the others wait for it.
     """
 
     structure: str
@@ -27,7 +27,7 @@ class Variant:
     waits_for_last: bool = False
 
 
-# The first is the one that a layout has by default.
+# The first is the default of a layout.
 VARIANTS: dict[str, Variant] = {
     "all_gather": Variant(structure="all_gather"),
     "zigzag": Variant(structure="ring", ring=True),
@@ -37,7 +37,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def variant_names() -> tuple[str, ...]:
-    """All that a layout may name."""
+    """The names that a layout may use."""
     return tuple(VARIANTS)
 
 

@@ -1,4 +1,4 @@
-"""What of a layout the derivation depends on: its structure without its degrees, and the axes that it has.
+"""The part of a layout that the derivation depends on: its structure without its degrees, and its axes.
 
 Atomic axes: `dp`, `fsdp`, `cp`, `tp_kv`, `tp_rep`, `pp`. `tp` is the ordered group (tp_kv, tp_rep): `tp_kv` splits the
 key-value heads, and when `tp` is larger than their number `tp_rep` splits the query heads of each group further.
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def ring(self) -> bool:
-        """Keys and values go around instead of being gathered."""
+        """Whether keys and values are passed around a ring instead of being gathered."""
         return variant_of(self.cp_variant).ring
 
     @property
@@ -67,7 +67,7 @@ def family_of(layout: Layout) -> Family:
 
 
 class Mode(NamedTuple):
-    """Ways to run the same degrees."""
+    """The modes in which the same degrees can run."""
 
     cp_variant: str
     async_tp: bool

@@ -1,4 +1,4 @@
-"""The whole parallel choice of a job, as one value."""
+"""All parallelism choices of a job, as one value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 
 class Offloaded(NamedTuple):
-    """What rests in the memory of the host: moments and master weights; what is kept for the backward pass."""
+    """What is kept in host memory: moments and master weights; activations saved for the backward pass."""
 
     optimizer: bool
     activations: bool
@@ -35,7 +35,7 @@ AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
 def offloaded_by(offload: str) -> Offloaded:
-    """What a choice of offload keeps on the host. Raises `InputError` that lists the names."""
+    """What a choice of offload keeps in host memory. Raises `InputError` that lists the names."""
     return chosen(OFFLOADED, offload, "offload")
 
 
@@ -86,9 +86,9 @@ class Layout:
     def parse(cls, text: str) -> Layout:
         """A layout from words, KEY=VALUE with the names of its fields; `str` of a layout is such a text.
 
-        What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the schedule that
-        goes with the stages. A placement is written AXES@LEVELS, axes from the innermost, then levels of the network. Raises
-        `InputError` for words that are not known, and for values that no layout has.
+        Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the natural
+        schedule for the stages. A placement is written AXES@LEVELS, axes from the innermost, then levels of the network.
+        Raises `InputError` for unknown words, and for values that no layout has.
 
         >>> layout = Layout.parse("tp=8 pp=4 fsdp=16 recompute=selective")
         >>> layout.num_devices, layout.zero_stage, layout.sequence_parallel, layout.schedule

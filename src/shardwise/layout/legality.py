@@ -1,4 +1,4 @@
-"""Which layouts can run at all. Each rule says what it requires and the fix; the same rules count in a search."""
+"""Which layouts can run at all. Each rule states its requirement and the fix; searches apply the same rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Degrees = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and what would do."""
+    """A rule: `legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and the fix."""
 
     name: str
     legal: Callable[[Architecture, Job, int, Degrees], Value]
@@ -64,7 +64,7 @@ def _pieces(degrees: Degrees) -> int:
 
 
 def _variant(degrees: Degrees) -> Variant:
-    """The variant that is meant by its number among the choices."""
+    """The variant with this index among the choices."""
     return variant_of(variant_names()[degrees["cp_variant"]])
 
 
@@ -76,14 +76,14 @@ def _borrows_evenly(degrees: Degrees) -> Value:
 
 
 def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
-    """Degrees of ep that divide what they are borrowed from, and the experts."""
+    """Degrees of ep that divide both the experts and the axes that they are taken from."""
     most = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
     fitting = (n for n in range(1, most + 1) if most % n == 0 and architecture.num_experts % n == 0)
     return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
 def no_experts(architecture: Architecture, ep: Value) -> str:
-    """What is wrong with a degree of ep, or an etp, of a dense model."""
+    """What is wrong with a degree of ep, or with an etp, for a dense model."""
     return f"{architecture.name} has no experts for ep = {ep} or an etp to split; leave both out"
 
 
@@ -96,7 +96,7 @@ def _takes_micro_batches(job: Job, degrees: Degrees) -> Value:
 
 
 def _micro_batches_of(job: Job, degrees: Degrees) -> str:
-    """What a schedule requires of its micro-batches, and what there is."""
+    """A schedule's requirement on micro-batches, and the number found."""
     schedule, pp, virtual = degrees["schedule"], degrees["pp"], degrees["num_virtual_stages"]
     form = schedule_of(schedule)
     fewest, multiple = form.fewest(pp, virtual), form.multiple(pp, virtual)
@@ -110,14 +110,14 @@ def _micro_batches_of(job: Job, degrees: Degrees) -> str:
 
 
 def _fitting_virtual_stages(degrees: Degrees) -> str:
-    """The fewest virtual stages that a schedule does go with; empty where there are none."""
+    """The smallest number of virtual stages that a schedule allows; empty where there is none."""
     goes_with, pp = schedule_of(degrees["schedule"]).goes_with, degrees["pp"]
     fewest = next((virtual for virtual in (1, 2) if goes_with(pp, virtual)), None)
     return f", or num_virtual_stages={fewest}" if fewest else ""
 
 
 def _fill(num_devices: int, degrees: Degrees) -> str:
-    """What degree of fsdp would use all devices, if one does."""
+    """The degree of fsdp that would use all devices, if there is one."""
     others = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
     if num_devices % others == 0:
         return f"with the other degrees as they are, fsdp = {num_devices // others} would fill it"
@@ -335,7 +335,7 @@ def possible_modes(
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
-    """What is wrong with a layout, every rule at once; empty when it can run."""
+    """Everything that is wrong with a layout, by every rule; empty when it can run."""
     degrees = degrees_of(layout)
     found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
@@ -348,7 +348,7 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
 
 
 def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
-    """What is wrong with the layers of each stage, where they are given."""
+    """What is wrong with the layers per stage, where they are given."""
     layers = layout.layers_per_stage
     if layers is None:
         return []

@@ -1,4 +1,4 @@
-"""A layout as every payload of `--json` has it."""
+"""A layout as it is in every payload of `--json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.schema import Fields
 
 
 class Cuts(TypedDict):
-    """What each axis takes of each level of the network."""
+    """The part of each network level that each axis takes."""
 
     cuts: dict[str, list[int]]
 

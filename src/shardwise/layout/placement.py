@@ -59,7 +59,7 @@ def placements(topology: Topology) -> tuple[Placement, ...]:
 
 
 def _levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tiers, or the axes of the torus, and the level of its pods if it has any."""
+    """The tiers, or the axes of the torus, and the level of its pods if any."""
     levels = tuple(range(len(topology.levels)))
     return (levels[:-1], levels[-1:]) if isinstance(topology, Pods) else (levels, ())
 

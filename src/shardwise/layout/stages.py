@@ -23,12 +23,12 @@ MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
 
 
 def stages_on_ranks(layout: Layout) -> Placement:
-    """On which rank along `pp` each virtual stage of a layout is."""
+    """The rank along `pp` of each virtual stage of a layout."""
     return schedule_of(layout.schedule).placement(layout.pp, layout.num_virtual_stages)
 
 
 def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
-    """Layers on each stage of a layout: those that it gives, or the natural ones."""
+    """Layers on each stage of a layout: the given ones, or the natural ones."""
     return layout.layers_per_stage or layers_per_stage(architecture, stages_on_ranks(layout))
 
 

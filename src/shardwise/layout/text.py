@@ -1,4 +1,4 @@
-"""A layout as people write it, "tp=8 pp=4 fsdp=16 recompute=selective": its words, and what is natural where they say nothing."""
+"""A layout as people write it, "tp=8 pp=4 fsdp=16 recompute=selective": its words, and natural values for the rest."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ())
 
 
 def layout_of(given: Mapping[str, Any]) -> Layout:
-    """The layout with these fields. What is left out takes the natural value: ZeRO-3 where fsdp > 1, sequence parallelism where
-    tp > 1, the schedule that goes with the stages. Raises `InputError` for values that no layout has."""
+    """The layout with these fields. Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism
+    where tp > 1, the natural schedule for the stages. Raises `InputError` for values that no layout has."""
     fsdp, tp, pp = (given.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
     natural = {
         "zero_stage": natural_zero_stage(fsdp), "sequence_parallel": tp > 1,
@@ -49,7 +49,7 @@ def layout_of(given: Mapping[str, Any]) -> Layout:
 
 
 def natural_zero_stage(fsdp: int) -> int:
-    """The ZeRO stage that goes with a degree of fsdp when none is named."""
+    """The natural ZeRO stage for a degree of fsdp."""
     return 3 if fsdp > 1 else 0
 
 

@@ -1,1 +1,1 @@
-"""Architectures, the programs they are made of, and the programs derived from these."""
+"""Architectures, their programs, and the programs derived from these."""

@@ -81,12 +81,12 @@ class Structure:
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has two matrices in."""
+        """Whether the MLP has two input matrices (gate and up)."""
         return chosen(GATED, self.mlp, "mlp")
 
     @property
     def rotates(self) -> bool:
-        """Whether queries and keys are turned by their positions."""
+        """Whether queries and keys are rotated by their positions."""
         return chosen(ROTATES, self.positions, "positions")
 
     @property
@@ -95,7 +95,7 @@ class Structure:
         return chosen(LEARNS, self.positions, "positions")
 
     def sizeless(self) -> Architecture:
-        """An architecture of this structure whose sizes do not count: derivations do not read them."""
+        """An architecture of this structure with placeholder sizes, which derivations do not read."""
         return Architecture(
             name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
             **_alike(self), bias=tuple(sorted(self.bias)), max_positions=1,

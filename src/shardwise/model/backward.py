@@ -98,10 +98,10 @@ class _Transposer:
         return outputs
 
     def settle(self, name: str) -> str:
-        """The gradient of `name` from all its uses, added up once."""
+        """The gradient of `name`, summed once over all its uses."""
         parts = self.parts[name]
         if len(parts) > 1:
-            given = gradient_name(name) in parts  # what comes from outside is one part of it
+            given = gradient_name(name) in parts  # the gradient from outside is one of its parts
             whole = self.define(f"{gradient_name(name)}#whole" if given else gradient_name(name), name)
             self.operations.append(Accumulate((*parts, name), (whole,)))
             self.parts[name] = [whole]
@@ -122,14 +122,14 @@ def _reaching(forward: Program, wanted: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What a policy saves in the forward pass, and the operations that rebuild the rest before the backward pass."""
+    """What a policy saves in the forward pass, and the operations that recompute the rest before the backward pass."""
 
     saved: tuple[str, ...]
     operations: tuple[Operation, ...]
 
 
 def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recompute:
-    """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that rebuilds the others."""
+    """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that recomputes the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
     keeps = policy_named(policy).of(forward.operations)
     saved: list[str] = []

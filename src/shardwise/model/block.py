@@ -11,7 +11,7 @@ from shardwise.model.program import Part, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
-# By kind of norm its function, and the sums over D that it takes.
+# By kind of norm, its function and the sums over D that it reads.
 NORMS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "rms": ("rms_norm", (("sum_square", "squares"),)),
     "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
@@ -53,7 +53,7 @@ def add_norm(
 
 
 class Block:
-    """Writes one block's operations; `prefix` tells the layers of a whole model apart."""
+    """Writes one block's operations; `prefix` distinguishes the layers of a whole model."""
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
@@ -107,7 +107,7 @@ class Block:
         return q, k, self.project(y, "v", key)
 
     def latent_queries(self, y: str) -> str:
-        """Queries of latent attention: a plain part and a rotary part of each head, from a latent where there is one."""
+        """Queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
         source, width = y, "D"
         if self.architecture.structure.latent_queries:
             down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
@@ -133,7 +133,7 @@ class Block:
         return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
 
     def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
-        """The plain and the rotary part of heads, one after the other."""
+        """The non-rotary and the rotary part of heads, concatenated."""
         return self.builder.add(
             Join(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
         )
@@ -192,7 +192,7 @@ class Block:
         return self.biased(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
 
     def shared(self, y: str) -> str:
-        """An expert that every token takes, all of it or as much as its gate says."""
+        """An expert that every token passes through, scaled by its gate if it has one."""
         hidden = (*TOKENS, "S")
         inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
         if self.architecture.structure.gated:
@@ -205,7 +205,7 @@ class Block:
         return self.map("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
 
     def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
-        """Queries, keys or values, flat heads before anything is done to them."""
+        """Queries, keys or values as flat heads, before norms and rotation."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
         flat = self.adapted(y, f"w{name}", (*heads, "D"), target, dims, "qkv")

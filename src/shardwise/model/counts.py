@@ -1,4 +1,4 @@
-"""Parameters and FLOPs, read off the programs."""
+"""Parameters and FLOPs, read from the programs."""
 
 from __future__ import annotations
 
@@ -70,18 +70,19 @@ def _trained_elements(program: Program) -> Polynomial:
 
 
 def num_predict_params(architecture: Architecture) -> int:
-    """What multi-token prediction adds in training; `num_params`, as model cards, leaves it out. DeepSeek-V3 has 11.5e9."""
+    """Parameters of multi-token prediction in training; `num_params`, like model cards, leaves them out. DeepSeek-V3 has
+    11.5e9."""
     return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
 
 
 def _unit_params(architecture: Architecture, name: str) -> int:
-    """A unit's own weights, without those that it borrows."""
+    """A unit's own weights, without those that it shares with other units."""
     own = weight_elements(UNITS[name](architecture), without=BORROWED.get(name, ()))
     return int(own.evaluate(Values(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
-    """Parameters that a token meets: all but the experts that it does not take. Mixtral 8x7B has 12.9 of 46.7 billion."""
+    """Parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7 billion."""
     block = UNITS["block"](architecture)
     experts = total(product(block.dims(name)) for name in _experts_weights(block)).evaluate(Values(architecture.dims))
     idle = architecture.num_experts - architecture.experts_per_token
@@ -90,7 +91,7 @@ def num_active_params(architecture: Architecture) -> int:
 
 
 def _experts_weights(program: Program) -> set[str]:
-    """Weights that routed tokens meet: matrices and biases of the experts, all of them."""
+    """Weights that routed tokens use: matrices and biases of all experts."""
 
     def of(role: Role, names: Iterable[str]) -> set[str]:
         return {name for name in names if program.tensors[name].role is role}
@@ -133,8 +134,8 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
 
 @lru_cache(maxsize=256)
 def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
-    """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products behind it, the
-    gradients of both operands; one with a frozen weight only one."""
+    """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products in the backward
+    pass, the gradients of both operands; one with a frozen weight has one."""
     program = UNITS[name](architecture)
     values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
     backward = total(
@@ -144,7 +145,7 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
 
 
 def _num_gradients(program: Program, operation: Operation) -> int:
-    """Products that a product has in the backward pass: one for each operand that is not a frozen weight."""
+    """Number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
     return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
 
 

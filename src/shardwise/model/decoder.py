@@ -55,7 +55,7 @@ def predict_program(architecture: Architecture) -> Program:
 
 
 def inner_predict_program(architecture: Architecture) -> Program:
-    """A module whose hidden state the next one reads."""
+    """A module whose hidden state the next module reads."""
     builder = _builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build(_predict(builder, architecture, x, ""))
@@ -96,7 +96,7 @@ UNITS: Mapping[str, Callable[[Architecture], Program]] = {
     "carry": carry_program,
     "untied": embedding_program,
 }
-PREDICT_BLOCK = "block."  # before the names of what is in the block of a module of multi-token prediction
+PREDICT_BLOCK = "block."  # prefix of the names in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
 TURNING = ("head",)
 LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
@@ -129,7 +129,7 @@ def predict_counts(num_predict_layers: int) -> dict[str, int]:
 
 
 def structure_units(structure: Structure) -> tuple[str, ...]:
-    """The units that a model of this structure has."""
+    """The units of a model with this structure."""
     has = {
         "dense_block": structure.dense_layers,
         **dict.fromkeys(PREDICTS, structure.predict),
@@ -157,7 +157,7 @@ def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str)
 
 
 class Predicted(NamedTuple):
-    """Names of what a module of multi-token prediction gives."""
+    """Names of the outputs of a module of multi-token prediction."""
 
     hidden: str
     loss: str

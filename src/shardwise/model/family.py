@@ -13,11 +13,11 @@ from shardwise.model.readers import SIZES, Config, MissingKey, Reader, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRule:
-    """What every model of a family has: fields of the architecture, `fixed` or `read` from the config.
+    """Properties of every model of a family: fields of the architecture, `fixed` or `read` from the config.
 
-    `only` are the values that a key may have: with others the model has weights or operations that are not known here.
-    `tied` is whether the family ties its embeddings when the config does not say. `numerics`: how it spells the constants of its
-    arithmetic.
+    `only` are the supported values of a key: with others the model has weights or operations that are not supported here.
+    `tied` is whether the family ties its embeddings when the config does not say. `numerics`: how its config names the
+    constants of its arithmetic.
     """
 
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,8 @@ WEIGHTY = (
 
 
 def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
-    """What a config sets that its family's rule does not know: values other than the known ones, and weighty keys."""
+    """Settings of a config that its family's rule does not support: values other than the known ones, and keys that imply
+    weights."""
     for key, known in rule.only.items():
         found = config.first(key)
         if found is not None and found not in known:
@@ -51,7 +52,7 @@ def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
 
 
 def read_fields(config: Config, rule: FamilyRule) -> dict[str, Any]:
-    """The architecture's fields that a config says. Raises `InputError` with every key that is missing."""
+    """The architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
     found: dict[str, Any] = {}
     missing: list[str] = []
     for name, read in {**SIZES, **rule.read}.items():

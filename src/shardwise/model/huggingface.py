@@ -1,7 +1,7 @@
 """Architectures from a Hugging Face `config.json`.
 
-An architecture that is not in the table of families is refused, never guessed: its blocks might hold weights that we do
-not know of; so is a config that sets what its family's rule does not know.
+An architecture outside the table of families is refused, never guessed: its blocks might hold unknown weights. So is a config
+with settings that its family's rule does not know.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def load_model(name: str) -> Architecture:
 
 
 def _catalogued(name: str, table: Mapping[str, Any]) -> Architecture:
-    """A model from its table, whose `config` has the constants of its arithmetic in the words of a config.json."""
+    """A model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
     model = Architecture(name=name, **fields)

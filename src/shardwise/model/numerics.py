@@ -1,4 +1,4 @@
-"""What changes the values of a decoder but neither its weights nor its operations. The planner carries it and never reads it."""
+"""Properties that change the values of a decoder but neither its weights nor its operations. The planner carries them unread."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ class NumericsRule:
 
 
 def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
-    """The constants of a config, as its family spells them. Raises `InputError` for rotary angles that cannot be read.
+    """The constants of a config, by its family's keys. Raises `InputError` for rotary angles that cannot be read.
 
-    What a config sets and our arithmetic lacks is named in `Numerics.unread`: planning goes on without it.
+    Settings of a config that our arithmetic lacks are named in `Numerics.unread`: planning goes on without them.
 
     >>> config = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5}
     >>> read_numerics(config, NumericsRule(), d_model=8, head_dim=4, mlp="swiglu").rotary.base
@@ -102,7 +102,7 @@ def _normalised(config: Mapping[str, Any], rule: NumericsRule) -> bool:
 
 
 def _gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
-    """A router's, off the keys of DeepSeek's configs."""
+    """A router's constants, from the keys of DeepSeek's configs."""
     if rule is None:
         return Gating()
     scale = config.get("routed_scaling_factor")
@@ -122,7 +122,7 @@ def _embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int
 
 
 def _attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
-    """What scores are multiplied by; None: 1/√H."""
+    """The factor on attention scores; None: 1/√H."""
     if rule.multipliers:
         scale = float(config.get("attention_multiplier") or 1.0)
         return None if math.isclose(scale, head_dim**-0.5) else scale
@@ -134,7 +134,7 @@ def _attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: in
 
 
 def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
-    """What changes values and is not modelled, as the config has it."""
+    """Settings that change values and are not modelled, with their values in the config."""
     yield from rule.lacks
     read = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
     read = (*read, "embedding_multiplier") if rule.multipliers else read

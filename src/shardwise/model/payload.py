@@ -1,4 +1,4 @@
-"""A model as every payload of `--json` has it."""
+"""A model as it is in every payload of `--json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.schema import Fields
 
 
 class Counts(TypedDict):
-    """Parameters: all, and those that a token meets."""
+    """Number of parameters: all, and those that a token uses."""
 
     num_params: int
     num_active_params: int

@@ -1,4 +1,4 @@
-"""A model as operations on named tensors: the one description that counts, shardings and executions are read off."""
+"""A model as operations on named tensors: the one description from which counts, shardings and executions are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """What a tensor is for; it decides the number format and whether resharding it is free."""
+    """The role of a tensor; it decides the number format and whether resharding it is free."""
 
     WEIGHT = "weight"
     WEIGHT_GRADIENT = "weight_gradient"
@@ -55,13 +55,13 @@ class Tensor:
 
 
 def density(role: Role) -> Polynomial:
-    """Share of a tensor's elements that are there: k of E rows for routed tokens (in expectation, if balanced), else all."""
+    """Share of a tensor's elements that exist: k of E rows for routed tokens (in expectation, if balanced), else all."""
     return Polynomial((Monomial(1.0, (("E", -1), ("k", 1))),)) if role is Role.ROUTED else constant(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Operations in order, the tensors that they name, and which of these come from outside and leave."""
+    """Operations in order, the tensors that they name, and which of these are inputs and outputs."""
 
     tensors: Mapping[str, Tensor]
     operations: tuple[Operation, ...]
@@ -81,7 +81,7 @@ class Program:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Inputs that a gradient is wanted of: trained weights, and what comes from another program."""
+        """Inputs that need a gradient: trained weights, and outputs of another program."""
         tensors = (self.tensors[name] for name in self.inputs)
         return tuple(tensor.name for tensor in tensors if tensor.role is not Role.CONSTANT and not tensor.frozen)
 

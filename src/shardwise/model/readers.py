@@ -9,7 +9,7 @@ SHOWN = 60  # half a line
 
 
 class Config(Mapping[str, Any]):
-    """A config that remembers which of its keys were asked for."""
+    """A config that records which of its keys were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values_by_key = values
@@ -31,20 +31,20 @@ class Config(Mapping[str, Any]):
 
 
 def shown(value: Any) -> str:
-    """A config's value as messages have it: at most `SHOWN` characters."""
+    """A config's value as messages show it: at most `SHOWN` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 class MissingKey(Exception):
-    """A config lacks a value; the message names the keys that it may stand under."""
+    """A missing value of a config; the message names the keys under which it may be."""
 
 
 Reader = Callable[[Config], Any]
 
 
 def number(*keys: str) -> Reader:
-    """The value under the first of some keys that the config has; what is no count is refused by the architecture."""
+    """The value under the first of some keys that the config has; the architecture refuses anything but a count."""
 
     def read(config: Config) -> Any:
         found = config.first(*keys)
@@ -56,7 +56,7 @@ def number(*keys: str) -> Reader:
 
 
 def counted(*keys: str) -> Reader:
-    """The number of something that the family always has."""
+    """A count that the family always has."""
 
     def read(config: Config) -> Any:
         found = number(*keys)(config)
@@ -68,7 +68,7 @@ def counted(*keys: str) -> Reader:
 
 
 def either(key: str, default: bool) -> Reader:
-    """A yes or no."""
+    """A boolean."""
 
     def read(config: Config) -> bool:
         found = config.first(key)
@@ -91,7 +91,7 @@ def biases(*, default: bool = False, **flags: str | bool) -> Reader:
 
 
 def times(factor: Reader, size: Reader, *keys: str) -> Reader:
-    """The value under a key, or where the config has none the product of two others."""
+    """The value under a key, or if the config lacks it the product of two others."""
 
     def read(config: Config) -> Any:
         found, left, right = config.first(*keys), factor(config), size(config)
@@ -103,12 +103,12 @@ def times(factor: Reader, size: Reader, *keys: str) -> Reader:
 
 
 def four(config: Config) -> int:
-    """The usual width of an ungated MLP, in widths of the model."""
+    """The default width of an ungated MLP, in widths of the model."""
     return 4
 
 
 def choice(values: Mapping[str, str], *keys: str) -> Reader:
-    """What one of some words stands for."""
+    """The value that one of some words maps to."""
 
     def read(config: Config) -> str:
         found = number(*keys)(config)
@@ -127,7 +127,7 @@ def window(config: Config) -> int | None:
 
 
 def global_every(default: int) -> Reader:
-    """Every how many layers one attends to everything."""
+    """The interval of the layers with global attention."""
 
     def read(config: Config) -> int:
         kinds = config.get("layer_types")
@@ -165,7 +165,9 @@ WIDTH = number("hidden_size", "n_embd", "n_embed", "d_model")
 def _head_dim(config: Config) -> Any:
     found, heads, width = config.first("head_dim"), number(*HEADS)(config), WIDTH(config)
     whole = isinstance(heads, int) and isinstance(width, int) and heads > 0
-    return found if found is not None else width // heads if whole else width  # no number: the architecture refuses it
+    return (
+        found if found is not None else width // heads if whole else width
+    )  # not a number: the architecture refuses it
 
 
 # Sizes of every family, and their spellings in the order in which they are looked for. A model of any may have been trained with

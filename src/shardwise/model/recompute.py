@@ -1,7 +1,7 @@
-"""Recompute policies: whose results the forward pass keeps for the backward pass. One table; layouts, search and help read it.
+"""Recompute policies: whose results the forward pass saves for the backward pass. One table; layouts, search and help read it.
 
-A policy is asked about each operation of a block. What it does not keep is rebuilt from what it does keep, by the least
-slice of the forward pass (`model/backward.py`); a block's input and its weights are always there.
+A policy decides for each operation of a block. What it does not save is recomputed from what it saves, by the minimal slice of
+the forward pass (`model/backward.py`); a block's input and its weights are always available.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`keeps` says whether the results of an operation may be kept; `summary` says it to people.
+    """`keeps` says whether the results of an operation may be saved; `summary` describes the policy for people.
 
-    Of a block's products only the first and every `product_step`th after it may be.
+    Of a block's products, only the first and every `product_step`th after it may be saved.
     """
 
     summary: str
@@ -43,7 +43,7 @@ def _reads_latent(operation: Operation) -> bool:
     return operation.kind == "contract" and any(name.endswith("latent_norm.out") for name in operation.inputs)
 
 
-# From the policy that keeps most to the one that keeps least.
+# From the policy that saves the most to the one that saves the least.
 POLICIES: dict[str, Policy] = {
     "none": Policy("keep whatever the backward pass reads", lambda operation: True),
     # S0: "big matmuls only". Tokens that went to their experts or came back are kept too, as their AllToAll costs more
@@ -80,5 +80,5 @@ def policy_named(name: str) -> Policy:
 
 
 def policy_names() -> tuple[str, ...]:
-    """All that a layout may name."""
+    """The names that a layout may use."""
     return (*POLICIES, *FURTHER)

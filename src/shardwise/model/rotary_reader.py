@@ -1,4 +1,4 @@
-"""The angles of rotary embeddings from a Hugging Face config.json, and what of them our arithmetic lacks.
+"""The angles of rotary embeddings from a Hugging Face config.json, and those that our arithmetic lacks.
 
 Source: `modeling_rope_utils.py` of `transformers` 5.23 and the modelling code of each family.
 """
@@ -55,7 +55,7 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
 
 
 def score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
-    """What a family with YaRN's angles multiplies 1/√H by: the square of the magnitude of `mscale_all_dim`."""
+    """The factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
     if rule is None or not rule.scaled:
         return 1.0
     found = _older(config, rule) | (config.get("rope_parameters") or {})
@@ -65,12 +65,12 @@ def score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
 
 
 def magnitude(factor: float, mscale: float = 1.0) -> float:
-    """By how much YaRN multiplies cosines and sines of positions that are `factor` times as many."""
+    """YaRN's factor on cosines and sines for `factor` times as many positions."""
     return MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _older(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
-    """The parameters as older configs write them: `rope_theta` and `rope_scaling`."""
+    """The parameters under the keys of older configs: `rope_theta` and `rope_scaling`."""
     keys = ("partial_rotary_factor", "rotary_pct")
     part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
     named = {} if part is None else {"partial_rotary_factor": part}

@@ -28,12 +28,12 @@ def model_values(name: str) -> list[SourcedValue]:
 
 
 def plain_values() -> dict[str, Any]:
-    """The values of a block without any choice made, by name: what most models have."""
+    """The defaults of a block by name: the values of most models."""
     return {field.name: field.default for field in fields(Architecture)} | _flat("numerics", asdict(DEFAULT))
 
 
 def _flat(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that have parts, each under its own name."""
+    """Composite values, with each part under its own name."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= _flat(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}

@@ -1,4 +1,4 @@
-"""What every kind of operation knows."""
+"""The interface of every kind of operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Operation(ABC):
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The inputs whose values are read; an input behind them gives its sharding or shape only."""
+        """The inputs whose values are read; any input after them gives only its sharding or shape."""
         return self.inputs
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Operation(ABC):
         """
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
-        """For each input that a gradient flows into, the operation that gives it from the outputs' gradients.
+        """For each input that a gradient flows into, the operation that computes it from the outputs' gradients.
 
         The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`.
         """
@@ -61,7 +61,7 @@ class Operation(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ShapeLast(Operation):
-    """An operation whose last input gives its shape or sharding only."""
+    """An operation whose last input gives only its shape or sharding."""
 
     @property
     def operands(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tensors one after the other along a dim, and their parts again."""
+"""Concatenation of tensors along a dim, and its transpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.sharding.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Join(Operation):
-    """The operands one after the other along a dim of the result's own; `parts` are their own dims, in order.
+    """The operands concatenated along a dim of the result's own; `parts` are their own dims, in order.
 
     An operand that lacks another dim of the result is repeated along it (a key's rotary part is one for all heads).
     """

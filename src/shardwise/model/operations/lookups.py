@@ -1,4 +1,4 @@
-"""Rows of a table by number, and their gradient."""
+"""Rows of a table by index, and their gradient."""
 
 from __future__ import annotations
 
