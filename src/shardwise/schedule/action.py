@@ -61,7 +61,7 @@ class Placement(NamedTuple):
         return tuple(stage for stage, own in enumerate(self.ranks) if own in holders)
 
     def by_rank(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """What each virtual stage has, added up over those of each rank; second copies do not count.
+        """A quantity of the virtual stages, summed over those of each rank; second copies do not count.
 
         >>> v_shape(2).by_rank((1, 2, 3, 4))
         (5, 5)
@@ -98,10 +98,10 @@ def from_both_ends(num_ranks: int, num_virtual_stages: int = 1) -> Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionList:
-    """What every rank of a pipeline runs in a step, in order.
+    """The work of every rank of a pipeline in a step, in order.
 
-    `order[rank]` are the slots of a rank, `placement` says on which rank a stage of a micro-batch runs, `name` which
-    schedule it is.
+    `order[rank]` are the slots of a rank, `placement` says on which rank a stage of a micro-batch runs, `name` which schedule
+    it is.
     """
 
     name: str
@@ -111,7 +111,7 @@ class ActionList:
 
     @property
     def num_ranks(self) -> int:
-        """p."""
+        """p, the number of ranks."""
         return len(self.order)
 
     @property
@@ -131,7 +131,7 @@ class ActionList:
         return self.num_ranks - 1 - rank if turned else rank
 
     def hops(self) -> tuple[bool, ...]:
-        """For each stage whether what it takes from the stage before comes from another rank; False for the first."""
+        """For each stage, whether its input comes from another rank; False for the first."""
         ranks = self.placement.ranks
         return (False, *(before != after for before, after in pairwise(ranks)))
 

@@ -38,7 +38,7 @@ def check(actions: ActionList) -> None:
 
 
 def _places(actions: ActionList) -> dict[Action, Place]:
-    """Where each action stands. Raises `InputError` at the first one that cannot stand where it does."""
+    """The place of each action. Raises `InputError` at the first one that cannot run where it is."""
     found: dict[Action, Place] = {}
     for rank, number, action in actions.actions():
         problem = _misplaced(actions, rank, actions.order[rank][number], action)
@@ -51,7 +51,7 @@ def _places(actions: ActionList) -> dict[Action, Place]:
 
 
 def _misplaced(actions: ActionList, rank: int, slot: Slot, action: Action) -> str:
-    """What is wrong with an action by itself; "" where nothing is."""
+    """What is wrong with an action by itself; "" if nothing."""
     kind, stage, micro_batch = action
     if kind not in KINDS:
         return f"found kind {kind!r}; one of {', '.join(KINDS)} is required"
@@ -96,7 +96,7 @@ def _stuck(actions: ActionList, clock: Clock, places: dict[Action, Place]) -> st
 
 
 def _needed(actions: ActionList, clock: Clock, slot: Slot, places: dict[Action, Place]) -> Action:
-    """What a slot that cannot begin waits for."""
+    """What a blocked slot waits for."""
     last = actions.num_stages - 1
     for kind, stage, micro_batch in slot:
         if kind == WEIGHT:

@@ -41,7 +41,7 @@ class Times(NamedTuple):
 
 
 class Scheduled(NamedTuple):
-    """What a schedule gives: `peak_activations` of the fullest rank in micro-batches of a stage, `messages` of a step."""
+    """Figures of a schedule: `peak_activations` of the fullest rank in micro-batches of a stage, `messages` of a step."""
 
     schedule: str
     stages: int
@@ -117,7 +117,7 @@ def comparison_payload(rows: Sequence[Scheduled]) -> dict[str, Any]:
 
 
 class SlotPayload(TypedDict):
-    """What a rank runs at once, and when."""
+    """The actions that a rank runs together, and when."""
 
     actions: list[str]
     start_s: float
@@ -125,7 +125,7 @@ class SlotPayload(TypedDict):
 
 
 class RankPayload(TypedDict):
-    """A rank: what it waits, the most that it holds in micro-batches, that for weights' gradients alone, and its slots."""
+    """A rank: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
 
     rank: int
     idle_s: float
@@ -136,7 +136,7 @@ class RankPayload(TypedDict):
 
 
 class MessagesPayload(TypedDict):
-    """How many messages go from a rank to another."""
+    """The number of messages from a rank to another."""
 
     source: int
     target: int

@@ -25,19 +25,19 @@ ACTIVATIONS = "activations"
 
 
 class RankMemory(NamedTuple):
-    """Bytes on a device of a rank: all the time, and over time as (seconds, bytes from then on)."""
+    """Bytes on a device of a rank: the constant part, and the rest over time as (seconds, live bytes from then on)."""
 
     constant_bytes: float
     curve: tuple[tuple[float, float], ...]
 
     @property
     def peak_bytes(self) -> float:
-        """The most."""
+        """The peak."""
         return max(held for _, held in self.curve)
 
 
 def memory_over_time(found: Simulated) -> tuple[RankMemory, ...]:
-    """That of every rank."""
+    """Memory over time of every rank."""
     memories = found.pricing.memories(found.pricing.stages())
     return tuple(_of_rank(found, rank, memory) for rank, memory in enumerate(memories))
 
@@ -64,14 +64,14 @@ def _of_rank(found: Simulated, rank: int, memory: Memory) -> RankMemory:
 
 
 def _changes(stages: Sequence[Stage], slot: Slot, working: float) -> tuple[float, float]:
-    """By how many bytes what a rank holds changes as a slot starts, and as it ends."""
+    """Changes of a rank's live bytes as a slot starts, and as it ends."""
     both = [_kept(stages, one.kind, one.stage) for one in slot]
     beside = working if any(one.kind in (BACKWARD, INPUT) for one in slot) else 0.0
     return sum(taken for taken, _ in both) + beside, sum(left for _, left in both) - beside
 
 
 def _kept(stages: Sequence[Stage], kind: str, number: int) -> tuple[float, float]:
-    """By how much what is kept changes as a pass starts, and as it ends."""
+    """Changes of the saved bytes as a pass starts, and as it ends."""
     stage = stages[number]
     if kind == FORWARD:
         return stage.saved_bytes, 0.0

@@ -32,8 +32,8 @@ from shardwise.simulate.work import (
     transfers,
 )
 
-LIST = "list"  # starts and waits where the list has them
-LINKS = "links"  # the one stream of all traffic that adds up
+LIST = "list"  # starts and waits as in the list
+LINKS = "links"  # the single stream of all communication that adds up
 # By a convention of overlap the stream on which the traffic of an axis runs beside the whole pass; None: behind its kernels,
 # where nothing hides it. `none` is what an engine does whose collectives are waited for where they start.
 CONVENTIONS: Mapping[str, Callable[[str, Container[str]], str | None]] = {
@@ -61,7 +61,7 @@ class Passes:
         self.works, self.reduces_after = works, reduces_after
 
     def listed(self, stage: Stage, kind: str, *, last: bool) -> list[Work]:
-        """A pass as an engine runs it; in the `last` one what is reduced once per step begins, and is not waited for."""
+        """A pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
         found = beside([*_behind_one(_gathered_ahead(self.units(stage, kind, last=last)))], stage.host_s)
         return [*found, *(begun(replace(one)) for one in self.of_shards(stage))] if last else found
 
@@ -81,11 +81,11 @@ class Passes:
 
     @staticmethod
     def lent(stage: Stage) -> tuple[str, ...]:
-        """Units that the rank owns and no micro-batch runs through."""
+        """Units that the rank owns and that no micro-batch passes through."""
         return tuple(unit for unit in stage.owned if unit in ("embedding", "untied") and unit not in stage.units)
 
     def reduced(self, unit: str) -> Iterator[Transfer]:
-        """What sums a unit's gradients once per step."""
+        """The collectives that sum a unit's gradients once per step."""
         return (one for one in transfers(self.works.of(unit, UPDATE)) if one.role == GRADIENT)
 
     def scatters(self, unit: str) -> bool:
@@ -93,7 +93,7 @@ class Passes:
         return any(one.one_behind for one in transfers(self.works.of(unit, BACKWARD)))
 
     def sending(self, unit: str, works: Sequence[Work]) -> list[Work]:
-        """A unit's work, with what is reduced once per step begun behind the last kernel that makes what it carries."""
+        """A unit's work, with collectives of the step started after the last kernel that makes their payload."""
         found, held_back = list(works), []
         if self.scatters(unit):
             return found
@@ -108,7 +108,7 @@ class Passes:
         return [*found, *map(begun, held_back)]
 
     def of_shards(self, stage: Stage) -> Iterator[Transfer]:
-        """What sums over replicas what was scattered, once per step."""
+        """The collectives that sum scattered gradients over replicas, once per step."""
         return (one for unit in stage.owned if self.scatters(unit) for one in self.reduced(unit))
 
     @staticmethod
@@ -118,13 +118,13 @@ class Passes:
             yield Transfer(seconds=stage.exchange_s, axis="pp", unit="embedding", name="all_reduce of both copies")
 
     def by_convention(self, passes: Sequence[Pass], overlap: str, hideable: Container[str] = HIDEABLE) -> list[Work]:
-        """One pass, or several that run together, by a convention."""
+        """One pass, or several that run concurrently, by a convention."""
         found = [work for one in passes for works in self.units(one.stage, one.kind) for work in works]
         found += [begun(moved) for one in passes for moved in self._moved_beside(one)]
         return beside(_arranged(found, overlap, hideable), max(one.stage.host_s for one in passes))
 
     def _moved_beside(self, one: Pass) -> Iterator[Transfer]:
-        """What a convention counts in a pass beside its own list."""
+        """What a convention counts in a pass apart from its own list."""
         message_s = self.works.message_s() if one.kind != WEIGHT and self.works.pricing.layout.pp > 1 else 0.0
         if message_s:
             yield Transfer(seconds=message_s, axis="pp", unit="carry", name="send_recv x")

@@ -1,6 +1,6 @@
-"""The critical path of a simulated step: what its length is made of, from the first kernel of any rank to the last.
+"""The critical path of a simulated step: the parts of its length, from the first kernel of any rank to the last.
 
-Each part of it starts when the one before it ends: kernels and transfers within a pass, passes on a rank, messages to another.
+Each part starts when the one before it ends: kernels and transfers within a pass, passes on a rank, messages between ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardwise.simulate.step import Left, Simulated
 from shardwise.simulate.streams import Played
 from shardwise.simulate.work import Kernel
 
-MESSAGE = ("pp", "carry")  # the axis, and the unit that hands over
+MESSAGE = ("pp", "carry")  # the axis, and the unit that sends
 
 
 class Leg(NamedTuple):
@@ -88,7 +88,7 @@ def critical_path(found: Simulated) -> tuple[Part, ...]:
 
 
 def _parts(played: Played, last: int | None = None) -> dict[tuple[str, str, str], float]:
-    """The path of a pass, added up."""
+    """The path of a pass, summed by unit, phase and axis."""
     total: dict[tuple[str, str, str], float] = {}
     for event in played.path(last):
         what = event.what
@@ -98,7 +98,7 @@ def _parts(played: Played, last: int | None = None) -> dict[tuple[str, str, str]
 
 
 def _backwards(found: Simulated, rank: int, number: int) -> Iterator[Leg]:
-    """The passes from a slot of a rank on back to the first."""
+    """The passes of the path, backward from a slot of a rank to the first."""
     clock, order = found.clock, found.actions.order
     while True:
         slot, start = order[rank][number], clock.starts[rank][number]
@@ -112,7 +112,7 @@ def _backwards(found: Simulated, rank: int, number: int) -> Iterator[Leg]:
 
 
 def _source(found: Simulated, slot: Slot, start: float) -> tuple[int, int]:
-    """The slot, of another rank, whose end a slot has waited for."""
+    """The slot of another rank whose end a slot has waited for."""
     clock, actions = found.clock, found.actions
     m, hops = actions.num_micro_batches, (*actions.hops(), False)
     for kind, stage, micro_batch in slot:

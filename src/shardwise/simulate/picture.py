@@ -19,15 +19,14 @@ from shardwise.simulate.streams import Event as Done
 from shardwise.simulate.work import Kernel
 from shardwise.units import format_bytes, format_percent, format_seconds
 
-MOST_DRAWN = 4096  # passes: more are no picture that a browser shows well
+MOST_DRAWN = 4096  # passes: a browser does not show more well
 MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
-FINEST = 2000.0  # parts of the step: what is nearer than that is drawn as one
+FINEST = 2000.0  # parts of the step: anything closer is drawn as one
 
 
 def step_chart(simulation: Simulation) -> TimelineChart:
-    """The picture: for each rank a row of its kernels, pass by pass, whose gaps are what it waits, and a thin one for each
-    stream of traffic; beside it what a device holds. Raises `InputError` for more passes than a picture shows.
-    """
+    """The picture: for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream
+    of communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
     found = simulation.found
     num_slots = sum(map(len, found.clock.starts))
     if num_slots > MOST_DRAWN:
@@ -58,7 +57,7 @@ def shown_simulation(simulation: Simulation) -> Shown:
 
 
 def _streams(found: Simulated) -> tuple[str, ...]:
-    """The streams of traffic that any rank has, in the order of the axes."""
+    """The communication streams of any rank, in the order of the axes."""
     every = (event.stream for one in ({*chain(*found.plays)} | {*found.updates}) for event in one.events)
     used = {stream for stream in every if stream != COMPUTE}
     return tuple(sorted(used, key=[*AXES, *sorted(used)].index))
@@ -97,12 +96,12 @@ def _span(start: float, end: float, term: str) -> Span:
 
 
 def _colour(term: str) -> Colour:
-    """That of a term; of a stream that is none, the ink's."""
+    """The colour of a term; for a stream without a term, the ink's."""
     return TERM_COLOURS.get(term, INK)
 
 
 def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Intervals in order, those that a picture does not tell apart as one."""
+    """Intervals in order; those too close to be distinguished are merged."""
     merged: list[tuple[float, float]] = []
     for start, end in times:
         if merged and start - merged[-1][1] <= found.step_time_s / FINEST:
@@ -113,7 +112,7 @@ def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tupl
 
 
 def events(found: Simulated, rank: int) -> Iterator[tuple[Done, float, float]]:
-    """What the streams of a rank do in the step, with start and end."""
+    """The work of a rank's streams in the step, with start and end."""
     left = {(one.slot, one.event): one for one in found.left[rank]}
     for number, (_, played, begin, _) in enumerate(found.slots(rank)):
         for place, one in enumerate(played.events):

@@ -1,4 +1,4 @@
-"""What a simulated step comes to."""
+"""The result of a simulated step."""
 
 from __future__ import annotations
 
@@ -111,12 +111,11 @@ def simulate(
 ) -> Simulation:  # fmt: skip
     """Simulate a step of a layout.
 
-    `overlap`: `list`, where every start and wait stands where the instruction list has it, or a convention: `sum` (all
-    traffic adds up, beside each pass), `max` (each axis by itself), `per_axis` (data-parallel traffic beside the pass, the
-    rest behind it), `none` (every collective is waited for where it starts). `contention`: how many times as long a kernel
-    takes beside traffic.
-
-    Raises `InputError` with every rule that the layout breaks, for an overlap that is not known, and a contention below 1.
+    `overlap`: `list`, where every collective starts and is waited for where the instruction list says, or a convention: `sum`
+    (all communication adds up, next to each pass), `max` (each axis by itself), `per_axis` (data-parallel communication next
+    to the pass, the rest after it), `none` (every collective is waited for where it starts). `contention`: how many times as
+    long a kernel takes while a transfer runs. Raises `InputError` with every rule that the layout breaks, for an unknown
+    overlap, and for a contention below 1.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
     return Simulation(simulated(Pricing(architecture, cluster, job, layout), overlap, contention))
@@ -139,7 +138,7 @@ class PassesPayload(TypedDict):
 
 
 class RankPayload(TypedDict):
-    """A rank of the pipeline: what it computed and what was exposed, what it waited for other stages, and its memory."""
+    """A rank of the pipeline: its computation, exposed communication, waiting for other stages, and memory."""
 
     rank: int
     computed_s: dict[str, float]
@@ -159,7 +158,7 @@ class EstimatePayload(TypedDict):
 
 
 class SimulationPayload(TypedDict):
-    """A step on simulated streams, beside its estimate. `bubble` is the idle time over the rest of the step."""
+    """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step."""
 
     schema: Literal["shardwise.simulation/2"]
     model: ModelPayload
@@ -179,7 +178,7 @@ class SimulationPayload(TypedDict):
 
 
 def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
-    """The versioned payload that `--json` prints: seconds and bytes, beside the estimate of the same layout."""
+    """The versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
     found, step_s = simulation.found, simulation.step_time_s
     return {
         "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout(found.pricing),

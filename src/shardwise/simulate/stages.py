@@ -1,4 +1,4 @@
-"""What the virtual stages of a pipeline have, as the prices of a layout count it."""
+"""Contents of a pipeline's virtual stages, as the prices of a layout count them."""
 
 from __future__ import annotations
 

@@ -66,18 +66,18 @@ class Simulated:
 
     @cached_property
     def ready(self) -> tuple[float, ...]:
-        """When each rank's gradients are there."""
+        """When the gradients of each rank are complete."""
         ends = (ends[-1] for ends in self.clock.ends)
         return tuple(max(end, *(one.end for one in left), 0.0) for end, left in zip(ends, self.left, strict=True))
 
     @cached_property
     def passes_s(self) -> float:
-        """Until the gradients of all ranks are there."""
+        """When the gradients of all ranks are complete."""
         return max(self.ready)
 
     @cached_property
     def step_time_s(self) -> float:
-        """Of the whole step: the update, which sums a norm over all ranks, waits for the last pass."""
+        """Seconds of the whole step: the update, which sums a norm over all ranks, waits for the last pass."""
         return self.passes_s + max(update.seconds for update in self.updates)
 
     @cached_property
@@ -87,11 +87,11 @@ class Simulated:
 
     @cached_property
     def busiest(self) -> int:
-        """The rank that waits least for other stages."""
+        """The rank that waits the least for other stages."""
         return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].bubble_s)
 
     def slots(self, rank: int) -> Iterable[tuple[Slot, Played, float, float]]:
-        """What a rank runs, in order, what its streams do in it, start and end."""
+        """The work of a rank, in order: what its streams run, with start and end."""
         order, clock = self.actions.order[rank], self.clock
         return zip(order, self.plays[rank], clock.starts[rank], clock.ends[rank], strict=True)
 
@@ -115,7 +115,7 @@ class Simulated:
         return RankTime(computed, exposed, bubble_s)
 
     def _between(self, rank: int) -> tuple[float, float]:
-        """Seconds that a rank waits in front of its passes for others, and for messages that are on their way."""
+        """Seconds that a rank waits before its passes for other ranks, and for messages in transit."""
         idle, late, before, hops = 0.0, 0.0, 0.0, (*self.actions.hops(), False)
         for slot, start, end in zip(
             self.actions.order[rank], self.clock.starts[rank], self.clock.ends[rank], strict=True
@@ -141,9 +141,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """Where the seconds of a rank go: kernels by phase, what its compute stream waits for by axis, and waiting for other
-    stages.
-    """
+    """Seconds of a rank: kernels by phase, waits of its compute stream by axis, and waiting for other stages."""
 
     computed: Mapping[str, float]
     exposed: Mapping[str, float]
@@ -189,7 +187,7 @@ class Simulator:
         )  # fmt: skip
 
     def plays(self, rank: int) -> Iterator[Played]:
-        """What the streams of a rank do in each of its slots."""
+        """The work of a rank's streams in each of its slots."""
         slots, num_stages = self.actions.order[rank], len(self.held[rank])
         first = _earliest(slots, (FORWARD,), num_stages)
         last = _earliest(reversed(slots), (BACKWARD, WEIGHT), num_stages)

@@ -19,11 +19,11 @@ from shardwise.simulate.work import Await, Begin, Kernel, Transfer, Work
 # Source: none that holds for the chips of the catalogue, and no calibration of a stack has it: what published steps show is
 # traffic that is exposed and kernels that are slowed together (`exposed`). So it is 1, no contention; a caller may set another.
 CONTENTION = 1.0
-BEGINNING = -1  # in place of an event's number: the start of the pass
+BEGINNING = -1  # in place of an event's index: the start of the pass
 
 
 class Event(NamedTuple):
-    """Something that a stream did. `cause`: the number of the event at whose end it started."""
+    """A piece of work on a stream. `cause`: the index of the event at whose end it started."""
 
     what: Kernel | Transfer
     stream: str
@@ -96,7 +96,7 @@ class _Streams:
     def __init__(self, lists: Iterable[Sequence[Work]], contention: float) -> None:
         self.programs, self.contention = [_Program(works) for works in lists], contention
         self.events: list[Event] = []
-        self.free: dict[str, tuple[float, int]] = {}  # of a stream: from when on, and its last event
+        self.free: dict[str, tuple[float, int]] = {}  # by stream: when it is free, and its last event
         self.done: dict[Transfer, int] = {}
         self.awaited: set[int] = set()
         self.exposed: dict[str, float] = {}
@@ -112,7 +112,7 @@ class _Streams:
         return self.ended()
 
     def next_at(self, program: _Program) -> float:
-        """When the next of a program takes effect."""
+        """When the next item of a program takes effect."""
         work = program.works[program.place]
         if isinstance(work, Await):
             return max(program.now, self.events[self.done[work.transfer]].end)
@@ -143,7 +143,7 @@ class _Streams:
         program.now = self.events[program.cause].end
 
     def slowed(self, start: float, seconds: float) -> float:
-        """Seconds of a kernel beside the transfers that run then."""
+        """Seconds of a kernel with the transfers that run concurrently."""
         beside = min(max(self.moving_until - start, 0.0), seconds * self.contention)
         return seconds + beside * (1.0 - 1.0 / self.contention)
 

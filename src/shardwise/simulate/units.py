@@ -1,4 +1,4 @@
-"""The instructions of a unit as work with seconds, those that the unit's price is made of."""
+"""The instructions of a unit as work with seconds, the same that the unit's price consists of."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UnitWorks:
 
     @cached_property
     def costs(self) -> tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]:
-        """What the units cost, by name."""
+        """The costs of the units, by name."""
         return self.pricing.unit_costs()
 
     def of(self, unit: str, kind: str) -> tuple[Work, ...]:

@@ -1,4 +1,4 @@
-"""What a rank does, in order, with seconds: kernels, transfers where they begin, and where they are waited for."""
+"""The work of a rank, in order, with seconds: kernels, transfers where they start, and where they are waited for."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Transfer:
 
     @property
     def exposed_s(self) -> float:
-        """What of it is left behind the kernels that it runs beside."""
+        """The rest of it after the kernels that it overlaps with."""
         return max(self.seconds - self.beside_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transfer begins when its stream is free, and what it carries is there."""
+    """A transfer starts when its stream is free and its payload is ready."""
 
     transfer: Transfer
     stream: str
@@ -53,7 +53,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """What follows on the compute stream waits for a transfer."""
+    """Later work on the compute stream waits for a transfer."""
 
     transfer: Transfer
 
@@ -62,7 +62,7 @@ Work = Kernel | Begin | Await
 
 
 def begun(transfer: Transfer) -> Begin:
-    """Its beginning, on the stream of its axis."""
+    """Its start, on the stream of its axis."""
     return Begin(transfer, transfer.axis)
 
 
