@@ -57,6 +57,11 @@ class Pipeline(NamedTuple):
         """Rounds whose activations a stage holds."""
         return self._each(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
 
+    @property
+    def at_end(self) -> Value:
+        """Micro-batches between their forward and backward pass through head and multi-token prediction."""
+        return self.form.num_at_end(self.pp, self.num_virtual_stages, self.num_micro_batches)
+
     def waiting(self, stage: Value) -> Value:
         """How many of these may wait for their weight gradients only."""
         return self._each(self.form.num_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))

@@ -38,14 +38,16 @@ class Gathered(NamedTuple):
 class Memory:
     """The memory of one device of a stage. `gathers_ahead`: ZeRO has what two units use, not one; `stepwise`: see `loss.Loss`.
 
-    Activations are kept for every micro-batch in flight; the head's, and the loss over the logits, for one. One that waits
-    for its weight gradients holds what they are made of instead, which counts where it is more. With passes from both ends
-    two run at once. What the host holds is not among them, but for what is on its way.
+    Activations of layers are kept for every micro-batch in flight, those of head and multi-token prediction, which the last
+    virtual stage has, for those `at_end`, the loss over the logits for one. One that waits for its weight gradients holds what
+    they are made of instead, which counts where it is more. With passes from both ends two run at once. What the host holds is
+    not among them, but for what is on its way.
     """
 
     stage: Stage
     in_flight: Annotated[Value, "micro-batches in flight on the stage", "in flight"]
     waiting: Annotated[Value, "of these, how many wait for their weight gradients only"]
+    at_end: Annotated[Value, "micro-batches between their passes through the head", "at the head"]
     runtime_bytes: Annotated[float, "context, libraries and fragmentation"]
     gathers_ahead: Annotated[bool, "whether the next unit is gathered beside the one in work"]
     stepwise: Annotated[bool, "whether operations run one after the other, as derived"]
@@ -60,9 +62,11 @@ class Memory:
     def activations(self) -> Value:
         """Activations saved for the backward passes of the micro-batches in flight."""
         stage = self.stage
-        several = {**stage.running, **stage.counts.predicting}
-        kept = {u: 0 if never(count) else stage.host.resident(self.in_flight * count) for u, count in several.items()}
-        activations = add_up(stage.activation, {**kept, "head": stage.counts.head}, "saved_bytes")
+        layers = [(unit, self.in_flight, count) for unit, count in stage.running.items()]
+        behind = [(unit, self.at_end, count) for unit, count in stage.counts.predicting.items()]
+        kept = {u: 0 if never(count) else stage.host.resident(times * count) for u, times, count in layers + behind}
+        of_head = 0 if never(stage.counts.head) else self.at_end * stage.counts.head
+        activations = add_up(stage.activation, {**kept, "head": of_head}, "saved_bytes")
         if stage.pipeline.form.splits_backward:
             activations = activations + self.waiting * self._more_to_wait
         return activations
@@ -193,7 +197,7 @@ def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False
     """The memory of a device of one stage, by its index (from 0)."""
     return Memory(
         stage=stage, in_flight=stage.pipeline.in_flight(number), waiting=stage.pipeline.waiting(number),
-        runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
+        at_end=stage.pipeline.at_end, runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
     )  # fmt: skip
 
 

@@ -18,5 +18,6 @@ def actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: flo
 
 SCHEDULE = Schedule(
     goes_with=alone, actions=actions, bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v",
-    in_flight=lambda p, v, m, stage: in_flight_afab(m), aliases=("gpipe",),
+    in_flight=lambda p, v, m, stage: in_flight_afab(m), num_at_end=lambda p, v, m: m,
+    aliases=("gpipe",),
 )  # fmt: skip

@@ -53,7 +53,8 @@ class Schedule:
     where they are not.
 
     Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
-    stage)` may hold only what their weights' gradients are made of.
+    stage)` may hold only what their weights' gradients are made of. `num_at_end(p, v, m)`: those between their forward and
+    backward pass through the last virtual stage, which has the head; one, unless all go forward first.
 
     `aliases` are other names for it, as papers and engines write them.
     """
@@ -67,6 +68,7 @@ class Schedule:
     unpriced: str = "it has no closed form that a layout could be priced by"
     in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
     num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
+    num_at_end: Callable[[Value, Value, Value], Value] = lambda p, v, m: 1
     num_overlapped: Callable[[Value, Value, Value], Value] = _none_together
     fewest: Callable[[Value, Value], Value] = lambda p, v: 1
     needs_fewest: bool = False

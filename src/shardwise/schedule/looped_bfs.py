@@ -23,5 +23,5 @@ def actions(p: int, m: int, v: int, durations: Any = None, memory_limit: float |
 
 SCHEDULE = Schedule(
     goes_with=several, actions=actions, fewest=lambda p, v: p, bubble_s=whole_passes_s, bubble="((p - 1) / v + u) · (F + B)",
-    in_flight=lambda p, v, m, stage: m,
+    in_flight=lambda p, v, m, stage: m, num_at_end=lambda p, v, m: m,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shardwise.cost.counts import KEPT, add_up
 from shardwise.cost.pricing import Pricing
-from shardwise.lowering.stages import stage_units
+from shardwise.lowering.stages import SPLIT, stage_units
 from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.schedule.action import Placement
 from shardwise.simulate.units import UnitWorks
@@ -70,6 +70,7 @@ def _stage(works: UnitWorks, rank: int, units: tuple[str, ...]) -> Stage:
     if "head" in units and counts.untied:
         owned.append("untied")
     times: Mapping[str, int] = Counter(unit for unit in units if unit.removeprefix(KEPT) in LAYERS + PREDICTS)
+    split = {unit: number for unit, number in times.items() if unit.removeprefix(KEPT) in SPLIT}
     saved = add_up(activation, {**times, "head": units.count("head")}, "saved_bytes")
     host = works.pricing.host
     exchange_s = 0.0
@@ -80,5 +81,5 @@ def _stage(works: UnitWorks, rank: int, units: tuple[str, ...]) -> Stage:
     return Stage(
         units, tuple(owned), frozenset(used), exchange_s=exchange_s,
         host_s=float(add_up(activation, times, "saved_bytes")) / host.bytes_per_s if host.activations else 0.0,
-        saved_bytes=0.0 if host.activations else float(saved), waiting_bytes=float(add_up(activation, times, "waiting_bytes")),
+        saved_bytes=0.0 if host.activations else float(saved), waiting_bytes=float(add_up(activation, split, "waiting_bytes")),
     )  # fmt: skip

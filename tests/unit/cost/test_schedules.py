@@ -244,7 +244,7 @@ def by_stage(schedule: str, **changes: object) -> list[float]:
     found = []
     for stage, memory in enumerate(memories(pricing)):
         counts = pricing.counts(stage)
-        kept = memory["activations"] - counts.head * head
+        kept = memory["activations"] - pricing.pipeline.at_end * counts.head * head
         found.append(kept / block / counts.layers["block"])
     return found
 
