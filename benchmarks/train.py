@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.precision import Precision, precision_named
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.formats import DTYPES

@@ -9,7 +9,7 @@ from typing import Literal
 from shardwise.errors import require
 from shardwise.loss import LOSSES
 from shardwise.names import did_you_mean
-from shardwise.optimizer import DEFAULT, OPTIMIZERS
+from shardwise.optimizer.table import DEFAULT, OPTIMIZERS
 from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.units import binary_reading
 

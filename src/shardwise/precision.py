@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.names import unknown
-from shardwise.optimizer import Optimizer, optimizer_named
+from shardwise.optimizer.optimizer import Optimizer
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sourced import SourcedValue
 
 

@@ -17,7 +17,7 @@ from shardwise.cli import main
 from shardwise.job import Job
 from shardwise.measurement.folder import read_json, write_json
 from shardwise.measurement.log import read_log
-from shardwise.optimizer import optimizer_names
+from shardwise.optimizer.table import optimizer_names
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.terms import TIME_TERMS

@@ -203,6 +203,12 @@ CASES = {
     "lion 2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2), optimizer="lion", recipe={"optimizer": {"beta2": 0.7}}),
     "lion 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="lion"),
     "lion 4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="lion"),
+    "sgd 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="sgd"),
+    "sgd 2 zero-3 nesterov": Case(
+        layout=Layout(fsdp=2, zero_stage=3),
+        optimizer="sgd",
+        recipe={"optimizer": {"nesterov": 1.0, "weight_decay": 0.1}},
+    ),
     "predicting, one process, accumulating": Case("predicting", Layout(micro_batch_seqs=3)),
     "predicting 2 bucketed": Case("predicting", Layout(dp=2, micro_batch_seqs=2, recompute="selective")),
     "predicting 3 uneven in each micro-batch": Case(

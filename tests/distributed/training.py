@@ -151,7 +151,14 @@ def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer
     return torch.optim.AdamW(groups, betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], lr=1.0)
 
 
-OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds}
+def sgd(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
+    """Likewise with momentum."""
+    values = {"momentum": 0.9, "nesterov": 0.0, "weight_decay": 0.0, **given}
+    groups = [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}]
+    return torch.optim.SGD(groups, momentum=values["momentum"], nesterov=bool(values["nesterov"]), lr=1.0)
+
+
+OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds, "sgd": sgd}
 
 
 def plain(case: Case) -> Found:

@@ -13,7 +13,7 @@ from shardwise.derive.derivation import Unit, derive
 from shardwise.derive.walk import Communicate, Step
 from shardwise.engine.numpy.step import derived_moves
 from shardwise.model.recompute import policy_names
-from shardwise.optimizer import optimizer_names
+from shardwise.optimizer.table import optimizer_names
 from shardwise.sharding.collective import Kind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error

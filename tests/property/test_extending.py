@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from executing import Executor, batch_of
 from train.stand_in import small_plan, write_inputs
 
-from shardwise import optimizer as optimizers
 from shardwise.books.figures import stage_memories
 from shardwise.cli import main
 from shardwise.cluster import stacks
@@ -32,6 +32,7 @@ from shardwise.model import families, recompute
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
+from shardwise.optimizer import table as optimizers
 from shardwise.planning.explain.schedules import schedules
 from shardwise.planning.plan import plan_layout
 from shardwise.schedule import schedule as pipelines
@@ -266,15 +267,20 @@ def test_without_the_entry_of_a_schedule_it_is_refused(capsys: pytest.CaptureFix
 
 
 @pytest.fixture
-def optimizer(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The page's optimizer in the table."""
-    name, value = entry("An optimizer", vars(optimizers))
+def optimizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The page's file as a module of the room, which the table then finds."""
+    name = re.findall(r"as\s`(\w+)\.py`", TEXT.partition("## An optimizer")[2])[0]
     assert name not in optimizers.OPTIMIZERS
-    monkeypatch.setitem(optimizers.OPTIMIZERS, name, value)
-    return name
+    (tmp_path / f"{name}.py").write_text(block("An optimizer", "python"), encoding="utf-8")
+    monkeypatch.setattr(sys.modules[optimizers.ROOM], "__path__", [*optimizers.FOLDERS, str(tmp_path)])
+    monkeypatch.setattr(optimizers, "FOLDERS", [*optimizers.FOLDERS, str(tmp_path)])
+    for known, value in optimizers.found():
+        monkeypatch.setitem(optimizers.OPTIMIZERS, known, value)
+    yield name
+    del sys.modules[f"{optimizers.ROOM}.{name}"]
 
 
-def test_an_optimizer_is_one_entry(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_is_one_file(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is derived, proven on virtual devices, priced and listed: one moment, where AdamW has two."""
     for zero_stage in (0, 1, 2, 3):
         sharded = {"fsdp": 2, "zero_stage": zero_stage} if zero_stage else {"dp": 2}
@@ -287,8 +293,8 @@ def test_an_optimizer_is_one_entry(optimizer: str, capsys: pytest.CaptureFixture
     adamw, own = (payload["estimate"] for payload in payloads)
     assert own["memory"]["optimizer"] == adamw["memory"]["optimizer"] / 2
     assert own["time"]["optimizer"] < adamw["time"]["optimizer"]
-    assert payloads[1]["job"]["optimizer_fields"] == {"momentum": 0.9, "weight_decay": 0.0}
-    for verb, said in (("plan", optimizer), ("train", "momentum: decay of the sum of gradients (sgd 0.9)")):
+    assert payloads[1]["job"]["optimizer_fields"] == {"rate_decay": 0.0, "epsilon": 1e-10}
+    for verb, said in (("plan", optimizer), ("train", "rate_decay: decay of the learning rate in a step (adagrad 0)")):
         with pytest.raises(SystemExit):
             main([verb, "--help"])
         assert said in re.sub(r"\s+", " ", capsys.readouterr().out)
@@ -297,7 +303,7 @@ def test_an_optimizer_is_one_entry(optimizer: str, capsys: pytest.CaptureFixture
 def test_its_fields_reach_the_update(
     optimizer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.SGD does with them."""
+    """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.Adagrad does with them."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given: list[Mapping[str, float]] = []
     original = engine_optimizers.torch_optimizer
@@ -308,27 +314,27 @@ def test_its_fields_reach_the_update(
 
     monkeypatch.setattr("shardwise.train.parallel.update.torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
-    words = ["--steps", "2", "--set", "recipe.momentum=0.8", "--set", "recipe.weight_decay=0.05"]
+    words = ["--steps", "2", "--set", "recipe.rate_decay=0.1", "--set", "recipe.epsilon=1e-6"]
     assert main(["train", *flags, *words]) == 0
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text(encoding="utf-8"))
-    assert (recipe["momentum"], recipe["weight_decay"]) == (0.8, 0.05)
+    assert (recipe["rate_decay"], recipe["epsilon"]) == (0.1, 1e-6)
     assert "beta1" not in recipe
     assert given
-    assert all(fields == {"momentum": 0.8, "weight_decay": 0.05} for fields in given)
+    assert all(fields == {"rate_decay": 0.1, "epsilon": 1e-6} for fields in given)
     capsys.readouterr()
-    assert main(["train", *flags, "--steps", "2", "--force", "--set", "recipe.momentum=2"]) == 2
-    assert "recipe: momentum is 2.0; a number of at least 0, below 1, is required" in capsys.readouterr().err
+    assert main(["train", *flags, "--steps", "2", "--force", "--set", "recipe.rate_decay=2"]) == 2
+    assert "recipe: rate_decay is 2.0; a number of at least 0, below 1, is required" in capsys.readouterr().err
     own, theirs = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)) for _ in range(2))
-    sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.8, weight_decay=0.05)
+    adagrad = torch.optim.Adagrad([theirs], lr=0.1, lr_decay=0.1, eps=1e-6)
     made = original(optimizer, [own], [], given[0])
     made.param_groups[0]["lr"] = 0.1
     for step in range(4):
-        for weight, stepping in ((own, made), (theirs, sgd)):
+        for weight, stepping in ((own, made), (theirs, adagrad)):
             weight.grad = torch.randn(100, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
             stepping.step()
     torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_without_the_entry_of_an_optimizer_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--set", "job.optimizer=sgd"]) == 2
-    assert "optimizer is 'sgd'; one of adamw, lion is required" in capsys.readouterr().err
+def test_without_the_file_of_an_optimizer_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--set", "job.optimizer=adagrad"]) == 2
+    assert "optimizer is 'adagrad'; one of adamw, " in capsys.readouterr().err

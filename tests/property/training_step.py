@@ -24,7 +24,7 @@ from shardwise.lowering.template import template_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Program
-from shardwise.optimizer import DEFAULT, optimizer_named
+from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding import Mesh, Spec
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")

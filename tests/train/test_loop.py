@@ -19,7 +19,7 @@ from train.stand_in import Bigram, small_plan, write_inputs
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, Memory, parse_measured
 from shardwise.measurement.log import read_log
-from shardwise.optimizer import optimizer_fields
+from shardwise.optimizer.table import optimizer_fields
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.train.admission import open_data
 from shardwise.train.flags import settings_of

@@ -16,7 +16,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer import optimizer_named, optimizer_names
+from shardwise.optimizer.table import optimizer_named, optimizer_names
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import precision_named
 from shardwise.train import memory

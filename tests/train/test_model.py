@@ -23,7 +23,7 @@ from shardwise.lowering.parameters import parameters
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding import Mesh
 from shardwise.train.routing import auxiliary_loss
 

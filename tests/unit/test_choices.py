@@ -51,7 +51,7 @@ from shardwise.network.switched_collectives import switched_costs
 from shardwise.network.topology import Cut, Pods, Switched, Torus, WrapRule
 from shardwise.network.torus import WRAPS
 from shardwise.network.torus_collectives import idealised_s, torus_cost
-from shardwise.optimizer import optimizer_named, optimizer_names
+from shardwise.optimizer.table import optimizer_named, optimizer_names
 from shardwise.precision import PRECISIONS, precision_named
 from shardwise.schedule.schedule import Passes, in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
 from shardwise.search.space import Choices

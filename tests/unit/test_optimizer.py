@@ -18,16 +18,8 @@ from shardwise.engine.torch.optimizers import BLOCK, ByFormulas, torch_optimizer
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.optimizer import (
-    GRADIENT,
-    MASTER,
-    OPTIMIZERS,
-    Field,
-    optimizer_fields,
-    optimizer_named,
-    optimizer_names,
-    values_of,
-)
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, values_of
+from shardwise.optimizer.table import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
 from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain.story import fit
 from shardwise.planning.payload import plan_payload
@@ -39,6 +31,8 @@ STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
 VALUES: dict[str, dict[str, float]] = {
     "adamw": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.2},
     "lion": {"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.2},
+    "sgd": {"momentum": 0.8, "nesterov": 0.0, "weight_decay": 0.2},
+    "sgd, nesterov": {"momentum": 0.8, "nesterov": 1.0, "weight_decay": 0.2},
 }
 SIZE = 2 * BLOCK + 7
 
@@ -61,6 +55,10 @@ def judged(name: str, values: Mapping[str, float]) -> tuple[torch.Tensor, torch.
             betas=(values["beta1"], values["beta2"]), eps=values["epsilon"], foreach=False,
         ),
         "lion": lambda: Lion.of_kinds(kinds, values),
+        "sgd": lambda: torch.optim.SGD(
+            [{"params": kinds[0], "weight_decay": values["weight_decay"]}, {"params": kinds[1], "weight_decay": 0.0}],
+            momentum=values["momentum"], nesterov=bool(values["nesterov"]),
+        ),
     }  # fmt: skip
     stepped(judges[name](), weights)
     return weights[0].detach(), weights[1].detach()
@@ -76,30 +74,32 @@ def stepped(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter])
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("case", VALUES)
 def test_pytorch_updates_as_a_plain_implementation_does(
-    name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    case: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By PyTorch's kernel where there is one, and by the formulas, over several blocks of them."""
     if not kernels:
         monkeypatch.setattr(optimizers, "KERNELS", {})
     weights = [torch.nn.Parameter(first_weights()) for _ in range(2)]
-    made = torch_optimizer(name, weights[:1], weights[1:], VALUES[name])
+    name, values = case.partition(",")[0], VALUES[case]
+    made = torch_optimizer(name, weights[:1], weights[1:], values)
     assert isinstance(made, ByFormulas) == (not kernels or name != "adamw")
     stepped(made, weights)
-    for found, wanted in zip(weights, judged(name, VALUES[name]), strict=True):
+    for found, wanted in zip(weights, judged(name, values), strict=True):
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-12, atol=1e-14)
     assert not torch.equal(weights[0], weights[1])
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_numpy_updates_as_a_plain_implementation_does(name: str) -> None:
+@pytest.mark.parametrize("case", VALUES)
+def test_numpy_updates_as_a_plain_implementation_does(case: str) -> None:
+    name, given = case.partition(",")[0], VALUES[case]
     one = optimizer_named(name)
     state = {MASTER: first_weights().numpy(), **{moment: np.zeros(SIZE) for moment in one.moments}}
     for step, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
-        values = values_of(one.of_kind(one.given(VALUES[name]), matrix=True), learning_rate=rate, step=step)
+        values = values_of(one.of_kind(one.given(given), matrix=True), learning_rate=rate, step=step)
         state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
-    np.testing.assert_allclose(state[MASTER], judged(name, VALUES[name])[0].numpy(), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(state[MASTER], judged(name, given)[0].numpy(), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", optimizer_names())
@@ -149,6 +149,7 @@ def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkey
         ("lion", {"epsilon": 1e-6}, "recipe: found 'epsilon'; the plan's optimizer has beta1, beta2, weight_decay"),
         ("lion", {"beta": 0.9}, "recipe: found 'beta' (did you mean 'beta1' or 'beta2'?); the plan's optimizer has"),
         ("lion", {"beta2": float("nan")}, "recipe: beta2 is nan; a number of at least 0, below 1, is required"),
+        ("sgd", {"nesterov": 0.5}, "recipe: nesterov is 0.5; a whole number of at least 0, below 2, is required"),
     ],
 )
 def test_values_that_an_optimizer_does_not_have(name: str, fields: dict[str, float], problem: str) -> None:
@@ -216,6 +217,6 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
     assert parse_plan({**payload, "job": older}).job.optimizer == "adamw"
     wrong = {**payload, "job": {**payload["job"], "optimizer": "adam"}}
     with pytest.raises(
-        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, lion is required"
+        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, lion, .*sgd is required"
     ):
         parse_plan(wrong)

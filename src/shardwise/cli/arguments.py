@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.changes import parse_changes, replaced
 from shardwise.errors import InputError, collect
-from shardwise.optimizer import optimizer_names
+from shardwise.optimizer.table import optimizer_names
 from shardwise.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:

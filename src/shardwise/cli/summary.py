@@ -13,7 +13,7 @@ from shardwise.cost.estimate import Estimate
 from shardwise.cost.rates import exposed_share
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.model.counts import num_params
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.planning.plan import Plan
 from shardwise.terms import COMMUNICATION
 from shardwise.units import counted, format_bytes, format_count, format_seconds

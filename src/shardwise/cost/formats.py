@@ -21,7 +21,8 @@ from shardwise.dtypes import bytes_per_element
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.program import Role, density
-from shardwise.optimizer import DEFAULT, Optimizer, optimizer_named
+from shardwise.optimizer.optimizer import Optimizer
+from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.precision import Precision
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Spec

@@ -22,7 +22,7 @@ from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
 from shardwise.model.counts import num_trained_params
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.units import SECONDS_PER_DAY
 
 SECONDS_PER_HOUR = 3600.0

@@ -30,7 +30,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
 from shardwise.network.placed import Links
-from shardwise.optimizer import DEFAULT, optimizer_named
+from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.symbolic import Local, Made, Result, Value, Values, added, maximum, minimum
 
 

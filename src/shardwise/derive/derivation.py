@@ -29,7 +29,7 @@ from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, 
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, Tensor
 from shardwise.model.update import update_program
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use

@@ -21,7 +21,8 @@ from shardwise.layout.family import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, violations
 from shardwise.layout.placement import Placement, cut_levels, default_placement
-from shardwise.optimizer import Optimizer, optimizer_named
+from shardwise.optimizer.optimizer import Optimizer
+from shardwise.optimizer.table import optimizer_named
 from shardwise.planning.plan import Plan
 from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.search.pins import narrowed

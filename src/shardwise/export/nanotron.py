@@ -17,7 +17,7 @@ from shardwise.export.launchers import torchrun
 from shardwise.export.nanotron_layout import BATCH_PARTS, LAYOUT, STEPS
 from shardwise.export.nanotron_model import MODEL, is_starcoder
 from shardwise.export.target import Files, Need, Target, option_table, require_kinds
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 
 FILLED = ("1f1b",)  # schedules that ask for as many micro-batches as fill the pipeline but for one (engine.py)
 CONFIG, SCRIPT = "config.yaml", "launch.sh"

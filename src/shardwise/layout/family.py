@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardwise.layout.context import variant_of
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value, gcd
 

@@ -35,7 +35,7 @@ from shardwise.lowering.weights import rests_whole, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.precision import Precision
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT
 from shardwise.schedule.messages import Step

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.model.operations import Map
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.optimizer import GRADIENT, MASTER, Optimizer, optimizer_named
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer
+from shardwise.optimizer.table import optimizer_named
 
 
 def update_program(weights: Mapping[str, tuple[str, ...]], gradients: Mapping[str, str], optimizer: str) -> Program:

@@ -20,7 +20,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.network.topology import Pods, Switched, Topology, Torus
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.planning.plan import SCHEMA, Plan, SearchSummary
 from shardwise.schema import Fields
 

@@ -13,7 +13,7 @@ from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, parse_measured
 from shardwise.measurement.log import Log, read_log
 from shardwise.measurement.record import StepRecord
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan
 from shardwise.train.recipe import Recipe, parse_recipe

@@ -14,7 +14,7 @@ from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError, collect, require
 from shardwise.layout.layout import Layout
 from shardwise.measurement.folder import RunFolder, RunOf
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable

@@ -13,7 +13,7 @@ from shardwise.changes import convert, parse_changes, replaced
 from shardwise.errors import InputError, collect
 from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
-from shardwise.optimizer import optimizer_fields
+from shardwise.optimizer.table import optimizer_fields
 from shardwise.parser import Parser
 from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
 from shardwise.units import parse_count, parse_quantity

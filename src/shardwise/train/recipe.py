@@ -9,7 +9,7 @@ from typing import Any, Literal, assert_never
 
 from shardwise.errors import require
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
-from shardwise.optimizer import optimizer_fields, optimizer_named
+from shardwise.optimizer.table import optimizer_fields, optimizer_named
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]

@@ -20,7 +20,7 @@ from shardwise.lowering.kernels import kernels
 from shardwise.lowering.traffic import unit_traffic
 from shardwise.model.load import load_model
 from shardwise.model.program import Role
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.collective import Kind
 
 DENSE = load_model("llama-3-8b")

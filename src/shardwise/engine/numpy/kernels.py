@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, NORM_EPSILON, ROTARY_BASE
-from shardwise.optimizer import Optimizer, optimizer_named, values_of
+from shardwise.optimizer.optimizer import Optimizer, values_of
+from shardwise.optimizer.table import optimizer_named
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from shardwise.engine.numpy.virtual import Moved, VirtualDevices
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.template import Template, template_of
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec

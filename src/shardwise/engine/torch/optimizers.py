@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from shardwise.optimizer import GRADIENT, MASTER, Optimizer, optimizer_named, values_of
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, values_of
+from shardwise.optimizer.table import optimizer_named
 
 Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
 # Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.

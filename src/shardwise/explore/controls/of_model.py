@@ -12,7 +12,7 @@ from shardwise.explore.controls.control import Control, Option, select, slider
 from shardwise.explore.controls.sizes import doublings
 from shardwise.explore.state import MOST_CHANGES
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer import optimizer_names
+from shardwise.optimizer.table import optimizer_names
 
 GROUP = "model"
 TIMES = 8  # a slider goes to so many times what the model has

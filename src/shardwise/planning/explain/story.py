@@ -22,7 +22,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.recompute import POLICIES
-from shardwise.optimizer import optimizer_named
+from shardwise.optimizer.table import optimizer_named
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardwise.engine.torch.optimizers import torch_optimizer
-from shardwise.optimizer import DEFAULT, optimizer_named
+from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup, Interval

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer import DEFAULT
+from shardwise.optimizer.table import DEFAULT
 from shardwise.precision import Precision
 from shardwise.train.issued import policy_of
 from shardwise.train.recipe import Recipe

@@ -1,0 +1,1 @@
+"""Optimizers: one file each; jobs, costs, recipes, engines and help read the table of them (`table`)."""
