@@ -70,6 +70,7 @@ FLAGS = {
         "--with",
     ],
     "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace", "--verbose"],
+    "precision": ["--help", "--json", "--plot"],
     "show": ["--chip", "--help", "--json"],
     "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run"],
     "export": ["--help", "--json", "--out", "--to"],

@@ -65,6 +65,7 @@ SESSIONS = (
     "show chips h100",
     "show clusters tpu-v5p:4x4x8",
     "show precisions",
+    "precision e4m3 e8m0",
     "show stacks nemo-25 --chip h100",
     "show targets",
     "show rules",

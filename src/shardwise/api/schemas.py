@@ -24,6 +24,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "collective": ("network.collectives:CollectivePayload",),
     "schedule": ("schedule.compare:TimelinePayload", "schedule.compare:SchedulesPayload"),
     "simulate": ("simulate.result:SimulationPayload",),
+    "precision": ("floats.payload:PrecisionPayload",),
     "explore": ("explore.payload:ExplorePayload",),
     "export": ("export.exporting:ExportPayload",),
     "read": ("export.verdict:ReadPayload",),

@@ -31,6 +31,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("schedule", "play, check and draw a schedule of pipeline stages"),
         Verb("roofline", "what bounds a kernel or a model's block on one chip"),
         Verb("rule", "work out one of the books' rules, with its formula and source"),
+        Verb("precision", "floating-point formats: bits, range, resolution"),
         Verb("explore", "drag a layout's degrees on a page, and see what changes"),
     ),
     "notation and network": (

@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+MOST_DECADES = 10  # that have room along an axis
+
 
 def ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten from `low` to `high`; 1, 2 and 5 times those where there are at most three decades."""
-    steps = (1, 2, 5) if math.log10(high / low) <= 3.0 + 1e-9 else (1,)
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    """Powers of ten from `low` to `high`; 1, 2 and 5 times those where there are at most three decades.
+
+    Where there are more than `MOST_DECADES`, every so many-th of them, 1 among them.
+    """
+    span = math.log10(high) - math.log10(low)
+    steps = (1, 2, 5) if span <= 3.0 + 1e-9 else (1,)
+    every = math.ceil(span / MOST_DECADES)
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
+    decades = [decade for decade in range(first, last) if decade % every == 0]
     found = (float(f"{step}e{decade}") for decade in decades for step in steps)
     return tuple(tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9))
 

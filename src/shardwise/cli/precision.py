@@ -1,0 +1,75 @@
+"""`shardwise precision`: floating-point formats, their bits, range and resolution."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.parser import Parser
+
+if TYPE_CHECKING:
+    from shardwise.floats.number_format import NumberFormat
+
+DESCRIPTION = """Floating-point formats: bits, largest and smallest numbers, resolution. --plot draws the distance between
+numbers at every size, and 10,000 points between 1 and 2 rounded to each format. Recipes made of formats: show precisions."""
+EXAMPLES = (
+    "shardwise precision",
+    "shardwise precision bf16 fp16 e4m3 e5m2 --plot formats.svg",
+)
+
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    formats, output = parser.groups("formats", "output")
+    formats.add_argument(
+        "formats", nargs="*", metavar="FORMAT", help="fp32, tf32, bf16, fp16, e4m3, e5m2, e2m1 or e8m0 (default: all)"
+    )
+    output.add_argument("--plot", type=picture_name, metavar="FILE", help="draw range and resolution")
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The table of formats, as text or as JSON."""
+    from shardwise.errors import collect
+    from shardwise.floats.number_format import FORMATS, format_named
+    from shardwise.floats.payload import formats_payload
+
+    names = list(dict.fromkeys(arguments.formats)) or list(FORMATS)
+    formats = collect(*(partial(format_named, name) for name in names))
+    if arguments.plot:
+        _draw(formats, arguments.plot)
+    return json.dumps(formats_payload(formats), indent=2) if arguments.json else _text(formats)
+
+
+def _draw(formats: Sequence[NumberFormat], target: str) -> None:
+    from shardwise.draw.charts import draw_chart
+    from shardwise.draw.drawing import below
+    from shardwise.floats.picture import format_charts
+
+    write_picture("--plot", target, below([draw_chart(chart) for chart in format_charts(formats)]))
+
+
+def _text(formats: Sequence[NumberFormat]) -> str:
+    from shardwise.cli.table import table
+
+    head = (
+        "format", "bits", "sign", "exponent", "mantissa", "bias", "largest", "smallest normal", "smallest", "epsilon",
+        "numbers", "inf", "nan",
+    )  # fmt: skip
+    rows = [head, *(_row(one) for one in formats)]
+    notes = "smallest: the smallest number above 0, a subnormal one but in e8m0; epsilon: from 1 to the next number;\n"
+    return f"{table(rows, right=range(1, 11))}\n\n{notes}numbers: codes that are finite numbers."
+
+
+def _row(one: NumberFormat) -> tuple[str, ...]:
+    sizes = (one.max, one.min_normal, one.min_subnormal, one.epsilon)
+    bits = (one.bits, one.sign_bits, one.exponent_bits, one.mantissa_bits, one.bias)
+    return (
+        one.name, *map(str, bits), *(f"{size:.4g}" for size in sizes), f"{one.num_finite:,}",
+        "yes" if one.has_infinity else "-", "yes" if one.has_nan else "-",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Floating-point formats: what they hold, rounding to them, and quantisation with scales. NumPy alone."""

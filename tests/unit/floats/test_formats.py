@@ -1,0 +1,129 @@
+"""Formats against PyTorch, ml_dtypes and NumPy: every code, and the rounding of values of every kind."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardwise.errors import InputError
+from shardwise.floats.number_format import FORMATS, format_named
+from shardwise.floats.rounding import decoded, encoded, rounded
+
+TORCH = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+    "e8m0": torch.float8_e8m0fnu, "fp32": torch.float32,
+}  # fmt: skip
+NUMPY = {
+    "bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+    "e2m1": ml_dtypes.float4_e2m1fn, "e8m0": ml_dtypes.float8_e8m0fnu, "fp32": np.float32,
+}  # fmt: skip
+NARROW = ("bf16", "fp16", "e4m3", "e5m2")
+CODES = {1: torch.uint8, 2: torch.uint16}
+
+
+def values(name: str) -> NDArray[np.float32]:
+    """A million values: of all sizes, around the format's range, halfway between its numbers and beside that, and special."""
+    random = np.random.default_rng(0)
+    one = FORMATS[name]
+    bits = random.integers(0, 2**32, 400_000, dtype=np.uint32).view(np.float32)
+    spread = random.standard_normal(400_000) * np.exp2(random.uniform(-30, 20, 400_000))
+    numbers = decoded(random.integers(0, one.largest_code, 100_000), one)
+    following = numbers + np.diff(np.append(np.unique(numbers), np.inf))[np.searchsorted(np.unique(numbers), numbers)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        ties = ((numbers + following) / 2).astype(np.float32)
+        near = np.nextafter(ties, np.float32(0))
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, one.max, one.max * 1.03, one.max * 1.05, one.min_subnormal / 2]
+        return np.concatenate([bits, spread.astype(np.float32), ties, -near, np.array(special, np.float32)])
+
+
+def alike(found: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
+    np.testing.assert_array_equal(found, expected)
+    there = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(found[there]), np.signbit(expected[there]))
+
+
+@pytest.mark.parametrize("name", [name for name in TORCH if name != "fp32"])
+def test_every_code_is_the_number_that_pytorch_has_for_it(name: str) -> None:
+    one = FORMATS[name]
+    codes = torch.arange(2**one.bits, dtype=torch.int32)
+    alike(decoded(codes.numpy(), one), codes.to(CODES[one.bits // 8]).view(TORCH[name]).double().numpy())
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_a_format_is_as_ml_dtypes_says(name: str) -> None:
+    one, found = FORMATS[name], ml_dtypes.finfo(NUMPY[name])
+    assert (one.max, one.epsilon) == (float(found.max), float(found.eps))
+    assert (one.min_normal, one.min_subnormal) == (float(found.smallest_normal), float(found.smallest_subnormal))
+    assert one.mantissa_bits == found.nmant
+    codes = np.arange(2**one.bits) if one.bits <= 16 else np.random.default_rng(0).integers(0, 2**32, 10**6)
+    wide = {4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[one.bits]
+    with np.errstate(invalid="ignore"):
+        alike(decoded(codes, one), codes.astype(wide).view(NUMPY[name]).astype(np.float64))
+    if one.bits <= 16:
+        assert one.num_finite == int(np.isfinite(decoded(codes, one)).sum())
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_rounding_is_that_of_pytorchs_casts(name: str) -> None:
+    x = values(name)
+    expected = torch.from_numpy(x).to(TORCH[name]).double().numpy()
+    alike(rounded(x, FORMATS[name], saturating=name == "e4m3"), expected)
+
+
+@pytest.mark.parametrize("name", [*NARROW, "e2m1"])
+def test_rounding_and_codes_are_those_of_ml_dtypes(name: str) -> None:
+    x = values(name)
+    x = x if FORMATS[name].has_nan else x[~np.isnan(x)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(NUMPY[name])
+        alike(rounded(x, FORMATS[name]), expected.astype(np.float64))
+    there = ~np.isnan(expected.astype(np.float64))
+    codes = expected.view(np.uint8 if FORMATS[name].bits <= 8 else np.uint16)
+    np.testing.assert_array_equal(encoded(x, FORMATS[name])[there], codes[there])
+
+
+def test_powers_of_two_round_as_pytorchs() -> None:
+    x = np.abs(values("bf16"))
+    x = x[(x > 0) & np.isfinite(x)]
+    x = np.concatenate([x, np.exp2(np.arange(-127, 128), dtype=np.float64).astype(np.float32)])
+    x = x[x >= 2.0**-126]  # of smaller ones others round fp32's field of exponents, which subnormals share
+    with np.errstate(over="ignore", invalid="ignore"):
+        alike(rounded(x, FORMATS["e8m0"]), x.astype(NUMPY["e8m0"]).astype(np.float64))
+    alike(rounded(x, FORMATS["e8m0"]), torch.from_numpy(x).to(torch.float8_e8m0fnu).double().numpy())
+
+
+def test_tf32_keeps_ten_bits_of_the_mantissa_and_the_range_of_fp32() -> None:
+    x, one = values("fp32")[:100_000], FORMATS["tf32"]
+    x = x[np.isfinite(x)]
+    found = rounded(x, one)
+    assert (one.max, one.min_normal) == ((2 - 2**-10) * 2.0**127, FORMATS["fp32"].min_normal)
+    assert not np.any(found.astype(np.float32).view(np.uint32) & 0x1FFF)  # the 13 lowest bits
+    is_normal = (np.abs(x) >= one.min_normal) & np.isfinite(found)
+    assert np.all(np.abs(found - x)[is_normal] <= np.abs(x)[is_normal] * 2.0**-11)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].bits <= 16])
+def test_codes_come_back(name: str) -> None:
+    one = FORMATS[name]
+    codes = np.arange(2**one.bits)
+    numbers = decoded(codes, one)
+    there = ~np.isnan(numbers)
+    np.testing.assert_array_equal(encoded(numbers[there], one), codes[there])
+    assert np.all(np.isnan(decoded(encoded([np.nan], one), one))) == one.has_nan
+
+
+def test_what_is_too_large_saturates_where_it_is_asked_to() -> None:
+    x = [500.0, -np.inf, 464.0]
+    np.testing.assert_array_equal(rounded(x, FORMATS["e4m3"]), [np.nan, np.nan, 448.0])
+    np.testing.assert_array_equal(rounded(x, FORMATS["e4m3"], saturating=True), [448.0, -448.0, 448.0])
+    np.testing.assert_array_equal(rounded([np.inf, np.nan, -9.0], FORMATS["e2m1"]), [6.0, 6.0, -6.0])
+
+
+def test_wrong_names_and_codes_are_told() -> None:
+    with pytest.raises(InputError, match=r"format: .*e4m3"):
+        format_named("e4m4")
+    with pytest.raises(InputError, match="found 256; 0 to 255 are those of e4m3"):
+        decoded([256], FORMATS["e4m3"])
