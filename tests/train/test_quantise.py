@@ -1,0 +1,105 @@
+"""Quantisers on tensors against the reference in NumPy, bit for bit, and both against what the papers say."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardwise.engine.torch import quantise
+from shardwise.errors import InputError
+from shardwise.floats.number_format import FORMATS
+from shardwise.floats.scaling import SCALINGS, quantised, scaling_named
+
+SHAPES = ((128, 256), (5, 40), (130, 300), (1, 1), (33, 17))
+FORMATS_OF = {"nvfp4": ("e2m1",)}
+CASES = [(s, b, f) for s in SCALINGS for b in ("block", "weight_block") for f in FORMATS_OF.get(s, ("e4m3", "e5m2"))]
+
+
+def matrix(shape: tuple[int, int], seed: int = 0) -> NDArray[np.float32]:
+    """Values over many powers of two, outliers, zeros, a row and a column of zeros."""
+    random = np.random.default_rng(seed)
+    found = random.standard_normal(shape) * np.exp2(random.uniform(-20, 8, shape))
+    found[random.random(shape) < 0.1] = 0
+    if shape[0] > 2:
+        found[1], found[:, -1] = 0, 0
+    return found.astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("name", "which", "to"), CASES)
+def test_tensors_are_quantised_as_in_numpy(name: str, which: str, to: str, shape: tuple[int, int]) -> None:
+    scaling, x = SCALINGS[name], matrix(shape)
+    block = getattr(scaling, which)
+    expected = quantised(x, FORMATS[to], block, scaling.kind)
+    found = quantise.quantised(torch.from_numpy(x), FORMATS[to], block, scaling.kind)
+    for one, other in zip(found, expected, strict=True):
+        assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
+
+
+def test_a_scale_of_earlier_steps_saturates_what_is_larger() -> None:
+    x = matrix((64, 64))
+    amax = np.abs(x).max() / 3
+    expected = quantised(x, FORMATS["e4m3"], (None, None), "fp32", float(amax))
+    found = quantise.quantised(torch.from_numpy(x), FORMATS["e4m3"], (None, None), "fp32", torch.tensor(amax))
+    assert found.elements.numpy().tobytes() == expected.elements.tobytes()
+    assert np.abs(expected.elements).max() == 448
+
+
+@pytest.mark.parametrize(("name", "which", "to"), CASES)
+def test_what_is_quantised_is_near_to_what_it_stands_for(name: str, which: str, to: str) -> None:
+    """Of the largest in a block half a step of the format at most, and that of an E4M3 scale."""
+    scaling, x, one = SCALINGS[name], matrix((130, 300)), FORMATS[to]
+    block = getattr(scaling, which)
+    found = quantised(x, one, block, scaling.kind).dequantised(block)
+    from shardwise.floats.scaling import block_amax, spread
+
+    largest = spread(block_amax(x, block), x.shape, block)
+    # MX scales may leave the largest just above the format's, which saturates: by less than 2 / max's leading digits
+    slack = {"e8m0": 2.0 ** (np.floor(np.log2(one.max)) + 1) / one.max - 1, "e4m3": 2.0**-4}.get(scaling.kind, 0.0)
+    assert np.all(np.abs(found - x) <= largest * (one.epsilon / 2 + slack) * (1 + slack) + 1e-30)
+
+
+def test_mx_scales_are_those_of_the_specification() -> None:
+    """OCP MX 1.0, section 6.3: X = 2^(floor(log2(max |V|)) - emax), with emax 8 for E4M3, 15 for E5M2, 2 for E2M1."""
+    x = matrix((7, 64))
+    for to, emax in (("e4m3", 8), ("e5m2", 15), ("e2m1", 2)):
+        found = quantised(x, FORMATS[to], (1, 32), "e8m0")
+        for row in range(7):
+            for at in range(2):
+                largest = np.abs(x[row, 32 * at : 32 * at + 32]).max()
+                if largest > 0:
+                    assert found.scales[row, at] == 2.0 ** (np.floor(np.log2(np.float64(largest))) - emax)
+
+
+def test_elements_are_those_of_ml_dtypes_casts() -> None:
+    x = matrix((32, 64))
+    with np.errstate(over="ignore"):
+        found = quantised(x, FORMATS["e2m1"], (1, 32), "e8m0")
+        scaled = x / np.repeat(found.scales, 32, axis=1)
+        expected = scaled.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    np.testing.assert_array_equal(found.elements, expected)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_product_is_that_of_what_its_operands_stand_for(name: str) -> None:
+    scaling = SCALINGS[name]
+    to = FORMATS[FORMATS_OF.get(name, ("e4m3",))[0]]
+    x, w = matrix((37, 300), 1), matrix((130, 300), 2)
+    blocks = (scaling.block, scaling.weight_block)
+    exact = quantised(x, to, blocks[0], scaling.kind).dequantised(blocks[0])
+    exact = exact @ quantised(w, to, blocks[1], scaling.kind).dequantised(blocks[1]).T
+    left, right = (
+        quantise.quantised(torch.from_numpy(one), to, block, scaling.kind)
+        for one, block in zip((x, w), blocks, strict=True)
+    )
+    found = quantise.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.is_local)
+    scale = np.abs(x) @ np.abs(w).T
+    assert np.abs(found.numpy() - exact).max() <= 1e-6 * scale.max()
+
+
+def test_an_unknown_scaling_is_told() -> None:
+    with pytest.raises(InputError, match=r"scaling: .*tile"):
+        scaling_named("tiles")
