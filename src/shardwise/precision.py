@@ -26,7 +26,9 @@ class Precision:
     None: one scale for the tensor). With `transposed_copies` a product needs its operands in the order of the dims that
     it sums over, so that an operand of two kinds of product is written twice. With `saves_casts` the cast operand, and not
     the original, is kept for the backward pass. Tokens go to their experts in `matmul` with `casts_dispatch`. ZeRO gathers
-    the weights of those products in `gathered`; None: as they rest.
+    the weights of those products in `gathered`; None: as they rest. Beside `matmul` stands what an engine needs to know:
+    the floating-point formats (`floats`) of what those products take, `operand` of activations and weights and
+    `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
     """
 
     name: str
@@ -40,6 +42,9 @@ class Precision:
     activations: str = "bf16"
     gradient_reduction: str = "bf16"
     matmul: str | None = None
+    operand: str | None = None
+    gradient_operand: str | None = None
+    scaling: str | None = None
     block: int | None = None
     weight_block: int | None = None
     scale_bytes: float = 4.0
@@ -94,9 +99,15 @@ class Precision:
         return bytes_per_element(self.product_format) + (self.scale_bytes / block if self.matmul and block else 0.0)
 
 
-def _fp8(name: str, state: Precision, source: str, **choices: object) -> Precision:
-    """A recipe with the state of another one, whose products with a block's weights run in fp8."""
-    return replace(state, name=name, matmul="fp8", source=source, **choices)  # type: ignore[arg-type]
+def _fp8(name: str, state: Precision, source: str, scaling: str, **choices: object) -> Precision:
+    """A recipe with the state of another one, whose products with a block's weights run in fp8.
+
+    Scales of a tensor come with E5M2 for gradients (Transformer Engine's HYBRID; torchao, tensorwise), finer ones with E4M3 for
+    everything (DeepSeek-V3, section 3.3.2; torchao, rowwise; Transformer Engine, MXFP8 and Float8BlockScaling).
+    """
+    gradients = "e5m2" if scaling in ("tensor", "delayed") else "e4m3"
+    formats = {"matmul": "fp8", "operand": "e4m3", "gradient_operand": gradients, "scaling": scaling}
+    return replace(state, name=name, source=source, **formats, **choices)  # type: ignore[arg-type]
 
 
 _BF16 = Precision(
@@ -133,38 +144,47 @@ PRECISIONS = {
                 source="DeepSpeed, ZeRO-1 with fp16: gradients add up in fp16, and each device casts those of its shard to fp32 "
                 "for the update: 2 + 2 + 4 + 8 + 4 = 20 bytes, or 4 + 16 over the data-parallel degree; fp16 has the width and "
                 "the peak of bf16"),
+        replace(_BF16, name="fp16", weights="fp16", gradients="fp16", activations="fp16", gradient_reduction="fp16",
+                source="S1, FP16 and BF16 training; Micikevicius et al. 2018 (arXiv 1710.03740): an fp32 copy of the weights, a "
+                "loss that is scaled, sums in fp32; 2 + 2 + 4 + 8 = 16 bytes"),
         replace(_BF16, name="bf16_no_master", master=None,
                 source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
         _FP32,
         _fp8("fp8_delayed", _BF16,
-             f"{_TRANSFORMER_ENGINE}; delayed scaling: one scale per tensor, from earlier steps; state as in bf16"),
-        _fp8("fp8_current", _BF16, cast_reads=2,
+             f"{_TRANSFORMER_ENGINE}; delayed scaling: one scale per tensor, from earlier steps; state as in bf16",
+             scaling="delayed"),
+        _fp8("fp8_current", _BF16, scaling="tensor", cast_reads=2,
              source=f"{_TRANSFORMER_ENGINE}; current scaling: one scale per tensor, which takes another read; state as in bf16"),
-        _fp8("mxfp8", _BF16, block=32, weight_block=32, scale_bytes=1.0,
+        _fp8("fp8_blockwise", _BF16, scaling="tile_power_of_two", block=128, weight_block=128 * 128,
+             source="NVIDIA, Transformer Engine user guide, Float8BlockScaling: DeepSeek-V3's tiles of 1 x 128 and of 128 x 128, "
+             "E4M3 for everything, scales in fp32 that are powers of two; state as in bf16"),
+        _fp8("mxfp8", _BF16, scaling="mx", block=32, weight_block=32, scale_bytes=1.0,
              source="OCP Microscaling Formats 1.0: 32 elements share an 8-bit scale; NVIDIA, Transformer Engine user guide: "
              "Blackwell scales along the dim that is summed over, so that rows and columns are cast apart; state as in bf16"),
-        replace(_BF16, name="nvfp4", matmul="fp4", block=16, weight_block=16, scale_bytes=1.0, cast_reads=2,
+        replace(_BF16, name="nvfp4", matmul="fp4", operand="e2m1", gradient_operand="e2m1", scaling="nvfp4",
+                block=16, weight_block=16, scale_bytes=1.0, cast_reads=2,
                 source="NVIDIA, Transformer Engine user guide, NVFP4: 16 elements share an 8-bit scale, the tensor one in fp32; "
                 "that takes another read, each row of a weight's 16 x 16 block has a copy of its scale, rows and columns are "
                 "cast apart, and all three products of a layer run in fp4; state as in bf16"),
         _fp8("fp8_transformer_engine", _FP32_WEIGHTS,
-             f"{_TABLE}: fp32 weights and gradients, no master copy, 4 + 4 + 4 + 4 = 16 bytes; {_TRANSFORMER_ENGINE}"),
-        _fp8("fp8_torchao", _FP32_WEIGHTS, gathered="fp8", cast_reads=2, saves_casts=False,
+             f"{_TABLE}: fp32 weights and gradients, no master copy, 4 + 4 + 4 + 4 = 16 bytes; {_TRANSFORMER_ENGINE}",
+             scaling="delayed"),
+        _fp8("fp8_torchao", _FP32_WEIGHTS, scaling="tensor", gathered="fp8", cast_reads=2, saves_casts=False,
              source="torchao float8 training, tensorwise, as torchtitan uses it: fp32 weights are cast before FSDP gathers "
              "them (enable_fsdp_float8_all_gather), the head is left out, bf16 inputs are kept and cast again for the gradients"),
-        _fp8("fp8_torchao_rowwise", _FP32_WEIGHTS, gathered="bf16", cast_reads=2, saves_casts=False,
+        _fp8("fp8_torchao_rowwise", _FP32_WEIGHTS, scaling="row", gathered="bf16", cast_reads=2, saves_casts=False,
              source="torchao float8 training, recipe rowwise: as tensorwise, but for a scale of each row or column; FSDP gathers "
              "bf16, as fp8 gathers are there for tensorwise scales only"),
-        _fp8("fp8_deepseek_v3", _BF16, weights="fp8", moments="bf16", accumulated_gradients="fp32",
+        _fp8("fp8_deepseek_v3", _BF16, scaling="tile", weights="fp8", moments="bf16", accumulated_gradients="fp32",
              gradient_reduction="fp32", block=128, weight_block=128 * 128, casts_dispatch=True,
              source=f"{_TABLE}: 4 + 4 + 1 + 2 + 2 + 2 = 15 bytes; DeepSeek-V3 report (arXiv 2412.19437), section 3.3: tiles of "
              "1 x 128 and of 128 x 128 with fp32 scales; inputs of products kept and tokens dispatched in fp8; embedding, head, "
              "router, norms and attention in bf16"),
-        _fp8("fp8_lm_o3", _BF16, weights="fp8", gradients="fp8", master="fp16", accumulated_gradients="fp16", moments="fp8",
-             second_moment="fp16", gradient_reduction="fp8", cast_reads=2,
+        _fp8("fp8_lm_o3", _BF16, scaling="tensor", weights="fp8", gradients="fp8", master="fp16", accumulated_gradients="fp16",
+             moments="fp8", second_moment="fp16", gradient_reduction="fp8", cast_reads=2,
              source=f"{_TABLE}: 2 + 2 + 1 + 1 + 1 + 2 = 9 bytes; FP8-LM (arXiv 2310.18313): gradients are reduced in fp8 too, "
              "one scale per tensor"),
-        _fp8("fp8_nanotron", _BF16, weights="fp8", gradients="fp8", master="bf16", accumulated_gradients="fp32",
+        _fp8("fp8_nanotron", _BF16, scaling="tensor", weights="fp8", gradients="fp8", master="bf16", accumulated_gradients="fp32",
              moments="fp8", gradient_reduction="fp32",
              source=f"{_TABLE}: 2 + 4 + 1 + 1 + 1 + 1 = 10 bytes; nanotron, pull request 70: one scale per tensor"),
         replace(_FP32_WEIGHTS, name="int8_aqt", matmul="int8", gathered="bf16", cast_reads=2, saves_casts=False,

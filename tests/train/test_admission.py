@@ -71,22 +71,22 @@ def test_whole_experts_run() -> None:
         require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=sequence_parallel), BF16)
 
 
-@pytest.mark.parametrize("name", ["fp8_delayed", "mxfp8", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"])
+@pytest.mark.parametrize("name", ["fp8_delayed", "fp8_deepseek_v3", "fp8_lm_o3", "fp8_nanotron", "int8_aqt"])
 def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: str) -> None:
-    with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32 runs"):
+    with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32, .* runs"):
         require_runnable(MODEL, Layout(), precision_named(name))
 
 
 FP32 = precision_named("fp32")
 UNRUNNABLE = {
-    "weights": ({"weights": "fp16", "activations": "fp16", "moments": "fp16"}, "fp16 is"),
-    "products": ({"matmul": "bf16"}, "products in bf16"),
-    "narrow activations": ({"activations": "bf16"}, "weights in fp32 under activations in bf16"),
-    "first moments": ({"moments": "bf16"}, "moments in another format than the fp32"),
-    "second moments": ({"second_moment": "bf16"}, "moments in another format than the fp32"),
-    "moments as weights with a master copy": ({"weights": "bf16", "activations": "bf16", "master": "fp32", "moments": "bf16"},
-                                              "moments in another format than the fp32"),
-    "gradients of the update": ({"update_gradients": "fp32"}, "a copy of the gradients"),
+    "weights": ({"weights": "fp8"}, "fp8 at rest, which takes scales, is"),
+    "products": ({"matmul": "int8"}, "products in int8"),
+    "scales of earlier steps": ({"matmul": "fp8", "operand": "e4m3", "gradient_operand": "e5m2", "scaling": "delayed"},
+                                "scales from earlier steps are"),
+    "first moments": ({"moments": "fp8"}, "fp8 at rest"),
+    "second moments": ({"second_moment": "fp8"}, "fp8 at rest"),
+    "gradients added up otherwise": ({"activations": "bf16", "accumulated_gradients": "fp32"},
+                                     "gradients in fp32, added up in another format, under bf16"),
 }  # fmt: skip
 
 
@@ -98,6 +98,23 @@ def test_each_format_that_does_not_run_is_a_problem_of_its_own(name: str) -> Non
         require_runnable(MODEL, Layout(), replace(FP32, **changes))  # type: ignore[arg-type]
     (found,) = caught.value.problems
     assert found.startswith(f"precision fp32: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "problem"),
+    [
+        ({"activations": "bf16", "gathered": "bf16"}, Layout(fsdp=2, zero_stage=3), "gathers in bf16"),
+        (
+            {"matmul": "fp8", "operand": "e4m3", "gradient_operand": "e5m2", "scaling": "tensor"},
+            Layout(tp=2, sequence_parallel=True, async_tp=True), "in pieces",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_layout_does_not_run_in_a_recipe_is_named(changes: dict[str, str], layout: Layout, problem: str) -> None:
+    recipe = replace(FP32, **changes)  # type: ignore[arg-type]
+    require_runnable(MODEL, replace(layout, zero_stage=min(layout.zero_stage, 2), async_tp=False), recipe)
+    with pytest.raises(InputError, match=problem):
+        require_runnable(MODEL, layout, recipe)
 
 
 def test_there_are_as_many_processes_as_devices() -> None:

@@ -14,7 +14,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
 from shardwise.schedule.schedule import schedule_of
 
-RUNNABLE_FORMATS = ("fp64", "fp32", "bf16")
+RUNNABLE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
 LOSS = "in_place"  # the kind that the trained model has
 # Required values of all other choices.
 PINS: Mapping[str, Any] = {"offload": "none"}
@@ -61,7 +61,7 @@ def runnable_job(job: Job) -> Job:
 
 def require_runnable(architecture: Architecture, layout: Layout, precision: Precision) -> None:
     """Raise `InputError` with everything in a layout and a precision recipe that the engine does not support, and the fix."""
-    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision)])
+    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision, layout)])
 
 
 def _missing(layout: Layout) -> Iterator[str]:
@@ -102,24 +102,31 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unrunnable(precision: Precision) -> Iterator[str]:
-    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one)))
-    yield from (f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision))
+def _unrunnable(precision: Precision, layout: Layout) -> Iterator[str]:
+    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, layout)))
+    yield from (
+        f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision, layout)
+    )
 
 
-def _problems(precision: Precision) -> Iterator[str]:
-    """What the engine does not support in a recipe."""
-    state = precision.master or precision.weights
-    formats = {
-        precision.weights, precision.gradients, precision.gradient_reduction, state,
-        precision.accumulated_gradients or precision.gradients, precision.activations,
+def _problems(precision: Precision, layout: Layout) -> Iterator[str]:
+    """What the engine does not support of a recipe under a layout."""
+    kept = {
+        precision.weights, precision.gradients, precision.gradient_reduction, precision.master or precision.weights,
+        precision.accumulated_gradients or precision.gradients, precision.activations, precision.moments,
+        precision.second_moment or precision.moments, precision.update_gradients or precision.gradients,
     }  # fmt: skip
-    yield from (f"{name} is planned, not yet runnable" for name in sorted(formats - set(RUNNABLE_FORMATS)))
-    if precision.matmul:
+    yield from (
+        f"{name} at rest, which takes scales, is planned, not yet runnable"
+        for name in sorted(kept - set(RUNNABLE_FORMATS))
+    )
+    if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
-    if precision.activations != precision.weights:
-        yield f"weights in {precision.weights} under activations in {precision.activations} are not yet runnable"
-    if precision.moments != state or precision.second_moment not in (None, state):
-        yield f"moments in another format than the {state} of what is updated are not yet runnable"
-    if precision.update_gradients:
-        yield "a copy of the gradients that rests with the moments is not yet runnable"
+    if precision.scaling == "delayed":
+        yield "scales from earlier steps are planned, not yet runnable"
+    if precision.accumulated_gradients and precision.gradients != precision.activations:
+        yield f"gradients in {precision.gradients}, added up in another format, under {precision.activations}, are planned only"
+    if precision.gathered not in (None, precision.weights) and layout.zero_stage == 3:
+        yield f"weights in {precision.weights} that zero_stage=3 gathers in {precision.gathered} are planned, not yet runnable"
+    if precision.scaling and layout.async_tp:
+        yield f"products in {precision.matmul} in pieces (async_tp) are planned, not yet runnable"

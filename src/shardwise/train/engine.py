@@ -70,7 +70,7 @@ class Engine:
         self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
         self.rank = self._rank()
         self.model = torch_model(
-            instance, formats.weights, self._ends, world.device, rank=self.rank, movement=self.gatherer,
+            instance, formats.activations, self._ends, world.device, rank=self.rank, movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
         stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
@@ -195,6 +195,8 @@ class Engine:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:
             yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, gradients.low) if one is not None)
+            if gradients.flat.update is not None:
+                yield OPTIMIZER, gradients.flat.update
         yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.pieces())
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:

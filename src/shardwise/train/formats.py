@@ -8,19 +8,24 @@ import torch
 
 from shardwise.precision import Precision
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """Formats of a run: `weights` that products take, their `gradients`, the copy that these are `accumulated` in (None: none),
-    the one that they are `reduced` in, and the `state`: of the weights that the optimizer updates, and of its moments."""
+    """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; their `gradients`, the copy that
+    these are `accumulated` in (None: none), the one that they are `reduced` in, and that which rests for the `update`
+    (None: none); the `state` that the optimizer updates, its `moments` and those of squares."""
 
     weights: torch.dtype
+    activations: torch.dtype
     gradients: torch.dtype
     accumulated: torch.dtype | None
     reduced: torch.dtype
     state: torch.dtype
+    moments: torch.dtype
+    squares: torch.dtype
+    update: torch.dtype | None
 
     @property
     def has_master(self) -> bool:
@@ -35,9 +40,10 @@ class Formats:
 
 def formats_of(precision: Precision) -> Formats:
     """The formats of a recipe that runs (`planning.runnable`)."""
-    accumulated = precision.accumulated_gradients
+    accumulated, update = precision.accumulated_gradients, precision.update_gradients
     return Formats(
-        weights=DTYPES[precision.weights], gradients=DTYPES[precision.gradients],
+        weights=DTYPES[precision.weights], activations=DTYPES[precision.activations], gradients=DTYPES[precision.gradients],
         accumulated=DTYPES[accumulated] if accumulated else None, reduced=DTYPES[precision.gradient_reduction],
-        state=DTYPES[precision.master or precision.weights],
+        state=DTYPES[precision.master or precision.weights], moments=DTYPES[precision.moments],
+        squares=DTYPES[precision.second_moment or precision.moments], update=DTYPES[update] if update else None,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
+from shardwise.engine.torch.narrow import narrow_of
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
 from shardwise.lowering.instance import Instance
@@ -51,7 +52,7 @@ def torch_model(
             sizes = architecture.dense() if kind == "dense_block" else architecture
             units[key] = TorchUnit(
                 instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
-                split=instance.splits and kind in SPLIT,
+                split=instance.splits and kind in SPLIT, narrow=narrow_of(instance.precision),
             )  # fmt: skip
         weights, gradients, bias = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from shardwise.derive.derivation import Unit
+from shardwise.derive.products import is_block_product
 from shardwise.derive.shardings import padded, weight_use
 from shardwise.derive.walk import Communicate, Compute
 from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.narrow import Narrow, NarrowProduct
 from shardwise.engine.torch.rank import Rank
 from shardwise.lowering.kernels import BATCH_DIMS
 from shardwise.model.architecture import Architecture
@@ -66,11 +68,14 @@ class Calls:
     """What the calls of one unit on one rank are made from; its activations are in `dtype`.
 
     A tensor goes by its name in the sharding in which it stays, and in another one by its name with that (`key`). `cuts` are the
-    parts of the batch that are read: by key what it is, and the axes that split its sequences.
+    parts of the batch that are read: by key what it is, and the axes that split its sequences. `narrow`: what products with the
+    unit's weights cast their operands to; None: nothing.
     """
 
-    def __init__(self, unit: Unit, architecture: Architecture, rank: Rank, dtype: torch.dtype) -> None:
-        self.unit, self.architecture, self.rank, self.dtype = unit, architecture, rank, dtype
+    def __init__(
+        self, unit: Unit, architecture: Architecture, rank: Rank, dtype: torch.dtype, narrow: Narrow | None = None
+    ) -> None:
+        self.unit, self.architecture, self.rank, self.dtype, self.narrow = unit, architecture, rank, dtype, narrow
         self._moved: frozenset[str] | None = None
         self.cuts: dict[str, tuple[str, tuple[Axes, ...]]] = {}
         self.numerics, self.sizes = architecture.numerics, padded(architecture.dims, rank.mesh)
@@ -144,6 +149,14 @@ class Calls:
                 keys.setdefault(name, self.key(name, spec))
         reads, writes = (tuple(keys.get(name, name) for name in names) for names in (call.reads, call.writes))
         return replace(call, reads=reads, writes=writes)
+
+    def narrow_product(self, step: Compute) -> NarrowProduct | None:
+        """A step's product of operands that are cast; None where they are not."""
+        operation, tensors = step.operation, self.unit.tensors
+        if self.narrow is None or not is_block_product(operation, tensors):
+            return None
+        left, right, result = (spec.dims for spec in (*step.placed.inputs, *step.placed.outputs))
+        return self.narrow.product(left, right, result, [tensors[name] for name in operation.inputs])
 
     def local_sizes(self, step: Compute) -> dict[str, int]:
         """This rank's part of every dim but those of tokens."""

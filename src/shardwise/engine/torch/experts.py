@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shardwise.engine.torch import devices
 from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.narrow import NarrowProduct
 from shardwise.engine.torch.rows import Rows, Share
 from shardwise.model.numerics import DEFAULT, SOFTMAX, Gating
 
@@ -194,18 +195,25 @@ def can_group(rows: Tensor, weight: Tensor) -> bool:
     return devices.on_gpu(rows) and rows.dtype == torch.bfloat16 and aligned
 
 
-def expert_product(rows: Tensor, weight: Tensor, routing: Rows) -> Tensor:
-    """Rows [R, D] each by its expert's matrix of weight [E, D, M]."""
-    if can_group(rows, weight):
+def expert_product(rows: Tensor, weight: Tensor, routing: Rows, *, product: NarrowProduct | None = None) -> Tensor:
+    """Rows [R, D] each by its expert's matrix of weight [E, D, M]; `product`: of operands that are cast."""
+    if product is None and can_group(rows, weight):
         return F.grouped_mm(rows, weight, offs=routing.ends)
     out = rows.new_empty(len(rows), weight.shape[-1])
     for (part, into), matrix in zip(_parts(routing, rows, out), weight, strict=True):
-        torch.mm(part, matrix, out=into)
+        if product is None:
+            torch.mm(part, matrix, out=into)
+        elif len(part):
+            product.into(into, part, matrix, add=False)
     return out
 
 
-def expert_gradient(left: Tensor, right: Tensor, routing: Rows, out: Tensor, *, add: bool) -> Tensor:
-    """Of each expert leftᵀ · right over its rows, to `out` [E, M, D] or added to it."""
+def expert_gradient(
+    left: Tensor, right: Tensor, routing: Rows, out: Tensor, *, add: bool, product: NarrowProduct | None = None
+) -> Tensor:
+    """Of each expert leftᵀ · right over its rows, to `out` [E, M, D] or added to it; `product`: of operands that are cast."""
+    if product is not None:
+        return _narrow_gradient(left, right, routing, out if add else out.zero_(), product)
     if can_group(left, out):
         found = F.grouped_mm(left.t(), right, offs=routing.ends)
         return out.add_(found) if add else out.copy_(found)
@@ -214,6 +222,13 @@ def expert_gradient(left: Tensor, right: Tensor, routing: Rows, out: Tensor, *, 
             matrix.addmm_(one.t(), other)
         else:
             torch.mm(one.t(), other, out=matrix)
+    return out
+
+
+def _narrow_gradient(left: Tensor, right: Tensor, routing: Rows, out: Tensor, product: NarrowProduct) -> Tensor:
+    for (one, other), matrix in zip(_parts(routing, left, right), out, strict=True):
+        if len(one):
+            product.into(matrix, one, other, add=True)
     return out
 
 

@@ -69,6 +69,14 @@ class Layer:
         """Whether it is a module of multi-token prediction."""
         return self.unit.unit.name in PREDICTS
 
+    def put_weights(self, held: Held, dtype: torch.dtype) -> None:
+        """Put the weights in their places, in the format of activations."""
+        self.put(held, {name: weight.to(dtype) for name, weight in self.weights.items()})
+
+    def free_casts(self, held: Held, dtype: torch.dtype) -> None:
+        """Let go of weights that are there in another format than they rest in."""
+        self.put(held, {name: None for name, weight in self.weights.items() if weight.dtype != dtype})
+
     def put(self, held: Held, values: Mapping[str, Any]) -> None:
         """Put values in their places, where the unit has any for them."""
         place = self.unit.place
@@ -157,6 +165,7 @@ class TorchModel:
             self.movement.before_forward(place, following)
             held = self._begin(layer, sights, shared, x if chain is None or not layer.predicts else chain)
             run(layer.unit.forward, held)
+            layer.free_casts(held, self.dtype)
             made = on_way.take(place, layer, held)
             x, chain = (x, made) if layer.predicts else (made, None)
             self.movement.after_forward(place)
@@ -201,7 +210,7 @@ class TorchModel:
     def _begin(self, layer: Layer, sights: Sights, shared: Mapping[str, Any], x: Tensor | None) -> Held:
         """What a unit holds when its forward pass begins."""
         held = layer.unit.held()
-        layer.put(held, layer.weights)
+        layer.put_weights(held, self.dtype)
         layer.put(held, shared)
         layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias})
         for key, (name, axes) in layer.unit.cuts.items():
@@ -233,6 +242,7 @@ class TorchModel:
             if kind == BACKWARD or WEIGHT not in layer.unit.backward:  # nothing of it waits
                 del on_way.held[place]
             self.movement.before_backward(place, done, following)
+            layer.put_weights(held, self.dtype)
             given = gradient_name(layer.unit.output or "")
             layer.put(held, {PENALTY: (penalties or {}).get(place), given: dchain if layer.predicts else dx})
             dx, dchain = (dx if layer.predicts else None), None
@@ -240,6 +250,7 @@ class TorchModel:
                 with self.recomputing():
                     run(backward.recompute, held)
             run(backward.steps, held)
+            layer.free_casts(held, self.dtype)
             dx, dchain = self._gradients(place, held, dx)
         return dx
 

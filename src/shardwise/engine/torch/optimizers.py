@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, values_of
 from shardwise.optimizer.table import optimizer_named
 
@@ -35,11 +36,13 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 class ByFormulas(torch.optim.Optimizer):
-    """An optimizer of the table, a block of elements at a time. The `step` of a weight is on the CPU: formulas take a number."""
+    """An optimizer of the table, a block of elements at a time, in float32 at least. The `step` of a weight is on the CPU, for
+    formulas take a number. `gradients` [n] take the place of those of weights, whose format they need not have."""
 
     def __init__(self, groups: Sequence[Settings], optimizer: Optimizer) -> None:
         super().__init__(groups, {})
         self.optimizer = optimizer
+        self.gradients: dict[nn.Parameter, torch.Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -51,21 +54,28 @@ class ByFormulas(torch.optim.Optimizer):
                 state["step"] += 1
                 values = values_of(fields, learning_rate=group["lr"], step=int(state["step"]))
                 moments = {name: state[name] for name in self.optimizer.moments}
-                self._update(values, {MASTER: weight, GRADIENT: weight.grad, **moments})
+                self._update(values, {MASTER: weight, GRADIENT: self.gradients.get(weight, weight.grad), **moments})
 
     def _update(self, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         weight = tensors[MASTER]
         size = BLOCK if weight.device.type == "cpu" else GPU_BLOCK
         for start in range(0, len(weight), size):
             block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
-            for name, updated in self.optimizer.updated(values, block).items():
+            fine = {name: part.to(at_least_fp32(part.dtype)) for name, part in block.items()}
+            for name, updated in self.optimizer.updated(values, fine).items():
                 block[name].copy_(updated)
 
 
 def torch_optimizer(
-    name: str, matrices: Sequence[nn.Parameter], others: Sequence[nn.Parameter], fields: Mapping[str, float]
+    name: str,
+    matrices: Sequence[nn.Parameter],
+    others: Sequence[nn.Parameter],
+    fields: Mapping[str, float],
+    formats: tuple[torch.dtype, torch.dtype] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
+
+    `formats` are those of its moments and of the moments of squares; None: those of the weights.
 
     Its state is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an
     optimizer that is not known, or values that it does not have.
@@ -73,15 +83,33 @@ def torch_optimizer(
     one = optimizer_named(name)
     values, kernel = one.given(fields), KERNELS.get(name)
     kernel = kernel if kernel and kernel.fields == set(one.fields) else None
+    moment_dtypes = {moment: formats[update.of_squares] if formats else None for moment, update in one.moments.items()}
+    every = (*matrices, *others)
+    if len({weight.dtype for weight in every} | ({*moment_dtypes.values()} - {None})) > 1:
+        kernel = None  # PyTorch's take one format
     groups = []
     for weights, matrix in ((matrices, True), (others, False)):
         own = one.of_kind(values, matrix=matrix)
         groups += [{"params": list(weights), "lr": 0.0, **(kernel.settings(own) if kernel else own)}] if weights else []
     made = kernel.make(groups) if kernel else ByFormulas(groups, one)
-    for weight in (*matrices, *others):
+    for weight in every:
         device = weight.device if kernel else "cpu"
         made.state[weight] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
-            **{moment: torch.zeros_like(weight) for moment in one.moments},
+            **{moment: torch.zeros_like(weight, dtype=dtype) for moment, dtype in moment_dtypes.items()},
         }
     return made
+
+
+def step_with(optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Update weights [n] from their gradients, which are let go of again."""
+    if isinstance(optimizer, ByFormulas):
+        optimizer.gradients = dict(gradients)
+        optimizer.step()
+        optimizer.gradients = {}
+        return
+    for weight, gradient in gradients.items():
+        weight.grad = gradient
+    optimizer.step()
+    for weight in gradients:
+        weight.grad = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.floats.number_format import FORMATS, NumberFormat
@@ -69,8 +70,10 @@ def block_amax(values: Tensor, block: Block) -> Tensor:
     for dim, width in enumerate(block):
         if width == 1:
             continue
-        parts = torch.split(found, width or max(found.shape[dim], 1), dim)
-        found = torch.cat([part.amax(dim, keepdim=True) for part in parts], dim)
+        size = found.shape[dim]
+        over = -size % (width or size)
+        found = F.pad(found, (0, over) if dim else (0, 0, 0, over)) if over else found
+        found = torch.unflatten(found, dim, (-1, width or size)).amax(dim + 1)
     return found
 
 

@@ -16,27 +16,29 @@ from shardwise.model.operations import Contract, Map, Route, RouteGradient
 
 def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
     """Of the rows of experts: by their matrices, or with other rows to the gradient of these."""
-    (name,), (left, right) = operation.outputs, operation.inputs
+    (name,), (left, right), narrow = operation.outputs, operation.inputs, calls.narrow_product(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
     if calls.is_routed(left) and calls.is_routed(right):
         reads = (left, right) if dims[0][-1] == result[1] else (right, left)
         rows = calls.rows(step.placed.inputs[0])
         shape = [calls.local_sizes(step)[dim] for dim in result]
+        of_gradient = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), turned=reads[0] != left)
 
         def gradient(one: Tensor, other: Tensor, routing: Rows) -> Tensor:
-            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False)
+            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False, product=of_gradient)
 
         def into(target: Tensor, one: Tensor, other: Tensor, routing: Rows, *, add: bool) -> None:
-            experts.expert_gradient(one, other, routing, target, add=add)
+            experts.expert_gradient(one, other, routing, target, add=add, product=of_gradient)
 
         return Call(gradient, (*reads, rows), (name,), into=into)
     rows, weight = (left, right) if calls.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     turned = matrix[-1] != result[-1]
     of_rows = calls.rows(step.placed.outputs[0])
+    product = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), turned=rows != left)
 
     def kernel(rows: Tensor, weight: Tensor, routing: Rows) -> Tensor:
-        return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing)
+        return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
 
     return Call(kernel, (rows, weight, of_rows), (name,))
 

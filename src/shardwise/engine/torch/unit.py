@@ -14,6 +14,7 @@ from shardwise.engine.torch.compiling import compiled
 from shardwise.engine.torch.fusing import in_calls
 from shardwise.engine.torch.giving import given_later, with_giving, with_giving_behind
 from shardwise.engine.torch.moving import MOVING, Moving
+from shardwise.engine.torch.narrow import Narrow
 from shardwise.engine.torch.phases import Phase
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.ringing import Around, Ring, rings
@@ -51,16 +52,16 @@ class TorchUnit:
 
     `backward` has the backward pass by kind of pass (`schedule.action`): whole (B), and with `split` also in two, of which the
     first gives the gradient of the input (I) and the second those of the weights (W). `compiled`: calls that follow one another
-    are compiled together.
+    are compiled together. `narrow`: what products with the unit's weights cast their operands to.
     """
 
     def __init__(
         self, template: Template, architecture: Architecture, rank: Rank, dtype: torch.dtype, *,
-        compiled: bool = False, split: bool = False,
+        compiled: bool = False, split: bool = False, narrow: Narrow | None = None,
     ) -> None:  # fmt: skip
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
-        program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype)
+        program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype, narrow)
         self.weight_of = self._gradients(Role.WEIGHT)
         self.input = self._hidden(program, program.inputs)
         self.output = self._hidden(program, program.outputs)

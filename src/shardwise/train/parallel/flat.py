@@ -54,7 +54,8 @@ class FlatGroup:
     `weights` [padded] are what the model's parameters are views of, the `views` by name; with `splits_weights` they have memory
     only while they are gathered. `shard` [shard] is this process's part of them, `state` [shard] what the optimizer updates: the
     master copy where there is one, otherwise `shard` itself. `gradients` rest whole [padded], or with `scatters` [shard];
-    `gradient_shard` is this process's part. Frozen groups have no gradients.
+    `gradient_shard` is this process's part, `update` [shard] a copy of it for the update, where the recipe has one. Frozen groups
+    have no gradients.
     """
 
     def __init__(self, group: Group, formats: Formats, world: World) -> None:
@@ -97,6 +98,8 @@ class FlatGroup:
     def _make_gradients(self) -> None:
         size = self.group.shard_size if self.scatters else self.group.padded_size
         self.gradients = self.zeros(size, self.formats.held)
+        update = self.formats.update
+        self.update = None if update is None else self.zeros(self.group.shard_size, update)
         self.gradient_shard = self.gradients if self.scatters else self.own(self.gradients)
 
     def allocate(self) -> None:

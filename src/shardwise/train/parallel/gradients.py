@@ -79,7 +79,7 @@ class GroupGradients:
         member, formats = self.members[name], self.flat.formats
         if self.low is not None:
             return self.flat.view(self.low, member), False
-        if self.array.dtype != formats.weights:
+        if self.array.dtype != formats.activations:
             return None, False
         return self.flat.view(self.array, member), self.adds(name)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardwise.engine.torch.optimizers import torch_optimizer
+from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.optimizers import step_with, torch_optimizer
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
@@ -51,7 +52,8 @@ class Updater:
 
     def _optimizer(self, slots: Sequence[Slot]) -> Optimizer:
         matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
-        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer)
+        formats = self.groups[0].formats
+        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer, (formats.moments, formats.squares))
 
     @torch.no_grad()
     def norm(self) -> Tensor:
@@ -85,16 +87,14 @@ class Updater:
     def _update(
         self, group: FlatGroup, slots: Sequence[Slot], optimizer: Optimizer, learning_rate: float, scale: Tensor | None
     ) -> None:
-        gradients = group.gradient_shard.to(group.state.dtype)
+        fine = at_least_fp32(group.state.dtype)
+        gradients = group.gradient_shard.to(fine) if group.update is None else group.update.copy_(group.gradient_shard)
         if scale is not None:
             gradients.mul_(scale)
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
-        for slot in slots:
-            slot.weight.grad = gradients[slot.interval.start : slot.interval.start + slot.interval.size]
-        optimizer.step()
-        for slot in slots:
-            slot.weight.grad = None
+        own = {one.weight: gradients[one.interval.start : one.interval.start + one.interval.size] for one in slots}
+        step_with(optimizer, own)
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
         """The moments by name, this process's part of each parameter's."""
