@@ -28,7 +28,14 @@ DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loa
 INSPECTED = "inspected"
 TERM = "seconds/"  # ours, before the name of a term
 OWN = ("learning_rate", "num_tokens", "num_targets")
-OF_SOME = ("auxiliary_loss", "expert_imbalance", "dropped_share", "prediction_loss")  # likewise, of models that have it
+OF_SOME = (
+    "auxiliary_loss",
+    "expert_imbalance",
+    "dropped_share",
+    "prediction_loss",
+    "loss_scale",
+    "num_skipped",
+)  # likewise
 
 
 def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any]) -> dict[str, Any]:

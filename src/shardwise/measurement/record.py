@@ -23,7 +23,8 @@ class StepRecord:
     stages) are of a model with experts, `dropped_share` (of that process's rows those that no expert took) of one whose experts
     have a capacity,
     `prediction_loss` is of one with multi-token prediction: the mean over its modules, without its weight. No other loss has part
-    in `loss`.
+    in `loss`. A run in fp16 has the `loss_scale` of the step that follows, and how many steps were left out so far
+    (`num_skipped`), for their gradients were not finite.
     Raises `InputError` for another term and for a time that no step takes.
     """
 
@@ -39,6 +40,8 @@ class StepRecord:
     expert_imbalance: float | None = None
     dropped_share: float | None = None
     prediction_loss: float | None = None
+    loss_scale: float | None = None
+    num_skipped: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.seconds if name not in MEASURED_TERMS]

@@ -21,6 +21,7 @@ from shardwise.lowering.traffic import PIPELINE
 from shardwise.schedule.action import Action
 from shardwise.train.clock import Clock
 from shardwise.train.formats import formats_of
+from shardwise.train.loss_scaling import LossScaler
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup, Interval
@@ -39,12 +40,14 @@ __all__ = ["Engine", "MicroBatch", "StepResult"]
 class StepResult:
     """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
 
-    `further`: the losses of multi-token prediction by module, with their weight.
+    `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled loss were
+    not finite, and no weight was updated.
     """
 
     loss: Tensor
     norm: Tensor
     further: tuple[Tensor, ...] = ()
+    skipped: bool = False
 
 
 class Engine:
@@ -54,6 +57,7 @@ class Engine:
         self.recipe, self.world = recipe, world
         self.instance = instance = instance.at(world.coordinate.get("pp", 0))
         formats = formats_of(instance.precision)
+        self.scaler = LossScaler(recipe) if formats.scales_loss else None
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
         self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
@@ -138,17 +142,29 @@ class Engine:
     ) -> StepResult:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
         self.balancer.begin_step()
-        losses = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches).run() or self._none()
+        loss_scale = self.scaler.scale if self.scaler else 1.0
+        passes = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
+        losses = passes.run() or self._none()
         self.reducer.end_step()
         self.balancer.end_step(self._none()[0])
         self.gradients_ended()
-        norm = self.updater.norm()
+        norm = self.updater.norm() / loss_scale
+        skipped = self._is_skipped(norm)
         with self.clock("optimizer"):
-            pending = self.updater.step(self.recipe.learning_rate_at(step), norm)
+            rate = self.recipe.learning_rate_at(step)
+            pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=not skipped)
         for one in pending:
             one.wait()
         loss, *further = (self.exchange.sum_now(one, self.instance.loss_axes) for one in losses)
-        return StepResult(loss, norm, tuple(further))
+        return StepResult(loss, norm, tuple(further), skipped)
+
+    def _is_skipped(self, norm: Tensor) -> bool:
+        """Whether the gradients of a scaled loss are not finite; all processes have the same norm."""
+        if self.scaler is None or norm.device.type == "meta":
+            return False
+        is_finite = bool(norm.isfinite())
+        self.scaler.seen(is_finite=is_finite)
+        return not is_finite
 
     def _parts(self) -> Parts:
         return Parts(

@@ -33,6 +33,11 @@ class Formats:
         return self.state != self.weights
 
     @property
+    def scales_loss(self) -> bool:
+        """Gradients are made in fp16, in which those of the loss itself underflow."""
+        return self.activations == torch.float16
+
+    @property
     def held(self) -> torch.dtype:
         """The format in which gradients rest between micro-batches."""
         return self.accumulated or self.gradients

@@ -59,13 +59,14 @@ class Parts:
 class StepPasses:
     """The passes of one step: `num_targets` are those of the whole step, `num_micro_batches` those of this process.
 
-    To evaluate a model (`trains` is False) there are forward passes alone.
+    To evaluate a model (`trains` is False) there are forward passes alone. Gradients are those of the loss times `loss_scale`.
     """
 
     def __init__(
         self, parts: Parts, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
-        trains: bool = True,
+        trains: bool = True, loss_scale: float = 1.0,
     ) -> None:  # fmt: skip
+        self.loss_scale = loss_scale
         self.parts, self.num_targets, self.num_micro_batches = parts, num_targets, num_micro_batches
         self.trains, instance = trains, parts.instance
         self.steps = (instance.steps if trains else instance.forward_steps)(num_micro_batches)
@@ -109,19 +110,27 @@ class StepPasses:
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
         with parts.clock("forward"), parts.around(action):
-            on_way = parts.model.forward(batch, self.num_targets, trains=self.trains, stage=action.stage, x=x)
+            on_way = parts.model.forward(
+                batch, self.num_targets / self.loss_scale, trains=self.trains, stage=action.stage, x=x
+            )
             if self.trains:
-                self.penalties[place] = parts.balancer.penalties(on_way.routed, self.num_micro_batches)
+                self.penalties[place] = self._penalties(on_way)
             if not (self.trains and parts.instance.turns):
                 parts.gatherer.end()
         if on_way.output is None:
-            own = [on_way.loss, *on_way.further]
+            own = [loss / self.loss_scale for loss in (on_way.loss, *on_way.further)]
             self.losses = [one + earlier for one, earlier in zip(own, self.losses, strict=True)] if self.losses else own
         else:
             self.inbox[action], on_way.output = Arriving(on_way.output), None
         if self.trains:
             self.on_way[place] = on_way
             parts.forward_ended()
+
+    def _penalties(self, on_way: Pass) -> dict[int, Tensor]:
+        found = self.parts.balancer.penalties(on_way.routed, self.num_micro_batches)
+        return (
+            {place: penalty * self.loss_scale for place, penalty in found.items()} if self.loss_scale != 1.0 else found
+        )
 
     def _backward(self, action: Action) -> None:
         """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""

@@ -25,6 +25,10 @@ class Recipe:
     step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
     (`shardwise.optimizer`, with the default of each); `clip_norm` is the largest norm of all gradients together, None: any.
 
+    In fp16 the loss is multiplied by `loss_scale` before the backward pass, and gradients divided by it behind it. A step whose
+    gradients are not finite is left out and the scale multiplied by `loss_scale_backoff`; after `loss_scale_interval` other steps
+    in a row it is multiplied by `loss_scale_growth`.
+
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
     last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
@@ -48,6 +52,10 @@ class Recipe:
     final_fraction: float = 0.1
     optimizer: Mapping[str, float] = field(default_factory=dict)
     clip_norm: float | None = 1.0
+    loss_scale: float = 2.0**16  # this and the next three: torch.amp.GradScaler
+    loss_scale_growth: float = 2.0
+    loss_scale_backoff: float = 0.5
+    loss_scale_interval: int = 2000
     seed: int = 0
     reduction: Reduction = "bucketed"
     bucket_bytes: int = BUCKET_BYTES
@@ -71,7 +79,7 @@ class Recipe:
         require([f"recipe: {problem} is required" for problem in self._problems()])
 
     def _problems(self) -> Iterator[str]:
-        for name in ("steps", "bucket_bytes", "keep_checkpoints"):
+        for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}; at least 1"
         for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every"):
@@ -83,6 +91,7 @@ class Recipe:
         for name, low, high in (
             ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("balance_coefficient", 0.0, 1e3),
             ("balance_rate", 0.0, 1e3), ("silent_after_s", 0.1, 1e6), ("timeout_s", 0.1, 1e6),
+            ("loss_scale", 1.0, 2.0**32), ("loss_scale_growth", 1.0, 2.0**16), ("loss_scale_backoff", 2.0**-16, 1.0),
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"

@@ -29,6 +29,8 @@ from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
 from shardwise.train.world import World
 
+LOSS_SCALE = "loss_scale"  # in a checkpoint
+
 
 class Trainer:
     """Trains the plan's model on batches, a step at a time; weights have their initial values at first.
@@ -65,7 +67,7 @@ class Trainer:
         with waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
-        _require_finite(loss, norm, step)
+        _require_finite(loss, 0.0 if result.skipped else norm, step)
         self.step += 1
         auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
@@ -74,6 +76,8 @@ class Trainer:
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
             dropped_share=engine.balancer.dropped_share,
+            loss_scale=None if engine.scaler is None else engine.scaler.scale,
+            num_skipped=None if engine.scaler is None else engine.scaler.num_skipped,
             prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
         )  # fmt: skip
 
@@ -92,12 +96,16 @@ class Trainer:
         }
         for name, buffer in self.engine.buffers():
             found[BUFFER + name] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
-        return {**found, "step": self.step}
+        scaler = self.engine.scaler
+        return {**found, "step": self.step, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go on from a state whose pieces have been filled, and these plain values."""
         self.step = int(values["step"])
-        self.engine.updater.set_steps(self.step)
+        scaler = self.engine.scaler
+        if scaler is not None:
+            scaler.restore(values[LOSS_SCALE])
+        self.engine.updater.set_steps(self.step - (scaler.num_skipped if scaler else 0))
         self.engine.publish()
 
     def validation_loss(self, batches: Batches) -> float:

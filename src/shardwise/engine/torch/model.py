@@ -145,7 +145,7 @@ class TorchModel:
     def forward(
         self,
         batch: MicroBatch,
-        num_targets: int | Tensor,
+        num_targets: float | Tensor,
         *,
         trains: bool,
         stage: int | None = None,

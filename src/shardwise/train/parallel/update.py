@@ -70,13 +70,17 @@ class Updater:
         return self.exchange.sum_now(total.to(control), self.norm_axes).sqrt()
 
     @torch.no_grad()
-    def step(self, learning_rate: float, norm: Tensor) -> list[Pending]:
-        """Update every group; the new weights are then on their way to the other processes."""
-        limit = self.recipe.clip_norm
-        scale = None if limit is None else (limit / (norm + SMALLEST_NORM)).clamp(max=1.0)
+    def step(
+        self, learning_rate: float, norm: Tensor, *, loss_scale: float = 1.0, is_update: bool = True
+    ) -> list[Pending]:
+        """Update every group; the new weights are then on their way to the other processes.
+
+        Gradients are those of the loss times `loss_scale`, `norm` is that of the loss alone. Without `is_update` weights stay.
+        """
+        scale = self._scale(norm, loss_scale)
         pending: list[Pending] = []
         for group, slots, optimizer in zip(self.groups, self.slots, self.optimizers, strict=True):
-            if optimizer is not None:
+            if optimizer is not None and is_update:
                 self._update(group, slots, optimizer, learning_rate, scale)
             group.publish()
             if group.sync.step_gather:
@@ -84,8 +88,21 @@ class Updater:
                 pending.append(self.exchange.all_gather(group.weights, part, group.sync.step_gather))
         return pending
 
+    def _scale(self, norm: Tensor, loss_scale: float) -> Tensor | float | None:
+        """By what gradients are multiplied; None: by nothing."""
+        limit, unscaled = self.recipe.clip_norm, None if loss_scale == 1.0 else 1.0 / loss_scale
+        if limit is None:
+            return unscaled
+        clipped = (limit / (norm + SMALLEST_NORM)).clamp(max=1.0)
+        return clipped if unscaled is None else clipped * unscaled
+
     def _update(
-        self, group: FlatGroup, slots: Sequence[Slot], optimizer: Optimizer, learning_rate: float, scale: Tensor | None
+        self,
+        group: FlatGroup,
+        slots: Sequence[Slot],
+        optimizer: Optimizer,
+        learning_rate: float,
+        scale: Tensor | float | None,
     ) -> None:
         fine = at_least_fp32(group.state.dtype)
         gradients = group.gradient_shard.to(fine) if group.update is None else group.update.copy_(group.gradient_shard)

@@ -1,0 +1,115 @@
+"""Training in fp16: the scaled loss, the steps that are left out, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_narrow_products import DENSE, MOE, POSITIONS, SEQS, batches
+
+from shardwise.errors import InputError
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.precision import PRECISIONS
+from shardwise.train.engine import Engine
+from shardwise.train.loss_scaling import LossScaler
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+RECIPE = Recipe(steps=20, learning_rate=3e-3, warmup_steps=5)
+
+
+def engine_of(recipe: Recipe = RECIPE, architecture: Architecture = DENSE, precision: str = "fp16") -> Engine:
+    instance = Instance(
+        architecture=architecture,
+        layout=Layout(micro_batch_seqs=SEQS),
+        precision=PRECISIONS[precision],
+        seq_len=POSITIONS,
+    )
+    engine = Engine(instance, recipe, World(instance.mesh))
+    engine.initialise(0)
+    return engine
+
+
+def state_of(engine: Engine) -> list[torch.Tensor]:
+    return [values.clone() for _, _, values in engine.pieces()]
+
+
+def test_the_scale_follows_gradscaler() -> None:
+    recipe = Recipe(steps=1, loss_scale=2.0**24, loss_scale_interval=3)
+    own = LossScaler(recipe)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    random = torch.Generator().manual_seed(3)
+    scales = set()
+    for _ in range(60):
+        is_finite = bool(torch.rand((), generator=random) > 0.15)
+        theirs.scale(weight.sum())
+        weight.grad = torch.full((2,), 1.0 if is_finite else torch.inf)
+        theirs.step(optimizer)
+        theirs.update()
+        own.seen(is_finite=is_finite)
+        assert own.scale == theirs.get_scale()
+        scales.add(own.scale)
+    assert len(scales) > 3
+
+
+def test_no_scale_below_1_helps() -> None:
+    scaler = LossScaler(Recipe(steps=1, loss_scale=2.0))
+    scaler.seen(is_finite=False)
+    with pytest.raises(InputError, match="not finite at a scale of 1; finite ones are required"):
+        scaler.seen(is_finite=False)
+
+
+@pytest.mark.parametrize(
+    "architecture", [DENSE, MOE, replace(DENSE, num_predict_layers=1)], ids=["dense", "moe", "further"]
+)
+def test_the_scale_changes_no_step_in_fp32(architecture: Architecture) -> None:
+    """A power of two leaves every bit of a float's mantissa: loss, norm and weights are the same."""
+    plain, scaled = (engine_of(RECIPE, architecture, "fp32") for _ in range(2))
+    scaled.scaler = LossScaler(replace(RECIPE, loss_scale=2.0**10))
+    for step, batch in enumerate(batches(3)):
+        results = [one.step([batch], SEQS * POSITIONS, 1, step) for one in (plain, scaled)]
+        assert float(results[0].loss) == float(results[1].loss)
+        assert float(results[0].norm) == pytest.approx(float(results[1].norm), rel=1e-6)
+    for one, other in zip(state_of(plain), state_of(scaled), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_small_gradients_are_lost_without_a_scale_and_kept_with_one() -> None:
+    lost = []
+    for scale in (1.0, 2.0**16):
+        engine = engine_of(replace(RECIPE, loss_scale=scale))
+        found: list[torch.Tensor] = []
+        engine.gradients_ended = lambda engine=engine, found=found: found.extend(
+            group.gradient_shard.clone() for group in engine.groups
+        )
+        engine.step(batches(1), SEQS * POSITIONS * 2**14, 1, 0)  # as of a global batch that is so much larger
+        values = torch.cat([one.flatten() for one in found])
+        lost.append(float((values == 0).double().mean()))
+    assert lost[0] > 0.5
+    assert lost[1] < 0.2 * lost[0]
+
+
+def test_a_step_that_overflows_is_left_out_and_the_scale_falls() -> None:
+    engine = engine_of(replace(RECIPE, loss_scale=2.0**30))
+    before, skipped = state_of(engine), []
+    for step, batch in enumerate(batches(16)):
+        result = engine.step([batch], SEQS * POSITIONS, 1, step)
+        skipped.append(result.skipped)
+        assert torch.isfinite(result.loss)
+        if all(skipped):
+            assert all(map(torch.equal, state_of(engine), before))
+    assert engine.scaler is not None
+    assert skipped[:2] == [True, True]
+    assert not skipped[-1]
+    assert engine.scaler.num_skipped == sum(skipped)
+    assert engine.scaler.scale == 2.0 ** (30 - sum(skipped))
+    assert not all(map(torch.equal, state_of(engine), before))
+    steps = {
+        float(one["step"]) for optimizer in engine.updater.optimizers if optimizer for one in optimizer.state.values()
+    }
+    assert steps == {float(len(skipped) - sum(skipped))}
