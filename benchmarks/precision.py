@@ -1,0 +1,145 @@
+"""The demo's model trained in every precision recipe that runs: `python benchmarks/precision.py [NAME ...] [--steps N]`.
+
+Prints the last losses (the mean of the last tenth of the steps) beside fp32's. fp16 is trained with the three techniques of
+Micikevicius et al. 2018 (arXiv 1710.03740), without each, and without any: an fp32 copy of the weights, a scaled loss, sums in fp32.
+Each step has one micro-batch, whose gradients are as small as they are in a global batch of `GLOBAL_TOKENS`: the loss is divided
+by all targets of a step, so that is what a micro-batch of a large batch gives. The optimizer does not see the factor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shardwise.data.batches import Batches
+from shardwise.data.corpus import write_corpus
+from shardwise.data.documents import python_library
+from shardwise.data.shards import TokenShards
+from shardwise.engine.torch import products
+from shardwise.errors import InputError
+from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
+from shardwise.model.load import load_model
+from shardwise.planning.runnable import require_runnable
+from shardwise.precision import PRECISIONS, Precision
+from shardwise.train.engine import Engine, MicroBatch
+from shardwise.train.recipe import Recipe
+from shardwise.train.world import World
+
+ROOT = Path(__file__).parents[1]
+MODEL = load_model(str(ROOT / "examples" / "small-llama" / "config.json"))
+SEQ_LEN, NUM_SEQS, GLOBAL_TOKENS = 64, 8, 2**20
+CORPUS_BYTES = 2_000_000
+# Products of 16 pairs are summed by one instruction, and its sum is rounded to the accumulator's format. Source: PTX ISA,
+# mma.sync.m16n8k16 with .f16 accumulators.
+SUMMED_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe, and what it is trained without."""
+
+    precision: Precision
+    loss_scale: float = 2.0**16
+    sums_in_fp16: bool = False
+
+
+def variants() -> Mapping[str, Variant]:
+    """Every recipe that runs on one device, and fp16 without its techniques."""
+    fp16 = PRECISIONS["fp16"]
+    bare = replace(fp16, master=None)
+    return {
+        **{name: Variant(one) for name, one in PRECISIONS.items() if _runs(one)},
+        "fp16 without an fp32 copy of the weights": Variant(bare),
+        "fp16 without loss scaling": Variant(fp16, loss_scale=1.0),
+        "fp16 with sums in fp16": Variant(fp16, sums_in_fp16=True),
+        "fp16 without any of the three": Variant(bare, loss_scale=1.0, sums_in_fp16=True),
+    }
+
+
+def _runs(precision: Precision) -> bool:
+    try:
+        require_runnable(MODEL, Layout(), precision)
+    except InputError:
+        return False
+    return True
+
+
+@contextmanager
+def sums_in_fp16() -> Iterator[None]:
+    """Products of fp16 whose running sums are rounded to fp16."""
+    original = products.multiplied
+
+    def rounded(rows: Tensor, columns: Tensor) -> Tensor:
+        total = torch.zeros(len(rows), columns.shape[1], dtype=torch.float16)
+        pairs = zip(torch.split(rows, SUMMED_AT_ONCE, 1), torch.split(columns, SUMMED_AT_ONCE, 0), strict=True)
+        for left, right in pairs:
+            total = torch.addmm(total.float(), left.float(), right.float()).half()
+        return total
+
+    products.multiplied = rounded
+    try:
+        yield
+    finally:
+        products.multiplied = original
+
+
+def losses(variant: Variant, batches: Batches, num_steps: int) -> list[float]:
+    """The loss of each step, in nats per target; NaN from the one on that could not be trained."""
+    layout = Layout(micro_batch_seqs=NUM_SEQS)
+    instance = Instance(architecture=MODEL, layout=layout, precision=variant.precision, seq_len=SEQ_LEN)
+    recipe = Recipe(steps=num_steps, learning_rate=3e-3, warmup_steps=num_steps // 10, loss_scale=variant.loss_scale)
+    engine = Engine(instance, recipe, World(instance.mesh))
+    engine.initialise(0)
+    found: list[float] = []
+    for step in range(num_steps):
+        read = batches.batch(step)
+        batch = MicroBatch(torch.from_numpy(read.inputs_BT), torch.from_numpy(read.targets_BT))
+        try:
+            loss = float(engine.step([batch], GLOBAL_TOKENS, 1, step).loss) * GLOBAL_TOKENS / (NUM_SEQS * SEQ_LEN)
+        except InputError:
+            loss = float("nan")
+        found.append(loss)
+    return found
+
+
+def main() -> None:
+    """Print a row for each variant."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="variants (default: all)")
+    parser.add_argument("--steps", type=int, default=300)
+    arguments = parser.parse_args()
+    known = variants()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        write_corpus(python_library(CORPUS_BYTES), data, vocab_size=MODEL.vocab_size, held_out=0.01)
+        batches = Batches(TokenShards(data, "train"), seq_len=SEQ_LEN, batch=NUM_SEQS)
+        exact = None
+        print("| recipe | last loss | over fp32's | bytes per parameter | s a step |\n|---|---|---|---|---|")
+        for name in ["fp32", *(name for name in arguments.names or known if name != "fp32")]:
+            started, variant = time.perf_counter(), known[name]
+            with sums_in_fp16() if variant.sums_in_fp16 else _as_it_is():
+                found = losses(variant, batches, arguments.steps)
+            last = statistics.mean(found[-max(arguments.steps // 10, 1) :])
+            exact = last if exact is None else exact
+            seconds = (time.perf_counter() - started) / arguments.steps
+            width = variant.precision.bytes_per_parameter
+            print(f"| {name} | {last:.4f} | {last / exact - 1:+.2%} | {width:g} | {seconds:.2f} |", flush=True)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+if __name__ == "__main__":
+    main()
