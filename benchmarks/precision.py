@@ -1,7 +1,8 @@
 """The demo's model trained in every precision recipe that runs: `python benchmarks/precision.py [NAME ...] [--steps N]`.
 
 Prints the last losses (the mean of the last tenth of the steps) beside fp32's. fp16 is trained with the three techniques of
-Micikevicius et al. 2018 (arXiv 1710.03740), without each, and without any: an fp32 copy of the weights, a scaled loss, sums in fp32.
+Micikevicius et al. 2018 (arXiv 1710.03740), without each, and without any: an fp32 copy of the weights, a scaled loss, and sums
+in fp32.
 Each step has one micro-batch, whose gradients are as small as they are in a global batch of `GLOBAL_TOKENS`: the loss is divided
 by all targets of a step, so that is what a micro-batch of a large batch gives. The optimizer does not see the factor.
 """
