@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.section import Report, Section, Table
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def configure(parser: Parser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Report:
     """The table of formats, as text or as JSON."""
     from shardwise.errors import collect
     from shardwise.floats.number_format import FORMATS, format_named
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> str:
     formats = collect(*(partial(format_named, name) for name in names))
     if arguments.plot:
         _draw(formats, arguments.plot)
-    return json.dumps(formats_payload(formats), indent=2) if arguments.json else _text(formats)
+    return json.dumps(formats_payload(formats), indent=2) if arguments.json else _report(formats)
 
 
 def _draw(formats: Sequence[NumberFormat], target: str) -> None:
@@ -54,16 +55,16 @@ def _draw(formats: Sequence[NumberFormat], target: str) -> None:
     write_picture("--plot", target, below([draw_chart(chart) for chart in format_charts(formats)]))
 
 
-def _text(formats: Sequence[NumberFormat]) -> str:
-    from shardwise.cli.table import table
-
+def _report(formats: Sequence[NumberFormat]) -> Report:
     head = (
         "format", "bits", "sign", "exponent", "mantissa", "bias", "largest", "smallest normal", "smallest", "epsilon",
         "numbers", "inf", "nan",
     )  # fmt: skip
-    rows = [head, *(_row(one) for one in formats)]
-    notes = "smallest: the smallest number above 0, a subnormal one but in e8m0; epsilon: from 1 to the next number;\n"
-    return f"{table(rows, right=range(1, 11))}\n\n{notes}numbers: codes that are finite numbers."
+    notes = (
+        "smallest: the smallest number above 0, a subnormal one but in e8m0; epsilon: from 1 to the next number;",
+        "numbers: codes that are finite numbers.",
+    )
+    return [Section([Table(rows=(head, *map(_row, formats)), right=range(1, 11))]), Section(notes)]
 
 
 def _row(one: NumberFormat) -> tuple[str, ...]:
