@@ -19,7 +19,7 @@ from shardwise.train.capture import Capture
 
 FORMATS = {
     f"{name} {kind}": Case(layout=layout, precision=PRECISIONS[name])
-    for name in ("bf16", "bf16_fp32_gradients", "bf16_fp32_main_gradients", "bf16_fp32_reduction")
+    for name in ("bf16", "bf16_fp32_gradients", "bf16_fp32_main_gradients", "bf16_fp32_reduction", "fp16", "mxfp8")
     for kind, layout in {
         "0": Layout(dp=2),
         "1": Layout(fsdp=2, zero_stage=1),

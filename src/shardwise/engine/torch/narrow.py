@@ -1,4 +1,6 @@
-"""Products whose operands are cast to a narrow format with scales, as a precision recipe says: emulated on a CPU.
+"""Products whose operands are cast to a narrow format with scales, as a precision recipe says.
+
+On a GPU those with a scale for each tensor or row run in FP8 (`torch._scaled_mm`); all others, and all on a CPU, are emulated.
 
 Elements are held in float32 and multiplied there, so that every product of two is exact, and sums are float32's: what hardware
 gives, up to the order of its sums. Source: `floats.scaling` has those of the recipes.
@@ -12,9 +14,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwise.engine.torch.quantise import Quantised, quantised, scaled_product
+from shardwise.engine.torch.devices import on_gpu
+from shardwise.engine.torch.quantise import (
+    Quantised,
+    can_run_on_tensor_cores,
+    quantised,
+    scaled_product,
+    tensor_core_product,
+)
 from shardwise.floats.number_format import NumberFormat, format_named
-from shardwise.floats.scaling import Block, Scaling, scaling_named
+from shardwise.floats.scaling import WHOLE, Block, Scaling, scaling_named
 from shardwise.model.program import Role
 from shardwise.model.program import Tensor as Named
 from shardwise.precision import Precision
@@ -88,10 +97,20 @@ class NarrowProduct:
         casts = (self._cast(*one) for one in zip((left, right), (self.left, self.right), self.operands, strict=True))
         first, second = casts
         blocks = self.operands[0].block, self.operands[1].block
-        made = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.is_local)
+        made = self._on_tensor_cores(first, second) if on_gpu(left) else None
+        if made is None:
+            made = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.is_local)
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
         own = (*self._rows(self.left), *self._rows(self.right))
         return made.view([sizes[dim] for dim in own]).permute([own.index(dim) for dim in self.result])
+
+    def _on_tensor_cores(self, first: Quantised, second: Quantised) -> Tensor | None:
+        """The product of matrices that one scale of each tensor or row belongs to; None of others."""
+        blocks, formats = [one.block for one in self.operands], (self.operands[0].to.name, self.operands[1].to.name)
+        by_row = blocks == [(1, None)] * 2
+        if not (by_row or blocks == [WHOLE] * 2) or not can_run_on_tensor_cores(first, second, formats, by_row=by_row):
+            return None
+        return tensor_core_product(first, second, formats, by_row=by_row)
 
     def _cast(self, tensor: Tensor, dims: Dims, operand: Operand) -> Quantised:
         """An operand as a matrix [rows, summed], cast."""

@@ -112,6 +112,23 @@ def scaled_product(
     return total
 
 
+def can_run_on_tensor_cores(left: Quantised, right: Quantised, formats: tuple[str, str], *, by_row: bool) -> bool:
+    """Whether `torch._scaled_mm` takes two matrices: FP8, one at most in E5M2, both in E4M3 where rows have scales, and sizes
+    that 16 divides. Source: PyTorch, aten/src/ATen/native/cuda/ScaledBlas.cpp."""
+    allowed = {"e4m3"} if by_row else set(CASTS)
+    sizes = (*left.elements.shape[1:], *right.elements.shape[:1])
+    return set(formats) <= allowed and "e4m3" in formats and all(size % 16 == 0 for size in sizes)
+
+
+def tensor_core_product(left: Quantised, right: Quantised, formats: tuple[str, str], *, by_row: bool) -> Tensor:
+    """The same product by `torch._scaled_mm`, with a scale of each tensor or row, in float32; rows are rounded to bf16."""
+    first, second = (one.elements.to(CASTS[name]) for one, name in zip((left, right), formats, strict=True))
+    scales = (left.scales, right.scales.t()) if by_row else (left.scales.view(()), right.scales.view(()))
+    out = torch.bfloat16 if by_row else torch.float32
+    made: Tensor = torch._scaled_mm(first, second.t(), scale_a=scales[0], scale_b=scales[1].contiguous(), out_dtype=out)
+    return made.float()
+
+
 def _with_scales(one: Quantised, block: Block) -> Tensor:
     return one.elements * spread(one.scales, one.elements.shape, block)
 

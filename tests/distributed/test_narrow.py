@@ -1,0 +1,108 @@
+"""Narrow products and fp16 on several ranks: as one process where blocks are not cut, and one decision where a step overflows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from harness import run_ranks
+from test_equality import error
+from training import DENSE, SEED, Case, engine_of, gathered, run_step
+
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.precision import PRECISIONS, Precision
+
+# Two ranks of tp have whole blocks of 32 of every dim that a product sums over.
+WIDE = replace(DENSE, name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=32)
+TOLERANCE = 1e-4  # a rounding of fp32 before a cast moves an element of fp8 by a step, here and there
+
+
+@dataclass(frozen=True)
+class WideCase(Case):
+    @property
+    def architecture(self) -> Architecture:
+        return WIDE
+
+
+def in_blocks(name: str) -> Precision:
+    """The products of a recipe; all else in fp32."""
+    own = PRECISIONS[name]
+    chosen = {
+        one: getattr(own, one) for one in ("matmul", "operand", "gradient_operand", "scaling", "block", "weight_block")
+    }
+    return replace(PRECISIONS["fp32"], name=f"{name} under fp32", **chosen)
+
+
+LAYOUTS = {
+    "dp 2": Layout(dp=2, micro_batch_seqs=4),
+    "zero-3 2": Layout(fsdp=2, zero_stage=3, micro_batch_seqs=4),
+    "tp 2": Layout(tp=2, micro_batch_seqs=8),
+    "tp 2 sp": Layout(tp=2, sequence_parallel=True, micro_batch_seqs=8),
+    "pp 2": Layout(pp=2, schedule="1f1b", micro_batch_seqs=4),
+}
+
+
+@dataclass
+class Step:
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
+def first_step(case: Case) -> Step:
+    engine = engine_of(case)
+    engine.recipe = replace(engine.recipe, clip_norm=None)
+    engine.updater.recipe = engine.recipe
+    loss = run_step(engine, case, 0).loss
+    return Step(float(loss), gathered(engine, "gradient_shard"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str) -> None:
+    case = WideCase(layout=LAYOUTS[layout], precision=in_blocks("mxfp8"))
+    size = case.layout.num_replicas * case.layout.micro_batch_seqs
+    alone = first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
+    plain = first_step(replace(case, layout=Layout(micro_batch_seqs=size), precision=PRECISIONS["fp32"]))
+    for found in run_ranks(first_step, case.layout.num_devices, case):
+        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
+        for name, gradient in alone.gradients.items():
+            assert error(found.gradients[name], gradient) <= TOLERANCE, name
+    assert any(error(plain.gradients[name], one) > 10 * TOLERANCE for name, one in alone.gradients.items())
+
+
+def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.Tensor]]:
+    """Steps of which the second overflows on the last rank alone."""
+    engine = engine_of(case)
+    engine.initialise(SEED)
+    skipped, scales = [], []
+    for step in range(3):
+
+        def spoil(step: int = step) -> None:
+            if step == 1 and engine.world.rank == engine.world.size - 1:
+                engine.groups[0].gradient_shard.fill_(torch.inf)
+
+        engine.gradients_ended = spoil
+        skipped.append(run_step(engine, case, step).skipped)
+        assert engine.scaler is not None
+        scales.append(engine.scaler.scale)
+    return skipped, scales, gathered(engine, "state")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(fsdp=2, zero_stage=2, micro_batch_seqs=2),
+        Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2),
+        Layout(tp=2, micro_batch_seqs=2),
+        Layout(pp=2, schedule="1f1b", micro_batch_seqs=2),
+    ],
+    ids=str,
+)
+def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(layout: Layout) -> None:
+    case = Case(layout=layout, precision=PRECISIONS["fp16"], recipe={"loss_scale": 2.0**8})
+    found = run_ranks(with_overflow, layout.num_devices, case)
+    for skipped, scales, weights in found:
+        assert skipped == [False, True, False]
+        assert scales == [2.0**8, 2.0**7, 2.0**7]
+        assert all(one.isfinite().all() for one in weights.values())
