@@ -236,3 +236,28 @@ def test_each_rank_reads_what_it_keeps_of_a_model(layout: str, parts: int, data:
     found = run_ranks(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
     assert all(read == kept for read, kept in found), "nothing is read but what is kept, and that once"
     assert max(read for read, _ in found) <= 1.5 * size / parts, "padding aside, all read alike"
+
+
+def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(data: Path, tmp_path: Path) -> None:
+    """Of a scale from which the first steps overflow, that is how many steps the moments have seen too."""
+    plan = planned(LAYOUTS["alone"], "dense")
+    plan = replace(plan, job=replace(plan.job, precision="fp16"))
+    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, loss_scale=2.0**32, loss_scale_backoff=2.0**-10)
+    batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
+
+    def trainer() -> Trainer:
+        return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+
+    first, again = trainer(), trainer()
+    before = [first.train_step() for _ in range(3)]
+    assert before[-1].num_skipped in (1, 2)
+    with Checkpointer(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(first.step, first.state())
+        path = checkpoints.latest()
+        assert path is not None
+        again.restore(checkpoints.load(path, again.state()))
+    for _ in range(2):
+        one, other = first.train_step(), again.train_step()
+        assert (one.loss, one.loss_scale, one.num_skipped) == (other.loss, other.loss_scale, other.num_skipped)
+    for (name, _, mine), (_, _, theirs) in zip(first.engine.pieces(), again.engine.pieces(), strict=True):
+        assert torch.equal(mine, theirs), name
