@@ -91,6 +91,14 @@ def test_megatron_fsdp_comes_with_its_checkpoints() -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
 
 
+def test_the_part_of_a_head_that_turns_is_said_and_read() -> None:
+    """RotaryEmbedding of rotary_pos_embedding.py: dim · rotary_percent; its parser's default is 1.0."""
+    for options, part in (("", 1.0), ("--rotary-percent 0.5", 0.5)):
+        launch = read({"launch.sh": f"pretrain_gpt.py {SIZES} --position-embedding-type rope {options}"}, EIGHT).launch
+        assert launch.model.numerics.rotary.part == part
+        assert say(TARGET, launch).get("rotary-percent", 1.0) == part
+
+
 def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
     """validate_args: --optimizer-cpu-offload takes the way of --use-precision-aware-optimizer."""
     options = say(TARGET, launch_of("fsdp=8 zero_stage=1 offload=optimizer"))

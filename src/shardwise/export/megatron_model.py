@@ -195,10 +195,11 @@ MODEL: tuple[Field, ...] = (
     Field(_positions, _heard_positions),
     Field(
         lambda launch: (
-            {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.positions == "rotary" else {}
+            {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.rotates else {}
         ),
         lambda given: {"numerics.rotary.base": float(given.get("rotary-base", 10_000))},
     ),
+    same("numerics.rotary.part", "rotary-percent", 1.0),
     flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
     flag("model.qk_norm", "qk-layernorm"),
     same("model.vocab_size", "vocab-size"),
