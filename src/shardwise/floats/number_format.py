@@ -93,7 +93,7 @@ class NumberFormat:
 
     @property
     def has_nan(self) -> bool:
-        """Whether any code is no number."""
+        """Whether the format has a NaN code."""
         return self.specials != "none"
 
 

@@ -64,7 +64,7 @@ SCALINGS = {
         ),
         Scaling(
             name="tile_power_of_two", block=(1, 128), weight_block=(128, 128), kind="power_of_two",
-            source=f"{_TE}: Float8BlockScaling, whose scales are powers of two unless it is told otherwise",
+            source=f"{_TE}: Float8BlockScaling, whose scales are powers of two by default",
         ),
         Scaling(
             name="mx", block=(1, 32), weight_block=(1, 32), kind="e8m0",

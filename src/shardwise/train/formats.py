@@ -14,7 +14,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
     """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; their `gradients`, the copy that
-    these are `accumulated` in (None: none), the one that they are `reduced` in, and that which rests for the `update`
+    these are `accumulated` in (None: none), the one that they are `reduced` in, and the one that rests for the `update`
     (None: none); the `state` that the optimizer updates, its `moments` and those of squares."""
 
     weights: torch.dtype

@@ -74,7 +74,7 @@ class Layer:
         self.put(held, {name: weight.to(dtype) for name, weight in self.weights.items()})
 
     def free_casts(self, held: Held, dtype: torch.dtype) -> None:
-        """Let go of weights that are there in another format than they rest in."""
+        """Release weights that are there in another format than they rest in."""
         self.put(held, {name: None for name, weight in self.weights.items() if weight.dtype != dtype})
 
     def put(self, held: Held, values: Mapping[str, Any]) -> None:

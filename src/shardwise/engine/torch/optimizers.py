@@ -102,7 +102,7 @@ def torch_optimizer(
 
 
 def step_with(optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-    """Update weights [n] from their gradients, which are let go of again."""
+    """Update weights [n] from their gradients, which are released afterwards."""
     if isinstance(optimizer, ByFormulas):
         optimizer.gradients = dict(gradients)
         optimizer.step()
