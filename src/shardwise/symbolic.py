@@ -26,8 +26,24 @@ class Local(NamedTuple):
     def __str__(self) -> str:
         return self.dim if not self.axes else f"({self.dim}/{'·'.join(self.axes)})"
 
+    def evaluate(self, values: Values) -> Value:
+        return -(-values[self.dim] // values.degree(self.axes))
 
-Symbol = str | Local
+
+class Least(NamedTuple):
+    """The fewer of the elements of two groups of whole dims."""
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"min({'·'.join(self.left)}, {'·'.join(self.right)})"
+
+    def evaluate(self, values: Values) -> Value:
+        return minimum(*(product([Local(dim, ()) for dim in dims]).evaluate(values) for dims in self))
+
+
+Symbol = str | Local | Least
 
 
 class Made:
@@ -46,12 +62,12 @@ class Made:
 
 
 class Values(dict[Symbol, Value]):
-    """What the symbols stand for; a `Local` that is not given is worked out from its dim and degrees, once."""
+    """What the symbols stand for; a `Local` or `Least` that is not given is worked out from dims and degrees, once."""
 
     def __missing__(self, symbol: Symbol) -> Value:
-        if not isinstance(symbol, Local):
+        if isinstance(symbol, str):
             raise KeyError(symbol)
-        value = -(-self[symbol.dim] // self.degree(symbol.axes))
+        value = symbol.evaluate(self)
         self[symbol] = value
         return value
 

@@ -209,6 +209,28 @@ CASES = {
         optimizer="sgd",
         recipe={"optimizer": {"nesterov": 1.0, "weight_decay": 0.1}},
     ),
+    "muon 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="muon"),
+    "muon 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="muon"),
+    "muon 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="muon"),
+    "muon 2 zero-2, plain momentum": Case(
+        layout=Layout(fsdp=2, zero_stage=2), optimizer="muon", recipe={"optimizer": {"nesterov": 0.0, "momentum": 0.8}}
+    ),
+    "muon 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="muon"),
+    "muon 4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="muon"),
+    "muon tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="muon"),
+    "muon tp 4 of 2 key-value heads": Case(layout=Layout(tp=4, micro_batch_seqs=2), optimizer="muon"),
+    "muon tp 2 zero-1": Case(layout=Layout(tp=2, fsdp=2, zero_stage=1), optimizer="muon"),
+    "muon tp 2 zero-3": Case("tied", Layout(tp=2, fsdp=2, zero_stage=3), optimizer="muon"),
+    "muon routed ep 2 tp 2 sp zero-1": Case(
+        "routed", Layout(fsdp=2, ep=2, tp=2, sequence_parallel=True, zero_stage=1), optimizer="muon"
+    ),
+    "muon routed ep 4 whole experts tp 2 sp zero-3": Case(
+        "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=3), optimizer="muon"
+    ),
+    "muon predicting zero-2": Case("predicting", Layout(fsdp=2, zero_stage=2), optimizer="muon"),
+    "muon pp 2 dualpipe zero-2": Case(
+        "deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe"), optimizer="muon"
+    ),
     "predicting, one process, accumulating": Case("predicting", Layout(micro_batch_seqs=3)),
     "predicting 2 bucketed": Case("predicting", Layout(dp=2, micro_batch_seqs=2, recompute="selective")),
     "predicting 3 uneven in each micro-batch": Case(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from plain import build, initialise
 from plain.experts import balance
 from plain.lion import Lion
+from plain.muon import Muon
 
 from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
@@ -161,6 +162,13 @@ def sgd(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
 OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds, "sgd": sgd}
 
 
+def optimizer_of(case: Case, trained: Mapping[str, Any], kinds: list[Any]) -> torch.optim.Optimizer:
+    """The case's, over trained parameters by name, and as matrices and all else."""
+    if case.optimizer == "muon":
+        return Muon(trained, kinds[1], case.recipe_of().optimizer)
+    return OPTIMIZERS[case.optimizer](kinds, case.recipe_of().optimizer)
+
+
 def plain(case: Case) -> Found:
     """The same micro-batches in a loop that knows of no mesh."""
     recipe, architecture = case.recipe_of(), case.architecture
@@ -174,7 +182,7 @@ def plain(case: Case) -> Found:
     kinds = [
         [one for name, one in trained.items() if name.endswith(plain_names) is not matrix] for matrix in (True, False)
     ]
-    optimizer = OPTIMIZERS[case.optimizer](kinds, recipe.optimizer)
+    optimizer = optimizer_of(case, trained, kinds)
     found = Found()
     for step in range(STEPS):
         optimizer.zero_grad()

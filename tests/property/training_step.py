@@ -23,7 +23,9 @@ from shardwise.lowering.instruction import Instruction
 from shardwise.lowering.template import template_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
-from shardwise.model.program import Program
+from shardwise.model.matrices import matrices
+from shardwise.model.program import Program, Role
+from shardwise.optimizer.optimizer import Optimizer
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding import Mesh, Spec
 
@@ -67,10 +69,9 @@ class Case:
     structure: tuple[tuple[str, Any], ...] = ()  # further fields of the architecture
     optimizer: str = DEFAULT
 
-    @property
-    def state(self) -> tuple[str, ...]:
-        """What the optimizer keeps of a weight."""
-        return optimizer_named(self.optimizer).state
+    def optimizer_of(self, weight: str) -> Optimizer:
+        """What updates a weight of the whole program."""
+        return optimizer_named(self.optimizer).of(matrix=weight in matrices(whole_program(self.architecture)))
 
     @property
     def family(self) -> Family:
@@ -119,7 +120,7 @@ class Case:
             shape = [sizes[dim] for dim in program.dims(name)]
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
-            for moment, update in optimizer_named(self.optimizer).moments.items():
+            for moment, update in self.optimizer_of(name).moments.items():
                 state[f"{name}.{moment}"] = rng.random(size=shape) if update.of_squares else rng.normal(size=shape)
         return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
 
@@ -175,7 +176,7 @@ class StrictDevices(VirtualDevices):
         super().__init__(mesh, sizes, unit.family, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
-        self.state = tuple(f".{part}" for part in optimizer_named(unit.family.optimizer).state)
+        self.state = unit.update.program.named(Role.STATE)
         weights = {(name, forward.specs[name]) for name in unit.weights}
         hidden = {
             (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
@@ -195,7 +196,7 @@ class StrictDevices(VirtualDevices):
         self.held = {
             (name, spec): shards
             for (name, spec), shards in self.held.items()
-            if (name, spec) in known or name.endswith(self.state)
+            if (name, spec) in known or name in self.state
         }
         super().follow(program, instructions)
 
@@ -265,7 +266,7 @@ class _Chain:
         for unit, prefix, devices in self.links:
             for name, dims in unit.weights.items():
                 devices.put(name, unit.forward.specs[name], state[prefix + name])
-                for part in self.case.state if name in unit.trained else ():
+                for part in self.case.optimizer_of(prefix + name).state if name in unit.trained else ():
                     devices.put(
                         f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
                     )
@@ -344,7 +345,7 @@ def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
     trained = set(program.weights) & set(program.wanted)
     assert set(outcome.gradients) == set(reference.gradients) == trained
     assert set(outcome.updated) == set(reference.updated)
-    assert len(outcome.updated) == (1 + len(case.state)) * len(outcome.gradients)
+    assert len(outcome.updated) == sum(1 + len(case.optimizer_of(name).state) for name in trained)
     errors = {"loss": error(outcome.loss, reference.loss)}
     errors |= {f"gradient of {name}": error(g, reference.gradients[name]) for name, g in outcome.gradients.items()}
     errors |= {name: error(array, reference.updated[name]) for name, array in outcome.updated.items()}

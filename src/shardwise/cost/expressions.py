@@ -84,7 +84,8 @@ class Expressions:
             parts = self.pricer.parts(self.family, unit)
             counted = [name for name, width in self.pricer.state_widths(parts, self.family)[column].items() if width]
             found = dict.fromkeys(getattr(parts.state, name) for name in counted)
-            for elements, what in zip(found, ("elements", "elements with gradients"), strict=False):
+            kinds = ("elements", "elements with gradients" if "apart" not in counted else "elements of no matrices")
+            for elements, what in zip(found, kinds, strict=False):
                 yield Expression(f"{what} of the {unit}", elements)
 
     def offloaded(self) -> Iterator[Expression]:
@@ -108,4 +109,6 @@ class Expressions:
 
 
 def _parts(symbol: Symbol) -> tuple[str, ...]:
-    return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (symbol,)
+    if isinstance(symbol, str):
+        return (symbol,)
+    return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (*symbol.left, *symbol.right)

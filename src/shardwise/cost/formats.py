@@ -234,5 +234,6 @@ def widths(precision: Precision, optimizer: Optimizer) -> dict[Role, float]:
         Role.LOGITS: activations,
         Role.STATISTIC: 4.0,
         Role.STATE: (master + precision.moment_bytes(optimizer)) / len(optimizer.state),
+        Role.DIRECTION: activations,
         Role.CONSTANT: 4.0,
     }

@@ -41,13 +41,13 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
         lambda read: read.saved(),
     ),
     "workspace": Rule(
-        "what one block needs while it runs backward",
+        "what one block needs while it runs backward, or the update of whole matrices where that is more",
         "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved",
         lambda setting: (
             "what is alive at each operation of the derived backward pass" if setting.loss.stepwise
             else "SimuMax's measured peaks on B200: a block in its backward pass holds 1.5 times its activations"
         ),
-        lambda memory: memory.fullest.workspace,
+        lambda memory: memory.workspace,
     ),
     "gathered": Rule(
         "gathered weights and unscattered gradients of two neighbouring units (on a TPU of one)",

@@ -118,7 +118,7 @@ class Rates:
         """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
         streaming = work.num_bytes / self.bytes_per_s
         match kind:
-            case "contract":
+            case "contract" | "of_matrix":
                 return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
             case "scan":
                 return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)

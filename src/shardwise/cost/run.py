@@ -21,7 +21,7 @@ from shardwise.cost.reliability import SOURCES, UNITS, Reliability
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_trained_params
+from shardwise.model.counts import num_matrix_params, num_trained_params
 from shardwise.optimizer.table import optimizer_named
 from shardwise.units import SECONDS_PER_DAY
 
@@ -125,7 +125,7 @@ def training_run(
         chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
         energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        reliability=given, inputs=tuple(_inputs(cluster, job, estimate, given)), formulas=FORMULAS,
+        reliability=given, inputs=tuple(_inputs(architecture, cluster, job, estimate, given)), formulas=FORMULAS,
     )  # fmt: skip
 
 
@@ -164,13 +164,18 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
     Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's, with 176B parameters, had 2.3
     TiB, 14 for each (BigScience, BLOOM model card, 2022).
     """
-    return num_trained_params(architecture) * _kept_bytes(job)
+    return (
+        trained_bytes(architecture, job)
+        - num_trained_params(architecture) * precision_named(job.precision).gradient_bytes
+    )
 
 
-def _kept_bytes(job: Job) -> float:
-    """For each parameter: all of its state but the gradient."""
-    recipe = precision_named(job.precision)
-    return recipe.state_bytes(optimizer_named(job.optimizer)) - recipe.gradient_bytes
+def trained_bytes(architecture: Architecture, job: Job) -> float:
+    """Weights, gradients, master copies and moments of all trained parameters, once."""
+    recipe, one = precision_named(job.precision), optimizer_named(job.optimizer)
+    num_matrices = num_matrix_params(architecture)
+    others = (num_trained_params(architecture) - num_matrices) * recipe.state_bytes(one.of(matrix=False))
+    return others + num_matrices * recipe.state_bytes(one)
 
 
 def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
@@ -194,14 +199,17 @@ def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: fl
     return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s))
 
 
-def _inputs(cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability) -> Iterator[Given]:
+def _inputs(
+    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability
+) -> Iterator[Given]:
     """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
     chip, recipe, usual = cluster.chip, precision_named(job.precision), Reliability()
+    kept = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
     yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
     yield Given(name="global_batch_tokens", value=job.global_batch_tokens, unit="tokens", source="the job")
     yield Given(name="step_time_s", value=estimate.step_time_s, unit="s", source="the estimate")
     yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
-    yield Given(name="checkpoint_bytes_per_parameter", value=_kept_bytes(job), unit="B", source=recipe.source)
+    yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
     for name, unit in UNITS.items():
         value = getattr(reliability, name)
         if value is not None:

@@ -121,6 +121,17 @@ class Memory:
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
         return _fuller(Fullest(module, total({**further, "predict": 0}, "logits_bytes"), gathered.in_module), fullest)
 
+    @property
+    def workspace(self) -> Value:
+        """Of the backward pass when it is the fullest; more where the update, for which nothing is saved, needs more than all
+        that is there then beside the state."""
+        update = _largest(self.stage.state, self.stage.held, "update_bytes")
+        own = self.fullest.workspace
+        if isinstance(update, float) and update == 0.0:
+            return own
+        others = self.activations + self.fullest.logits + self.gathered + self.buffers
+        return maximum(own, update - others)
+
     def _workspace(self, times: Mapping[str, Value]) -> Value:
         """Workspace of the unit that needs the most while it runs backward."""
         return _largest(self.stage.activation, times, "workspace_bytes")

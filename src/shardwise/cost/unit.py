@@ -141,7 +141,8 @@ class UnitPricer:
             values, ("state", name, family), lambda: self.state_at_rest(name, family, values)
         )
         comm = self.traffic(parts, parts.state_collectives, values, links)
-        gathers = (one for one in parts.collectives if one.role is Role.WEIGHT and one.phase == "update")
+        gathered = Role.WEIGHT, Role.DIRECTION
+        gathers = (one for one in parts.collectives if one.role in gathered and one.phase == "update")
         step_weights = sum(self.traffic(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
         of_sizes = {"update_s": self.compute_s(parts, "update", values), **of_rest}
@@ -157,7 +158,21 @@ class UnitPricer:
         family = self.of_structure(family)
         parts = self.parts(family, name)
         elements = elements_at(parts.arrays, values, self.most_elements)
-        return parts, elements, self.state_bytes(parts, family, elements)
+        of_rest = self.state_bytes(parts, family, elements)
+        return parts, elements, {**of_rest, "update_bytes": self.update_bytes(parts, elements, values)}
+
+    def update_bytes(self, parts: Parts, elements: State, values: Values) -> Value:
+        """Bytes that the update of matrices as a whole needs beside the state: the array of what is made of their gradients, in
+        parts and together, and for the largest of them what its products take and give. None of elementwise updates."""
+        kernels = [one for one in parts.kernels if one.kind == "of_matrix"]
+        if not kernels:
+            return 0.0
+        # the matrix, its multiple and a product's result; two squares of the fewer of rows and columns
+        own = (
+            1.5 * one.elements[Role.DIRECTION].evaluate(values) + 2.0 * one.shape.summed.evaluate(values) ** 2
+            for one in kernels
+        )
+        return (elements.together + maximum(0.0, *own)) * self.formats.roles[Role.DIRECTION]
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
@@ -359,12 +374,17 @@ class UnitPricer:
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
         stepwise = unscattered if self.loss.stepwise else 0.0
+        optimizer = self.formats.optimizer
+        moments = precision.moment_bytes(optimizer)
         return {
             "parameters_bytes": {"resting": self.formats.weight_at_rest(parts.products)},
             "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
             # with fp32 weights the weights are their own master copy
             "master_bytes": {"shard": precision.master_bytes},
-            "optimizer_bytes": {"shard": precision.moment_bytes(self.formats.optimizer)},
+            "optimizer_bytes": {
+                "shard": moments,
+                "apart": precision.moment_bytes(optimizer.of(matrix=False)) - moments,
+            },
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},
             "arriving_bytes": {"shard": stepwise},

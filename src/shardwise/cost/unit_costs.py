@@ -60,6 +60,7 @@ class StateCost:
     arriving_bytes: Annotated[Value, "what a device gets of its gradients when they are scattered"]
     leaving_bytes: Annotated[Value, "the last of its gradients to be scattered"]
     passing_bytes: Annotated[Value, "its gradients as products give them"]
+    update_bytes: Annotated[Value, "what is there beside the state while matrices are updated as a whole"]
 
 
 Cost = TypeVar("Cost", ActivationCost, StateCost)

@@ -22,7 +22,8 @@ from shardwise.lowering.template import unit_template
 from shardwise.lowering.traffic import Traffic
 from shardwise.lowering.weights import weight_groups
 from shardwise.model.architecture import Structure
-from shardwise.symbolic import ZERO, Polynomial, Value, Values, total, where
+from shardwise.model.matrices import matrices
+from shardwise.symbolic import ZERO, Polynomial, Value, Values, maximum, minimum, total, where
 
 SHARED = Shared()
 
@@ -30,6 +31,8 @@ SHARED = Shared()
 class State(NamedTuple):
     """Elements of a unit's weights on one device, numbers or expressions: as used and as they rest, those with gradients as used
     and as the optimizer has them, of these as used but for experts', and of those that are ready last the former and the latter.
+    `apart`: of the shard what an optimizer of matrices leaves to another (`Optimizer.others`). `together`: of the largest array
+    of matrices that are updated whole all of it, and one device's part.
     """
 
     used: Value
@@ -38,16 +41,20 @@ class State(NamedTuple):
     shard: Value
     passing: Value
     last: Value
+    apart: Value
+    together: Value
 
 
 class Arrays(NamedTuple):
-    """Weights of a unit that move alike, as flat arrays. `elements` and those `passing` are without padding."""
+    """Weights of a unit that move alike, as flat arrays. `elements`, those `passing` and those of the `matrices` among them are
+    without padding."""
 
     flat: FlatArrays
     elements: Polynomial
     passing: Polynomial
     trained: bool
     gathers: bool
+    matrices: Polynomial
 
 
 class Sizes(NamedTuple):
@@ -56,48 +63,61 @@ class Sizes(NamedTuple):
     whole: Value
     part: Value
     passing: Value
+    apart: Value
 
 
 def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
     """Those of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
+    of_products = matrices(unit.forward.program)
     found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
     for group in sorted(found, key=lambda one: max(map(order.index, one.weights))):
         used = {name: weight_use(unit.family, dims[name]).local_elements() for name in group.weights}
         passing = total(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
-        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers))
+        own = total(elements for name, elements in used.items() if name in of_products)
+        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own))
     return tuple(arrays)
 
 
 def expressions_of(arrays: Sequence[Arrays]) -> State:
     """The state of a unit as expressions, without padding."""
-    sizes = (Sizes(one.elements, one.elements * share_of(one.flat.split), one.passing) for one in arrays)
+    shares = [share_of(one.flat.split) for one in arrays]
+    sizes = (
+        Sizes(one.elements, one.elements * share, one.passing, (one.elements + one.matrices * -1.0) * share)
+        for one, share in zip(arrays, shares, strict=True)
+    )
     every = list(zip(arrays, sizes, strict=True))
     ready_last = [size.whole + size.part for one, size in every if one.trained][-1:]
-    return _state(every, total(ready_last), ZERO)
+    together = [size.whole + size.part for one, size in every if one.trained and one.matrices]
+    return _state(every, total(ready_last), total(together), ZERO)
 
 
 def elements_at(arrays: Sequence[Arrays], values: Values, most_elements: float) -> State:
     """The same in numbers, padding included, where an array holds at most so many elements."""
-    every, ready_last = [], 0.0
+    every, ready_last, together = [], 0.0, 0.0
     for one in arrays:
         whole = one.flat.evaluate(values, most_elements).elements
         part = whole / values.degree(one.flat.split)
-        every.append((one, Sizes(whole, part, one.passing.evaluate(values))))
+        apart = (one.elements + one.matrices * -1.0).evaluate(values) / values.degree(one.flat.split)
+        every.append((one, Sizes(whole, part, one.passing.evaluate(values), apart)))
         if one.trained:  # arrays that others have joined have no elements
             ready_last = where(whole > 0, whole + part, ready_last)
-    return _state(every, ready_last, 0.0)
+        if one.trained and one.matrices:
+            largest = minimum(whole, most_elements) if one.flat.bucketed else whole  # one bucket at a time
+            together = maximum(together, largest + minimum(part, largest))
+    return _state(every, ready_last, together, 0.0)
 
 
-def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, nothing: Value) -> State:
+def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, together: Value, nothing: Value) -> State:
     trained = [size for one, size in every if one.trained]
     return State(
         sum((size.whole for _, size in every), start=nothing),
         sum((size.part if one.gathers else size.whole for one, size in every), start=nothing),
         sum((size.whole for size in trained), start=nothing), sum((size.part for size in trained), start=nothing),
         sum((size.passing for size in trained), start=nothing), ready_last,
+        sum((size.apart for size in trained), start=nothing), together,
     )  # fmt: skip
 
 
@@ -124,7 +144,7 @@ class Parts(NamedTuple):
     @property
     def state_key(self) -> Hashable:
         """Equal for two units whose state, update, weight and gradient traffic cost the same at any sizes."""
-        update = tuple(tuple(kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
+        update = tuple((kernel.flops, *kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
         return self.state_collectives, update, self.products.narrow, self.arrays
 
 

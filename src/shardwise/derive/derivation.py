@@ -20,16 +20,17 @@ from shardwise.derive.shardings import (
     staying,
     using,
     weight_rest,
+    weight_use,
 )
 from shardwise.derive.walk import Compute, Final, ShardedProgram, Step, shard_program
 from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
+from shardwise.model.matrices import matrices
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.update import update_program
-from shardwise.optimizer.table import optimizer_named
+from shardwise.model.update import directions, update_program
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
@@ -141,11 +142,13 @@ def _shard_update(
     forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    program, state = update_program(weights, gradients, family.optimizer), optimizer_named(family.optimizer).state
+    program = update_program(weights, gradients, family.optimizer, matrices(forward))
     rest = {g: backward.specs[g] for g in gradients.values()}
-    rest |= {f"{name}.{part}": optimizer_rest(family, dims) for name, dims in weights.items() for part in state}
+    rest |= {name: optimizer_rest(family, program.dims(name)) for name in program.inputs if name not in rest}
     final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
-    return shard_program(program, rest, final=final)
+    # what ZeRO splits comes together first, as weights do for their uses
+    stay = {name: weight_use(family, program.dims(name)) for name in directions(program)}
+    return shard_program(program, rest, final=final, stay=stay)
 
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:

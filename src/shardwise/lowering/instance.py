@@ -163,6 +163,8 @@ class Instance:
         used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
         used |= {self.several(axes) for sync in syncs for axes in sync}
         used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
+        traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))
+        used |= {self.several(one.axes) for one in traffic if one.role is Role.DIRECTION}
         used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()
         return frozenset(used - {()})
 

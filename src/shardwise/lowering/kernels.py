@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shardwise.derive.derivation import Unit
 from shardwise.derive.products import is_block_product
 from shardwise.derive.walk import Compute, Step
-from shardwise.model.operations import Contract, Lookup, Scan, ScanGradient
+from shardwise.model.operations import Contract, Lookup, OfMatrix, Scan, ScanGradient
 from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import ZERO, Local, Polynomial, product
@@ -134,6 +134,8 @@ def _shape(unit: Unit, step: Compute) -> Shape:
         q, k = placed.inputs[:2]
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return Shape(scores=product(scores), width=product(_locals(q, q.dims[-1:])))
+    if isinstance(operation, OfMatrix):
+        return Shape(product([operation.least]))
     return _product_shape(unit, step) if operation.kind == "contract" else Shape()
 
 
@@ -166,7 +168,7 @@ def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
     """Of routed tokens only the rows that are there are multiplied."""
     total = ZERO
     for step in run:
-        if isinstance(step.operation, (Contract, Scan, ScanGradient)):
+        if isinstance(step.operation, (Contract, OfMatrix, Scan, ScanGradient)):
             routed = Role.ROUTED in {unit.tensors[name].role for name in step.operation.operands}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total

@@ -12,6 +12,7 @@ from shardwise.layout.family import Family
 from shardwise.lowering.weights import Sync, derived_moves, sync_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICT_BLOCK, PREDICTS, unit_counts
+from shardwise.model.matrices import Matrix, matrices
 from shardwise.sharding.spec import Spec
 
 TIED = "head"  # the head's own weight, which a tied model has not: it uses the embedding's
@@ -28,7 +29,7 @@ class PlacedUnit(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A weight of one layer (or of the embedding or the head): its unit's path in the model and kind, how it lies where it is
-    used, whether it is trained, and what keeps it in step."""
+    used, whether it is trained, what keeps it in step, and as what matrix products take it (None: they do not)."""
 
     path: str
     unit: str
@@ -36,6 +37,7 @@ class Parameter:
     use: Spec
     trained: bool
     sync: Sync
+    matrix: Matrix | None = None
 
     @property
     def name(self) -> str:
@@ -78,12 +80,12 @@ def parameters(
 def _own(architecture: Architecture, family: Family, placed: PlacedUnit) -> Iterator[Parameter]:
     """The parameters of a unit; those of a tied head without the matrix."""
     unit = derived_unit(architecture.structure, family, placed.kind)
-    moves = derived_moves(unit)
+    moves, of_products = derived_moves(unit), matrices(unit.forward.program)
     for weight, dims in unit.weights.items():
         if not (architecture.tied_embeddings and weight == TIED):
             yield Parameter(
                 placed.path, placed.kind, weight, use=weight_use(unit.family, dims), trained=weight in unit.gradients,
-                sync=sync_of(move for name, move in moves if name == weight),
+                sync=sync_of(move for name, move in moves if name == weight), matrix=of_products.get(weight),
             )  # fmt: skip
 
 

@@ -120,11 +120,14 @@ def _is_served(instance: Instance, one: Traffic, units: Sequence[PlacedUnit]) ->
 
 
 def _arrays(instance: Instance, one: Traffic) -> Iterator[Issued]:
-    """A collective on each of its flat arrays."""
-    assert isinstance(one.payload, FlatArrays)
-    is_weight = one.role is Role.WEIGHT
-    what, dtype = ("weights", instance.precision.weights) if is_weight else ("gradients", instance.reduced)
-    for elements in one.payload.arrays(instance.values, instance.most_elements):
+    """A collective on each of its flat arrays, or on a matrix."""
+    what, dtype = {
+        Role.WEIGHT: ("weights", instance.precision.weights), Role.WEIGHT_GRADIENT: ("gradients", instance.reduced),
+        Role.DIRECTION: ("directions", instance.precision.activations),
+    }[one.role]  # fmt: skip
+    payload, values, most = one.payload, instance.values, instance.most_elements
+    sizes = payload.arrays(values, most) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]
+    for elements in sizes:
         yield Issued(one.kind, instance.several(one.axes), dtype, _bytes(elements, dtype), what)
 
 

@@ -22,6 +22,7 @@ from shardwise.lowering.kernels import Kernel, placed_kernels
 from shardwise.lowering.traffic import Traffic, unit_traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.program import Role
+from shardwise.model.update import directions
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Spec
 
@@ -192,6 +193,8 @@ def carried(unit: Unit, one: Traffic) -> tuple[str, ...]:
         return tuple(unit.gradients[name] for name in one.tensors)
     if one.role is Role.WEIGHT and one.phase == "update":
         return tuple(f"{name}'" for name in one.tensors)
+    if one.role is Role.DIRECTION and one.place < 0:
+        return tuple(name for name, weight in directions(unit.update.program).items() if weight in one.tensors)
     return one.tensors
 
 

@@ -16,7 +16,7 @@ from shardwise.derive.products import taken_by_products
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.issuing import IssuePolicy
 from shardwise.lowering.flat import Extent, FlatArrays
-from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, weight_groups
+from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, moves_flat, weight_groups
 from shardwise.model.program import Role, density
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
@@ -58,7 +58,7 @@ class Traffic:
 
     @property
     def carries_weights(self) -> bool:
-        return self.role in WEIGHT_ROLES
+        return self.role in (*WEIGHT_ROLES, Role.DIRECTION)
 
     @property
     def is_control(self) -> bool:
@@ -99,16 +99,12 @@ def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()
 
 
 def _of_activations(unit: Unit) -> Iterator[Traffic]:
-    """What moves activations, and scalars."""
+    """What moves activations, scalars, and matrices one by one."""
     phases, tensors = unit.phases(), unit.tensors
     for phase, steps in phases.items():
         beside = {piece.step: _results(steps, piece.beside) for piece in overlapped(steps, unit.family)}
         for position, step in enumerate(steps):
-            if (
-                not isinstance(step, Communicate)
-                or step.collective.kind is Kind.SLICE
-                or step.tensor.role in WEIGHT_ROLES
-            ):
+            if not isinstance(step, Communicate) or step.collective.kind is Kind.SLICE or moves_flat(step, unit.family):
                 continue
             collective, role = step.collective, step.tensor.role
             yield Traffic(
@@ -166,6 +162,7 @@ def _of_group(unit: str, group: WeightGroup, policy: IssuePolicy) -> Iterator[Tr
     """The collectives on a group's flat arrays. What was scattered is reduced, over the axes that replicate it, in parts."""
     for move in group.moves:
         role = Role.WEIGHT if move.kind is Kind.ALL_GATHER else Role.WEIGHT_GRADIENT
+        role = Role.DIRECTION if move.of_direction else role
         in_parts = move.kind is Kind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
         yield Traffic(
             unit, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
@@ -181,6 +178,8 @@ def _phase(move: Move, group: WeightGroup, policy: IssuePolicy) -> str:
 
 def _reason(move: Move) -> str:
     match move.kind:
+        case Kind.ALL_GATHER if move.of_direction:
+            return "the update is a function of whole matrices"
         case Kind.ALL_GATHER if move.phase == "update":
             return "weights that the update changed in parts are used whole"
         case Kind.ALL_GATHER:

@@ -13,6 +13,7 @@ from shardwise.errors import ShardingError
 from shardwise.layout.family import Family
 from shardwise.lowering.flat import FlatArrays, Weight
 from shardwise.model.program import Role
+from shardwise.model.update import directions
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 
@@ -28,6 +29,7 @@ class Move(NamedTuple):
     phase: str
     kind: Kind
     axes: Axes
+    of_direction: bool = False  # it moves what the optimizer makes of the gradient
 
 
 class Sync(NamedTuple):
@@ -35,7 +37,8 @@ class Sync(NamedTuple):
 
     `gather`: an AllGather from where the weight rests to where it is used, at each use (ZeRO-3). `scatter`: a ReduceScatter of
     its gradient in each micro-batch (ZeRO-2, -3); `step_scatter`: in each step (ZeRO-1). `reduce`: an AllReduce in each step.
-    `step_gather`: an AllGather of the updated weight in each step (ZeRO-1, -2). A frozen weight has no more than a `gather`.
+    `step_gather`: an AllGather of the updated weight in each step (ZeRO-1, -2). `whole_gather`: in each step an AllGather of what
+    an optimizer of whole matrices makes of the gradient (from ZeRO-1 on). A frozen weight has no more than a `gather`.
     """
 
     gather: Axes = ()
@@ -43,6 +46,7 @@ class Sync(NamedTuple):
     step_scatter: Axes = ()
     reduce: Axes = ()
     step_gather: Axes = ()
+    whole_gather: Axes = ()
 
     @property
     def shard(self) -> Axes:
@@ -50,10 +54,12 @@ class Sync(NamedTuple):
         return self.scatter or self.step_scatter or self.gather
 
 
-# What a collective on a weight or its gradient is for: by whether it runs once per step, and its kind.
-PURPOSES: Mapping[tuple[bool, Kind], str] = {
-    (False, Kind.ALL_GATHER): "gather", (False, Kind.REDUCE_SCATTER): "scatter", (True, Kind.REDUCE_SCATTER): "step_scatter",
-    (True, Kind.ALL_REDUCE): "reduce", (True, Kind.ALL_GATHER): "step_gather",
+# What a collective on a weight or its gradient is for: by whether it runs once per step, its kind, and whether it moves what the
+# optimizer makes of a gradient.
+PURPOSES: Mapping[tuple[bool, Kind, bool], str] = {
+    (False, Kind.ALL_GATHER, False): "gather", (False, Kind.REDUCE_SCATTER, False): "scatter",
+    (True, Kind.REDUCE_SCATTER, False): "step_scatter", (True, Kind.ALL_REDUCE, False): "reduce",
+    (True, Kind.ALL_GATHER, False): "step_gather", (True, Kind.ALL_GATHER, True): "whole_gather",
 }  # fmt: skip
 
 
@@ -64,7 +70,7 @@ def sync_of(moves: Iterable[Move]) -> Sync:
     """
     found: dict[str, Axes] = {}
     for move in moves:
-        purpose = PURPOSES.get((move.phase == "update", move.kind))
+        purpose = PURPOSES.get((move.phase == "update", move.kind, move.of_direction))
         if purpose is None or found.setdefault(purpose, move.axes) != move.axes:
             raise ShardingError(
                 f"weights: found {move.kind} over {', '.join(move.axes)} in the {move.phase} pass; at most one gather, scatter "
@@ -94,20 +100,30 @@ class WeightGroup:
         return tuple(move.phase for move in self.moves if move.kind is Kind.ALL_GATHER and move.phase != "update")
 
 
+def moves_flat(step: Communicate, family: Family) -> bool:
+    """Whether what a derived step moves is a part of a flat array: weights, their gradients, and of what the optimizer makes of
+    these what ZeRO's axes split. What tensor parallelism splits of that comes together matrix by matrix."""
+    if step.tensor.role is Role.DIRECTION:
+        return set(step.collective.axes) <= set(family.zero_axes)
+    return step.tensor.role in WEIGHT_ROLES
+
+
 def derived_moves(unit: Unit) -> dict[tuple[str, Move], Communicate]:
     """Every collective on each weight of a unit, borrowed ones too, and on its gradient, as derived."""
     owners = {name: name for name in unit.forward.program.weights} | {f"{name}'": name for name in unit.gradients}
     owners |= {gradient: name for name, gradient in unit.gradients.items()}
+    owners |= directions(unit.update.program)
     found: dict[tuple[str, Move], Communicate] = {}
     for phase, steps in unit.phases().items():
         for step in steps:
             if (
                 isinstance(step, Communicate)
-                and step.tensor.role in WEIGHT_ROLES
+                and moves_flat(step, unit.family)
                 and step.collective.kind is not Kind.SLICE
             ):
                 during = "backward" if phase == "recompute" else phase
-                move = Move(during, step.collective.kind, step.collective.axes)
+                of_direction = step.tensor.role is Role.DIRECTION
+                move = Move(during, step.collective.kind, step.collective.axes, of_direction)
                 found.setdefault((owners[step.tensor.name], move), step)
     return found
 

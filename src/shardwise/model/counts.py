@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, UNITS, unit_counts
+from shardwise.model.matrices import matrices
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
 from shardwise.model.program import Part, Program, Role, density
 from shardwise.sharding.spec import Spec
@@ -67,6 +68,23 @@ def num_trained_params(architecture: Architecture) -> int:
 
 def _trained_elements(program: Program) -> Polynomial:
     return weight_elements(program, without={name for name in program.weights if program.tensors[name].frozen})
+
+
+def num_matrix_params(architecture: Architecture) -> int:
+    """Of the trained parameters those of matrices of products (`model.matrices`).
+
+    >>> from shardwise.model.load import load_model
+    >>> model = load_model("llama-3-8b")
+    >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
+    266240
+    """
+    counts, values = unit_counts(architecture).items(), Values(dict(architecture.dims))
+    return sum(n * int(_matrix_elements(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+
+
+def _matrix_elements(program: Program) -> Polynomial:
+    trained = {name for name in matrices(program) if not program.tensors[name].frozen}
+    return weight_elements(program, without=set(program.weights) - trained)
 
 
 def num_predict_params(architecture: Architecture) -> int:

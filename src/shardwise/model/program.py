@@ -25,6 +25,7 @@ class Role(StrEnum):
     STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
     LOGITS = "logits"
     STATE = "state"  # optimizer moments and master weights
+    DIRECTION = "direction"  # what an update makes of a gradient before it changes the weight, as whole matrices
     CONSTANT = "constant"  # token ids, positions: every device can make any part of it
 
 

@@ -46,12 +46,16 @@ class Update(NamedTuple):
     """A step of one tensor of the state: `formula` takes the values (`values_of`) and the tensors that it `reads`.
 
     These are tensors of the state as the step finds them, with a prime ("master'") as it leaves them, or the `GRADIENT`.
-    `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own.
+    `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `kept`: whether it is
+    state; what is not is made for another update of the step. `whole`: the formula is not elementwise, but a function of whole
+    matrices [..., rows, columns], and reads one tensor, which is not kept.
     """
 
     reads: tuple[str, ...]
     formula: Callable[..., Any]
     of_squares: bool = False
+    kept: bool = True
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +63,39 @@ class Optimizer:
     """All that an optimizer decides: the `fields` that people may set, and the `updates` of its state in order.
 
     The state are the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
-    PyTorch; checkpoints have them under these names.
+    PyTorch; checkpoints have them under these names. With `others`, whose fields it has too, the `updates` are for matrices of
+    products between the embedding and the head alone (`model.matrices`), and all else is updated by that one.
     """
 
     fields: Mapping[str, Field]
     updates: Mapping[str, Update]
     source: str
+    others: Optimizer | None = None
+
+    def of(self, *, matrix: bool) -> Optimizer:
+        """What updates the matrices of products, or all else."""
+        return self if matrix or self.others is None else self.others
 
     @property
     def moments(self) -> Mapping[str, Update]:
         """What it keeps beside the master copy."""
-        return {name: update for name, update in self.updates.items() if name != MASTER}
+        return {name: update for name, update in self.updates.items() if name != MASTER and update.kept}
+
+    @property
+    def whole(self) -> str | None:
+        """The update that takes matrices whole; None: all are elementwise."""
+        return next((name for name, update in self.updates.items() if update.whole), None)
+
+    @property
+    def before_whole(self) -> tuple[str, ...]:
+        """The updates in front of that one, all elementwise; none where there is none."""
+        names = tuple(self.updates)
+        return () if self.whole is None else names[: names.index(self.whole)]
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """The tensors that the update of whole matrices reads and makes, which are kept by nobody."""
+        return frozenset() if self.whole is None else frozenset({*self.updates[self.whole].reads, f"{self.whole}'"})
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -96,7 +122,7 @@ class Optimizer:
         found = dict(tensors)
         for name, update in self.updates.items():
             found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
-        return {name: found[f"{name}'"] for name in self.updates}
+        return {name: found[f"{name}'"] for name in self.updates if self.updates[name].kept}
 
 
 def values_of(fields: Mapping[str, float], *, learning_rate: float, step: int) -> Any:

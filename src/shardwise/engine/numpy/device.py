@@ -17,6 +17,7 @@ from shardwise.model.operations import (
     Join,
     Lookup,
     Map,
+    OfMatrix,
     Operation,
     Part,
     Route,
@@ -70,6 +71,8 @@ class DeviceKernel:
         if isinstance(operation, Scan):
             part = kernels.attention(*arrays[:5])
             return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
+        if isinstance(operation, OfMatrix):
+            return (self.of_matrix(operation, *arrays),)
         if isinstance(operation, ScanGradient):
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")
@@ -78,6 +81,14 @@ class DeviceKernel:
         operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
         subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
         return np.array(np.einsum(subscripts, *arrays))
+
+    @staticmethod
+    def of_matrix(operation: OfMatrix, array: Array) -> Array:
+        """Of each matrix of a stack [..., rows, columns], whose dims may be several."""
+        front = array.ndim - len(operation.rows) - len(operation.columns)
+        rows = math.prod(array.shape[front : front + len(operation.rows)])
+        found: Array = kernels.map_named(operation.function)(array.reshape(*array.shape[:front], rows, -1), width=1)
+        return found.reshape(array.shape)
 
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]

@@ -150,9 +150,12 @@ MAPS: Mapping[str, Callable[..., Array]] = {
 
 
 def map_named(function: str) -> Callable[..., Array]:
-    """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor"."""
-    optimizer, dot, tensor = function.partition(".")
-    return partial(_updated, optimizer_named(optimizer), tensor) if dot else MAPS[function]
+    """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor", of what is no matrix
+    "optimizer.others.tensor" where these have updates of their own."""
+    optimizer, *others, tensor = function.split(".") if "." in function else (function, function)
+    if tensor == function:
+        return MAPS[function]
+    return partial(_updated, optimizer_named(optimizer).of(matrix=not others), tensor)
 
 
 def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:

@@ -19,7 +19,7 @@ from shardwise.engine.numpy.virtual import Moved, VirtualDevices
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.template import Template, template_of
-from shardwise.optimizer.table import optimizer_named
+from shardwise.model.program import Role
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
@@ -67,10 +67,11 @@ def run_step(
 
 
 def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
-    for name, dims in unit.weights.items():
+    for name in unit.weights:
         devices.put(name, unit.forward.specs[name], state[name])
-        for part in optimizer_named(unit.family.optimizer).state if name in unit.trained else ():
-            devices.put(f"{name}.{part}", optimizer_rest(family, dims), state[f"{name}.{part}"])
+    for name in unit.update.program.named(Role.STATE):
+        if name in unit.update.program.inputs:
+            devices.put(name, optimizer_rest(family, unit.update.program.dims(name)), state[name])
 
 
 def _micro_batch(devices: VirtualDevices, template: Template, batch: Mapping[str, Array]) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, values_of
-from shardwise.optimizer.table import optimizer_named
+from shardwise.optimizer.table import OPTIMIZERS, optimizer_named
 
 Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
 # Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
@@ -77,11 +77,13 @@ def torch_optimizer(
 
     `formats` are those of its moments and of the moments of squares; None: those of the weights.
 
-    Its state is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an
-    optimizer that is not known, or values that it does not have.
+    Of one that takes the matrices of products whole it is what updates all others (`train.parallel.whole` has those). Its state
+    is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an optimizer
+    that is not known, or values that it does not have.
     """
-    one = optimizer_named(name)
-    values, kernel = one.given(fields), KERNELS.get(name)
+    values, one = optimizer_named(name).given(fields), optimizer_named(name).of(matrix=False)
+    values = {field: values[field] for field in one.fields}
+    kernel = next((kernel for known, kernel in KERNELS.items() if OPTIMIZERS[known] is one), None)
     kernel = kernel if kernel and kernel.fields == set(one.fields) else None
     moment_dtypes = {moment: formats[update.of_squares] if formats else None for moment, update in one.moments.items()}
     every = (*matrices, *others)

@@ -1,4 +1,5 @@
-"""The kinds of operation: contract, map (elementwise, with or without a reduction), join, lookup, scan, route, carry.
+"""The kinds of operation: contract, map (elementwise, with or without a reduction), join, lookup, scan, route, carry,
+function of a matrix.
 
 Each kind knows three things: which shardings it needs and gives (`place`), its transpose (`gradients`), and what it
 costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
@@ -11,6 +12,7 @@ from shardwise.model.operations.contract import Contract
 from shardwise.model.operations.joins import Join, Part
 from shardwise.model.operations.lookups import Lookup, Scatter
 from shardwise.model.operations.maps import Accumulate, Map
+from shardwise.model.operations.of_matrix import OfMatrix
 from shardwise.model.operations.routes import Route, RouteGradient
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Join",
     "Lookup",
     "Map",
+    "OfMatrix",
     "Operation",
     "Part",
     "Placed",

@@ -14,6 +14,7 @@ from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pricing import setting_of
 from shardwise.cost.rates import exposed_share
+from shardwise.cost.run import trained_bytes
 from shardwise.cost.term import Rules
 from shardwise.cost.time_terms import TIME
 from shardwise.dtypes import bytes_per_element
@@ -22,7 +23,6 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.recompute import POLICIES
-from shardwise.optimizer.table import optimizer_named
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes
@@ -113,8 +113,7 @@ def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
     priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not _fits_without_recompute(plan)
     recipe, frozen = precision_named(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
-    trained_bytes = recipe.state_bytes(optimizer_named(plan.job.optimizer))
-    state = num_trained_params(plan.model) * trained_bytes + frozen * bytes_per_element(recipe.weights)
+    state = trained_bytes(plan.model, plan.job) + frozen * bytes_per_element(recipe.weights)
     return Fit(
         fits=priced.fits, num_devices=devices, state_bytes=state,
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),

@@ -16,6 +16,7 @@ from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup, Interval
+from shardwise.train.parallel.whole import WholeUpdate
 from shardwise.train.recipe import Recipe
 
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
@@ -44,8 +45,21 @@ class Updater:
     ) -> None:  # fmt: skip
         self.groups, self.exchange, self.recipe = groups, exchange, recipe
         self.norm_axes, self.name = norm_axes, optimizer
-        self.slots = [[self._slot(group, one) for one in group.intervals()] for group in groups]
+        self.whole = [self._whole(group) for group in groups]
+        self.slots = [
+            [self._slot(group, one) for one in group.intervals() if whole is None or one not in whole.moments]
+            for group, whole in zip(groups, self.whole, strict=True)
+        ]
         self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
+
+    def _whole(self, group: FlatGroup) -> WholeUpdate | None:
+        """What updates matrices that the optimizer takes whole; None: all of the group's parameters are updated elementwise."""
+        one = optimizer_named(self.name)
+        if one.whole is None or not any(member.parameter.matrix for member in group.group.members):
+            return None
+        own = [interval for interval in group.intervals() if interval.member.parameter.matrix]
+        fields = one.of_kind(one.given(self.recipe.optimizer), matrix=True)
+        return WholeUpdate(group, own, self.exchange, one, fields)
 
     def _slot(self, group: FlatGroup, one: Interval) -> Slot:
         return Slot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
@@ -79,9 +93,13 @@ class Updater:
         """
         scale = self._scale(norm, loss_scale)
         pending: list[Pending] = []
-        for group, slots, optimizer in zip(self.groups, self.slots, self.optimizers, strict=True):
-            if optimizer is not None and is_update:
-                self._update(group, slots, optimizer, learning_rate, scale)
+        for group, slots, optimizer, whole in zip(self.groups, self.slots, self.optimizers, self.whole, strict=True):
+            if is_update and (optimizer is not None or whole is not None):
+                gradients = self._gradients(group, scale)
+                if optimizer is not None:
+                    self._update(gradients, slots, optimizer, learning_rate)
+                if whole is not None:
+                    whole.step(gradients, learning_rate)
             group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
@@ -96,18 +114,15 @@ class Updater:
         clipped = (limit / (norm + SMALLEST_NORM)).clamp(max=1.0)
         return clipped if unscaled is None else clipped * unscaled
 
-    def _update(
-        self,
-        group: FlatGroup,
-        slots: Sequence[Slot],
-        optimizer: Optimizer,
-        learning_rate: float,
-        scale: Tensor | float | None,
-    ) -> None:
+    @staticmethod
+    def _gradients(group: FlatGroup, scale: Tensor | float | None) -> Tensor:
+        """This process's part of a group's gradients [shard] as the update takes them."""
         fine = at_least_fp32(group.state.dtype)
         gradients = group.gradient_shard.to(fine) if group.update is None else group.update.copy_(group.gradient_shard)
-        if scale is not None:
-            gradients.mul_(scale)
+        return gradients if scale is None else gradients.mul_(scale)
+
+    @staticmethod
+    def _update(gradients: Tensor, slots: Sequence[Slot], optimizer: Optimizer, learning_rate: float) -> None:
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
         own = {one.weight: gradients[one.interval.start : one.interval.start + one.interval.size] for one in slots}
@@ -115,11 +130,14 @@ class Updater:
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
         """The moments by name, this process's part of each parameter's."""
-        moments = optimizer_named(self.name).moments
+        moments = optimizer_named(self.name).of(matrix=False).moments
         for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
             if optimizer is not None:
                 for slot, moment in product(slots, moments):
                     yield moment, slot.interval, optimizer.state[slot.weight][moment]
+        for whole in self.whole:
+            for interval, kept in whole.moments.items() if whole is not None else ():
+                yield from ((moment, interval, values) for moment, values in kept.items())
 
     def set_steps(self, steps: int) -> None:
         """How many steps the moments have seen."""
@@ -127,6 +145,9 @@ class Updater:
             for slot in slots if optimizer is not None else ():
                 assert optimizer is not None
                 optimizer.state[slot.weight]["step"].fill_(float(steps))
+        for whole in self.whole:
+            if whole is not None:
+                whole.steps = steps
 
 
 def sum_of_squares(values: Tensor) -> Tensor:
