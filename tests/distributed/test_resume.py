@@ -113,6 +113,8 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("tied", "tp=4", "alone", "adamw"),
         ("routed", "ep=2 tp=2", "alone", "adamw"),
         ("routed", "dp=2", "ep=2 tp=2", "lion"),
+        ("tied", "zero-2 of 2", "tp=2 cp=2", "muon"),
+        ("dense", "tp=2 fsdp=2", "zero-1 of 3", "muon"),
         ("tied", "pp=2 zb_v", "pp=3", "adamw"),
         ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),
     ],
