@@ -31,7 +31,9 @@ class WholeUpdate:
         assert optimizer.whole is not None
         self.function, (self.read,) = optimizer.whole, optimizer.updates[optimizer.whole].reads
         formats = group.formats
-        dtypes = {n: formats.squares if update.of_squares else formats.moments for n, update in optimizer.moments.items()}
+        dtypes = {
+            n: formats.squares if update.of_squares else formats.moments for n, update in optimizer.moments.items()
+        }
         self.moments = {one: {name: group.zeros(one.size, dtype) for name, dtype in dtypes.items()} for one in slots}
         self.steps = 0
         # every other process of the group gathers as often, whichever parameters it has a part of
