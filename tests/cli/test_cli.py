@@ -134,6 +134,7 @@ FLAGS = {
         "--json",
         "--learning-rate",
         "--out",
+        "--profile",
         "--reduce",
         "--resume",
         "--schedule",
@@ -145,6 +146,7 @@ FLAGS = {
         "--warmup",
     ],
     "reconcile": ["--help", "--json", "--plot", "--report", "--verbose"],
+    "trace": ["--help", "--json", "--out", "--step", "--verbose"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": [
         "--bound",

@@ -49,6 +49,7 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
         ["train", "--help"],
         ["convert", "--help"],
         ["reconcile", "--help"],
+        ["trace", "--help"],
         ["rehearse", "--help"],
         ["schedule", "--help"],
         ["simulate", "--help"],

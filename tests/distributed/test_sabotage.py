@@ -34,7 +34,7 @@ def gathers_come_late() -> None:
     """No harm by itself: weights are there when they have been waited for, and not before."""
     gather = Exchange.all_gather
 
-    def late(self: Exchange, whole: Tensor, part: Tensor, axes: Axes) -> Any:
+    def late(self: Exchange, whole: Tensor, part: Tensor, axes: Axes, *carries: Any) -> Any:
         whole.zero_()
         return Late(lambda: gather(self, whole, part, axes))
 
@@ -68,8 +68,8 @@ def dropped_reduction() -> None:
 def wrong_axis() -> None:
     reduce = Exchange.all_reduce
 
-    def narrow(self: Exchange, values: Tensor, axes: Axes) -> Any:
-        return reduce(self, values, axes[:1])
+    def narrow(self: Exchange, values: Tensor, axes: Axes, **carries: Any) -> Any:
+        return reduce(self, values, axes[:1], **carries)
 
     Exchange.all_reduce = narrow  # type: ignore[method-assign]
 

@@ -30,6 +30,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection, Memory
 from shardwise.measurement.record import StepRecord
+from shardwise.measurement.trace import RankTrace
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train import world
@@ -153,6 +154,13 @@ class Bigram:
         peak = 1000 + self.world.rank
         memory = Memory(peak_bytes=peak, at_peak={"parameters": peak}, largest={"parameters": peak})
         return self.train_step(), Inspection(memory, Counter())
+
+    def profiled_step(self) -> tuple[StepRecord, RankTrace]:
+        record = self.train_step()
+        return record, RankTrace(
+            rank=self.world.rank, step=record.step, device="cpu", coordinate={"dp": self.world.rank}, begin_ns=0, step_ns=1000,
+            offset_ns=0, error_ns=0, events=(),
+        )  # fmt: skip
 
     def validation_loss(self, held_out: Batches) -> float:
         batch = held_out.batch(0)

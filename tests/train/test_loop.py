@@ -19,6 +19,7 @@ from train.stand_in import Bigram, small_plan, write_inputs
 from shardwise.measurement.folder import RunFolder, read_json
 from shardwise.measurement.inspection import Measured, Memory, parse_measured
 from shardwise.measurement.log import read_log
+from shardwise.measurement.trace import traced_steps
 from shardwise.optimizer.table import optimizer_fields
 from shardwise.planning.codec import dump_plan, load_plan
 from shardwise.train.admission import open_data
@@ -335,3 +336,23 @@ def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest
         "found 1 processes; the plan (dp=2 micro_batch_seqs=1 recompute=none) is of 2 devices"
         in capsys.readouterr().err
     )
+
+
+def test_steps_are_recorded_where_asked_and_do_not_count(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train([*inputs, "--steps", "8", "--profile", "2:4"]) == 0
+    folder = RunFolder(Path(inputs[4]))
+    assert traced_steps(folder) == {2: (0,), 3: (0,), 4: (0,)}
+    # the step that is inspected for its memory is the first that is not recorded
+    assert log_of(inputs).inspected == {2, 3, 4, 5}
+    assert train([*inputs, "--steps", "10", "--resume", "--profile", "9:9"]) == 0
+    assert set(traced_steps(folder)) == {2, 3, 4, 9}
+    assert train([*inputs, "--steps", "3", "--force"]) == 0
+    assert traced_steps(folder) == {}
+
+
+@pytest.mark.parametrize("steps", ["0:2", "3:2", "4", "2:9", "a:b", "1:"])
+def test_steps_that_the_run_does_not_have_are_refused(
+    inputs: list[str], steps: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train([*inputs, "--steps", "8", "--profile", steps]) == 2
+    assert "--profile: found" in capsys.readouterr().err

@@ -42,6 +42,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "rehearse": ("reconcile.rehearsal:RehearsePayload",),
     "convert": ("train.conversion.convert:ConvertPayload",),
     "train": ("measurement.summary:SummaryPayload",),
+    "trace": ("reconcile.traces.payload:TracePayload",),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip
 ERROR = "schema:ErrorPayload"

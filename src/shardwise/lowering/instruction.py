@@ -11,6 +11,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.sharding.spec import Spec
 
 COMPUTE = "compute"  # the stream of kernels
+KERNEL, START, WAIT = "kernel", "start", "wait"  # what an instruction is, for whoever watches it run
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,16 @@ class Free:
     def tensors(self) -> tuple[str, ...]:
         """Their names."""
         return tuple(dict.fromkeys(one.name for one in self.held))
+
+
+class Identity(NamedTuple):
+    """Which instructions of a unit something that ran stands for: `KERNEL`, `START` or `WAIT`, the name that they have where a
+    step is simulated, their phase, and of kernels the results."""
+
+    kind: str
+    name: str
+    phase: str
+    results: tuple[str, ...] = ()
 
 
 Instruction = Launch | Start | Wait | Slice | Free

@@ -58,6 +58,11 @@ class Kernel:
     shape: Shape
     steps: tuple[Compute, ...] = field(compare=False, repr=False)
 
+    @property
+    def name(self) -> str:
+        """What it goes by where steps are drawn and traced: its kind, and the first tensor that it makes."""
+        return f"{self.kind} {self.outputs[0]}"
+
 
 def kernels(unit: Unit) -> tuple[Kernel, ...]:
     """All kernels of one unit, in order."""

@@ -52,6 +52,11 @@ class Traffic:
     tells: Traffic | None = field(default=None, compare=False, repr=False)
 
     @property
+    def name(self) -> str:
+        """What it goes by where steps are drawn and traced: its kind, and the first tensor that it carries."""
+        return f"{self.kind} {self.tensors[0]}"
+
+    @property
     def scope(self) -> str:
         """How often it runs: once per optimizer step, or per micro-batch."""
         return "step" if self.phase == "update" else "micro_batch"

@@ -7,6 +7,7 @@ log.jsonl        a line for each step
 measured.json    what one step held and issued, and the machine before and after the run
 summary.json     what came out, when the run has ended
 checkpoints/     and tensorboard/, where asked for
+trace/           timelines of steps, a file for each rank (`measurement.trace`), where asked for
 lock             held by the system for the ranks of the run as long as one of them lives (`train.lock`)
 """
 
@@ -73,6 +74,10 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
+    @property
     def _run(self) -> Path:
         return self.path / "run.json"
 
@@ -85,6 +90,13 @@ class RunFolder:
         if not self.holds_a_run:
             raise InputError(
                 f"--resume: {self.path} holds no run; leave --resume out, or name the folder of one with --out"
+            )
+
+    def require_traced(self) -> None:
+        """Raise `InputError` where there is no run that could have been recorded."""
+        if not self.holds_a_run:
+            raise InputError(
+                f"trace: {self.path} holds no run; the folder that `shardwise train --profile A:B --out` named is required"
             )
 
     def require_place(self, *, resume: bool, force: bool) -> None:
@@ -109,7 +121,7 @@ class RunFolder:
     def create(self, of: RunOf) -> None:
         """Make the folder of a new run, in place of one that is there. Raises `InputError` where that is not possible."""
         try:
-            for old in (self.checkpoints, self.tensorboard):
+            for old in (self.checkpoints, self.tensorboard, self.trace):
                 shutil.rmtree(old, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
             for file in (self.log, self.summary, self.measured):

@@ -11,6 +11,7 @@ from shardwise.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.draw.trace import Event, chrome_trace
 from shardwise.errors import InputError
 from shardwise.lowering.instruction import COMPUTE
+from shardwise.schedule.action import Action
 from shardwise.schedule.picture import arrows_of, legend_of, parts_of, title_of
 from shardwise.simulate.memory import RankMemory
 from shardwise.simulate.result import AXES, Simulation
@@ -132,18 +133,24 @@ def trace_text(found: Simulated) -> str:
         raise InputError(
             f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
         )
+    passes, done = planned_events(found)
+    names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
+    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
+
+
+def planned_events(found: Simulated, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
+    """The passes of all stages, and every kernel and transfer; the process of the first stage has the number `first`."""
+    ranks = range(found.actions.num_ranks)
     passes = {
         one: Event(
-            name=str(one), process=rank, stream="passes", start=start, end=end, category=one.kind,
+            name=str(one), process=first + rank, stream="passes", start=start, end=end, category=one.kind,
             args={"stage": one.stage, "micro_batch": one.micro_batch},
         )
         for rank in ranks
         for slot, _, start, end in found.slots(rank)
         for one in slot
     }  # fmt: skip
-    done = (_traced(one, rank, start, end) for rank in ranks for one, start, end in events(found, rank))
-    names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
-    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
+    return passes, [_traced(one, first + rank, *times) for rank in ranks for one, *times in events(found, rank)]
 
 
 def _traced(one: Done, rank: int, start: float, end: float) -> Event:

@@ -61,7 +61,7 @@ class UnitWorks:
                 yield from pieces.before(kernel)
                 yield Kernel(
                     seconds=self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase), unit=own, phase=kernel.phase,
-                    name=f"{kernel.kind} {kernel.outputs[0]}", results=kernel.outputs,
+                    name=kernel.name, results=kernel.outputs,
                 )  # fmt: skip
                 yield from pieces.behind(kernel)
             elif isinstance(one, (Start, Wait)) and id(one.traffic) in moved:
@@ -75,7 +75,7 @@ class UnitWorks:
         if seconds == 0.0:
             return None
         return Transfer(
-            seconds=seconds, axis=charged_to(traffic), unit=unit.name, name=f"{traffic.kind} {traffic.tensors[0]}",
+            seconds=seconds, axis=charged_to(traffic), unit=unit.name, name=traffic.name,
             role=CONTROL if traffic.is_control else ROLES.get(traffic.role, ACTIVATION),
             carries=carried(unit, traffic),
             one_behind=traffic.kind is Kind.REDUCE_SCATTER and traffic.scope == "micro_batch",
@@ -135,7 +135,7 @@ class _Pieces:
                 continue
             transfer = Transfer(
                 seconds=traffic_s + compute_s / pieces if here else traffic_s, axis=moved[0].group, unit=unit,
-                name=f"{moved[0].kind} {moved[0].tensors[0]} in pieces", beside_s=compute_s if here else 0.0,
+                name=f"{moved[0].name} in pieces", beside_s=compute_s if here else 0.0,
             )  # fmt: skip
             if here:
                 self.first[id(here[0])], self.last[id(here[-1])] = transfer, transfer

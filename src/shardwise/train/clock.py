@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
+        self.recorder: Callable[[str], AbstractContextManager[None]] | None = None  # entered around spans as well
         self._outer: list[_Span] = []
         self._open: list[_Span] = []
         self._begun: Mark = self._mark()
@@ -54,7 +55,8 @@ class Clock:
         (self._open[-1].inner if self._open else self._outer).append(span)
         self._open.append(span)
         try:
-            yield
+            with nullcontext() if self.recorder is None else self.recorder(term):
+                yield
         finally:
             span.stop = self._mark()
             self._open.pop()

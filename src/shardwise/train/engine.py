@@ -30,6 +30,7 @@ from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.passes import Parts, StepPasses
 from shardwise.train.recipe import Recipe
+from shardwise.train.recorder import Recorder
 from shardwise.train.routing import Balancer
 from shardwise.train.world import World
 
@@ -201,6 +202,12 @@ class Engine:
             group.made = gathered
         for flat in self.groups:
             flat.resized = gathered if flat.splits_weights else flat.resized
+
+    def recorded_by(self, recorder: Recorder | None) -> None:
+        """Let a recorder watch passes, kernels, collectives and the update from now on; None: nobody does."""
+        self.model.recorder = self.exchange.recorder = recorder
+        self.clock.recorder = None if recorder is None else recorder.span
+        self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.passing
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""

@@ -61,6 +61,10 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "output": {
         "--tensorboard": {"action": "store_true", "help": "write the metrics for TensorBoard too, which must be installed"},
+        "--profile": {
+            "metavar": "A:B",
+            "help": "record the timelines of steps A to B, both included, for `shardwise trace`",
+        },
         "--json": {"action": "store_true", "help": "print the run's summary as JSON"},
     },
 }  # fmt: skip
@@ -81,6 +85,7 @@ class Settings:
     force: bool = False
     tensorboard: bool = False
     device: Device = "auto"
+    profile: range = range(0)  # steps, counted from 1
 
     @property
     def resume_command(self) -> str:
@@ -122,10 +127,30 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         raise InputError("--force: found with --resume; one goes on with a run, the other replaces it: leave one out")
     if arguments.resume:
         out.require_run()
+    recipe = _recipe(arguments, out)
     return Settings(
-        plan=Path(arguments.plan), data=Path(arguments.data), out=out, recipe=_recipe(arguments, out),
+        plan=Path(arguments.plan), data=Path(arguments.data), out=out, recipe=recipe,
         resume=arguments.resume, force=arguments.force, tensorboard=arguments.tensorboard, device=arguments.device,
+        profile=_profile(arguments.profile, recipe.steps),
     )  # fmt: skip
+
+
+def _profile(text: str | None, steps: int) -> range:
+    """The steps that are recorded. Raises `InputError` for those that the run does not have.
+
+    >>> _profile("10:13", 200)
+    range(10, 14)
+    """
+    if text is None:
+        return range(0)
+    first, colon, last = text.partition(":")
+    found = range(whole(first, "--profile"), whole(last, "--profile") + 1) if colon else range(0)
+    if not (found and found[0] >= 1 and found[-1] <= steps):
+        raise InputError(
+            f"--profile: found {text!r}; the first and the last of the steps to record, of 1 to {steps}, are required, such as "
+            f"{min(10, steps)}:{min(13, steps)}"
+        )
+    return found
 
 
 def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:

@@ -14,6 +14,7 @@ from shardwise.measurement.folder import write_json
 from shardwise.measurement.log import INSPECTED, cut_log, read_log
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.summary import summarised
+from shardwise.measurement.trace import write_trace
 from shardwise.planning.plan import Plan
 from shardwise.train.admission import Data, run_of
 from shardwise.train.checkpoint.checkpointer import Restored
@@ -121,13 +122,14 @@ class Loop:
     def _steps(self, watch: Watch | None) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
-        inspected = min(trainer.step + 1, recipe.steps - 1)  # the second one from here, where there are two
+        inspected = self._inspected_from(trainer.step + 1)
         if stopped := self._asked_to_stop():
             return stopped
         while trainer.step < recipe.steps:
             begin_stage(f"step {trainer.step + 1}")
-            marks = {INSPECTED: True} if trainer.step == inspected else {}
-            record = self._inspected() if marks else trainer.train_step()
+            profiled = trainer.step + 1 in self.settings.profile and trainer.step != inspected
+            marks = {INSPECTED: True} if profiled or trainer.step == inspected else {}
+            record = self._profiled() if profiled else self._inspected() if marks else trainer.train_step()
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
@@ -136,6 +138,17 @@ class Loop:
                     return stopped
                 self._between(watch)
         return 0
+
+    def _inspected_from(self, step: int) -> int:
+        """The first step from one on that is not recorded, counted from 0; the last one where there is none."""
+        last = self.settings.recipe.steps - 1
+        return next((one for one in range(step, last) if one + 1 not in self.settings.profile), last)
+
+    def _profiled(self) -> StepRecord:
+        """A step whose timeline is recorded, each rank's in a file of its own."""
+        record, trace = self.trainer.profiled_step()
+        write_trace(self.settings.out, trace)
+        return record
 
     def _asked_to_stop(self) -> int:
         """The signal by which any rank is asked to stop, on all ranks; 0: none."""

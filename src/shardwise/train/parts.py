@@ -13,6 +13,7 @@ import torch
 from shardwise.data.batches import Batches
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
+from shardwise.measurement.trace import RankTrace
 from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.flags import Device
@@ -45,6 +46,9 @@ class Trainer(Protocol):
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
         """Run the next step, and watch what it holds and issues."""
+
+    def profiled_step(self) -> tuple[StepRecord, RankTrace]:
+        """Run the next step, and record what this rank does in it."""
 
     def validation_loss(self, held_out: Batches, /) -> float:
         """Mean loss of the first step of `held_out`, which is every sequence of the held-out text, in nats per target."""

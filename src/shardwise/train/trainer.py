@@ -15,6 +15,7 @@ from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
+from shardwise.measurement.trace import RankTrace
 from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.loading import BUFFER
 from shardwise.train.checkpoint.piece import Json, Piece
@@ -25,6 +26,7 @@ from shardwise.train.initial import begin_with
 from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
 from shardwise.train.parallel.flat import Interval
+from shardwise.train.profile import profiled_step
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
 from shardwise.train.world import World
@@ -88,6 +90,10 @@ class Trainer:
         with watched(self.engine) as watch:
             record = self.train_step()
         return record, watch.found
+
+    def profiled_step(self) -> tuple[StepRecord, RankTrace]:
+        """One optimizer step like any other, with the timeline of what this rank does in it."""
+        return profiled_step(self.engine, self.train_step)
 
     def state(self) -> dict[str, Piece | tuple[Piece, ...] | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""

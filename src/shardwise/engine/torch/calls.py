@@ -17,6 +17,7 @@ from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.narrow import Narrow, NarrowProduct
 from shardwise.engine.torch.rank import Rank
 from shardwise.lowering.kernels import BATCH_DIMS
+from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Route
 from shardwise.model.program import Role
@@ -50,7 +51,8 @@ class Call:
     `over` has kernels that do the same and write over one of the operands, by its place; `into(target, *operands, add=...)`
     writes the result to a target, or adds it to what is there; `into_each(targets, *operands)` does so for several results, and
     gives them all. `is_view`: what it writes shares memory with what it reads.
-    `alone`: it is no kernel, and is compiled with none. `phase` is forward, recompute or backward.
+    `alone`: it is no kernel, and is compiled with none. `phase` is forward, recompute or backward. `makes` are the results of the
+    operations that it stands for, whether or not it writes them; `moves` the collective that it starts or waits for.
     """
 
     kernel: Callable[..., Any]
@@ -62,6 +64,8 @@ class Call:
     into_each: Callable[..., Any] | None = None
     is_view: bool = False
     alone: bool = False
+    makes: tuple[str, ...] = ()
+    moves: Traffic | None = None
 
 
 class Calls:

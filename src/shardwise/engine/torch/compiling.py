@@ -46,7 +46,8 @@ def _joined(calls: Sequence[Call], later: Set[str]) -> Call:
             held |= zip(call.writes, made, strict=True) if len(call.writes) > 1 else ((call.writes[0], made),)
         return tuple(held[name] for name in writes) if len(writes) > 1 else held[writes[0]]
 
-    return Call(_compiled(run), reads, writes, calls[0].phase)
+    makes = tuple(name for call in calls for name in call.makes)
+    return Call(_compiled(run), reads, writes, calls[0].phase, makes=makes)
 
 
 def _read_from_outside(calls: Sequence[Call]) -> Iterator[str]:

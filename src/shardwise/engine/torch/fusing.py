@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from shardwise.derive.walk import Compute
 from shardwise.engine.torch.calls import Call, Calls
@@ -11,7 +12,7 @@ from shardwise.engine.torch.fusing_norms import norm_calls
 from shardwise.engine.torch.makers import call_of
 from shardwise.engine.torch.moving import moving_calls
 from shardwise.engine.torch.phases import Fused, Phase
-from shardwise.engine.torch.ringing import Around, ring_call
+from shardwise.engine.torch.ringing import Around, made_around, ring_call
 from shardwise.engine.torch.routed_moving import moves_rows, row_calls
 from shardwise.lowering.instruction import Slice
 from shardwise.model.operations import Accumulate
@@ -33,22 +34,25 @@ def in_calls(calls: Calls, phase: Phase) -> Iterator[Call]:
     }  # what no call makes
     for step in phase.parts:
         if isinstance(step, Around):
-            yield ring_call(calls, step, phase.name)
+            yield replace(ring_call(calls, step, phase.name), makes=made_around(step))
             continue
         if not isinstance(step, Compute):
             unmade = isinstance(step, Slice) and step.step.tensor.name in within
+            moves = None if isinstance(step, Slice) else step.traffic
             if moves_rows(step, calls):
-                yield row_calls(calls, step, phase.name)
-            else:
-                yield from () if unmade else moving_calls(calls, step, phase.name)
+                yield replace(row_calls(calls, step, phase.name), moves=moves)
+            elif not unmade:
+                yield from (replace(call, moves=moves) for call in moving_calls(calls, step, phase.name))
             continue
         group = group_of.get(id(step.operation))
         if group is None:
-            yield call_of(calls, _without(step, dropped), phase.name)
+            made = call_of(calls, _without(step, dropped), phase.name)
+            yield replace(made, makes=step.operation.outputs)
             continue
         left[id(group)] -= 1
         if not left[id(group)]:
-            yield calls.located(group.call, phase.made_by(group.operations))
+            made = calls.located(group.call, phase.made_by(group.operations))
+            yield replace(made, makes=tuple(name for one in group.operations for name in one.outputs))
 
 
 def _without(step: Compute, dropped: frozenset[str]) -> Compute:

@@ -47,7 +47,9 @@ def given_later(calls: Iterable[Call], weight_of: Mapping[str, str]) -> list[Cal
 
 
 def _given(name: str, weight: str, phase: str) -> Call:
-    return Call(lambda gradients, gradient: gradients.give(weight, gradient), (GRADIENTS, name), (), phase)
+    return Call(
+        lambda gradients, gradient: gradients.give(weight, gradient), (GRADIENTS, name), (), phase, makes=(name,)
+    )
 
 
 def _into(call: Call, weight: str) -> Call:
@@ -63,7 +65,7 @@ def _into(call: Call, weight: str) -> Call:
             into(target, *operands, add=add)
             gradients.give(weight, None)
 
-    return Call(give, (GRADIENTS, *call.reads), (), call.phase)
+    return Call(give, (GRADIENTS, *call.reads), (), call.phase, makes=call.makes)
 
 
 def _into_each(call: Call, weight_of: Mapping[str, str]) -> Call:
@@ -81,4 +83,4 @@ def _into_each(call: Call, weight_of: Mapping[str, str]) -> Call:
         return others[0] if len(others) == 1 else others
 
     others = tuple(name for name in call.writes if name not in weight_of)
-    return Call(give, (GRADIENTS, *call.reads), others, call.phase, alone=True)
+    return Call(give, (GRADIENTS, *call.reads), others, call.phase, alone=True, makes=call.makes)

@@ -18,7 +18,7 @@ from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.loss import capped
 from shardwise.engine.torch.rank import Rank
-from shardwise.engine.torch.unit import Held, TorchUnit, run
+from shardwise.engine.torch.unit import Held, Step, TorchUnit, run
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import gradient_name
 from shardwise.model.decoder import PREDICTS
@@ -37,6 +37,13 @@ class Movement(Protocol):
     def before_forward(self, place: int, following: int | None) -> None: ...
     def after_forward(self, place: int) -> None: ...
     def before_backward(self, place: int, done: int | None, following: int | None) -> None: ...
+
+
+class Recorder(Protocol):
+    """What watches the steps of units as they run."""
+
+    def watched(self, path: str, unit: str, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps of a unit at a path in the model, about to run, with kernels that are timed."""
 
 
 class Resting:
@@ -134,6 +141,7 @@ class TorchModel:
         self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.movement: Movement = movement or Resting()
         self.recomputing, self.prediction_weight = recomputing, prediction_weight
+        self.recorder: Recorder | None = None
 
     @property
     def balance_biases(self) -> dict[int, Tensor]:
@@ -164,7 +172,7 @@ class TorchModel:
             layer = self.layers[place]
             self.movement.before_forward(place, following)
             held = self._begin(layer, sights, shared, x if chain is None or not layer.predicts else chain)
-            run(layer.unit.forward, held)
+            self._run(layer, layer.unit.forward, held)
             layer.free_casts(held, self.dtype)
             made = on_way.take(place, layer, held)
             x, chain = (x, made) if layer.predicts else (made, None)
@@ -182,6 +190,10 @@ class TorchModel:
         }
         local = [shape[0], *(sizes[dim] // parts[dim] for dim in ("T", "D"))]
         return torch.empty(local, dtype=self.dtype, device=self.device)
+
+    def _run(self, layer: Layer, steps: Sequence[Step], held: Held) -> None:
+        """Run steps of a unit, those that a recorder watches where there is one."""
+        run(steps if self.recorder is None else self.recorder.watched(layer.path, layer.unit.unit.name, steps), held)
 
     def _places(self, stage: int | None) -> range:
         """Of the units of a stage; of a model in one piece of all."""
@@ -248,8 +260,8 @@ class TorchModel:
             dx, dchain = (dx if layer.predicts else None), None
             if backward.recompute:
                 with self.recomputing():
-                    run(backward.recompute, held)
-            run(backward.steps, held)
+                    self._run(layer, backward.recompute, held)
+            self._run(layer, backward.steps, held)
             layer.free_casts(held, self.dtype)
             dx, dchain = self._gradients(place, held, dx)
         return dx
@@ -258,7 +270,8 @@ class TorchModel:
     def weights(self, on_way: Pass) -> None:
         """Hand the gradients of layers' weights to where they go, behind a backward pass that has left them."""
         for place in sorted(on_way.held, reverse=True):
-            run(self.layers[place].unit.backward[WEIGHT].steps, on_way.held.pop(place))
+            layer = self.layers[place]
+            self._run(layer, layer.unit.backward[WEIGHT].steps, on_way.held.pop(place))
 
     def _gradients(self, place: int, held: Held, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of the hidden state of the layers, `dx` of which the head gave, and of that of the module of multi-token

@@ -53,6 +53,12 @@ def _around(calls: Calls, instructions: Iterable[Instruction | InPieces]) -> Ite
                 yield one.traffic
 
 
+def made_around(ring: Around) -> tuple[str, ...]:
+    """The results of the computations of a ring."""
+    steps = (ring.step,) if isinstance(ring, Ring) else ring.products
+    return tuple(name for step in steps for name in step.operation.outputs)
+
+
 def ring_call(calls: Calls, ring: Around, phase: str) -> Call:
     """The call of a ring."""
     return _attention(calls, ring, phase) if isinstance(ring, Ring) else _products(calls, ring, phase)

@@ -18,7 +18,7 @@ from shardwise.engine.torch.narrow import Narrow
 from shardwise.engine.torch.phases import Phase
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.ringing import Around, Ring, rings
-from shardwise.lowering.instruction import Instruction, Launch, Slice, Start, Wait
+from shardwise.lowering.instruction import KERNEL, START, WAIT, Identity, Instruction, Launch, Slice, Start, Wait
 from shardwise.lowering.pieces import InPieces
 from shardwise.lowering.template import Template
 from shardwise.model.architecture import Architecture
@@ -31,12 +31,16 @@ BACKWARD_PHASES = ("recompute", "backward")
 
 
 class Step(NamedTuple):
-    """A call on slots: reads from `get`, writes to one slot or several, and frees tensors after their last use."""
+    """A call on slots: reads from `get`, writes to one slot or several, and frees tensors after their last use.
+
+    `identity` says which instructions of the unit it stands for.
+    """
 
     kernel: Callable[..., Any]
     get: Callable[[Held], tuple[Any, ...]]
     put: int | tuple[int, ...]
     frees: tuple[int, ...]
+    identity: Identity
 
 
 class Backward(NamedTuple):
@@ -61,6 +65,7 @@ class TorchUnit:
     ) -> None:  # fmt: skip
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
+        self.name_of = _kernel_names(template)
         program, calls = self.unit.forward.program, Calls(self.unit, architecture, rank, dtype, narrow)
         self.weight_of = self._gradients(Role.WEIGHT)
         self.input = self._hidden(program, program.inputs)
@@ -147,8 +152,16 @@ class TorchUnit:
                 (call.over[i] for i, n in enumerate(call.reads) if i in call.over and n in own & ends), call.kernel
             )
             own = (own - set(call.reads)) if call.is_view else (own | set(call.writes))
-            steps.append(Step(kernel, _getter([self.at(n) for n in call.reads]), self._put(call), self._places(ends)))
+            get = _getter([self.at(n) for n in call.reads])
+            steps.append(Step(kernel, get, self._put(call), self._places(ends), self._identity(call)))
         return tuple(steps)
+
+    def _identity(self, call: Call) -> Identity:
+        """By the names of the unit's list; what makes the results of several kernels has the names of all."""
+        if call.moves is not None:
+            return Identity(START if MOVING in call.writes[0] else WAIT, call.moves.name, call.phase)
+        names = dict.fromkeys(self.name_of.get((call.phase, made), made) for made in call.makes)
+        return Identity(KERNEL, " + ".join(names) or "slice", call.phase, call.makes)
 
     def _put(self, call: Call) -> int | tuple[int, ...]:
         places = tuple(self.at(name) for name in call.writes)
@@ -161,6 +174,11 @@ class TorchUnit:
 
     def _places(self, names: Iterable[str]) -> tuple[int, ...]:
         return tuple(sorted(self.at(name) for name in names))
+
+
+def _kernel_names(template: Template) -> dict[tuple[str, str], str]:
+    """The name of the kernel that makes each result, by phase and result."""
+    return {(kernel.phase, made): kernel.name for kernel in template.kernels for made in kernel.outputs}
 
 
 def _phases(instructions: Iterable[Instruction | Around], names: Sequence[str]) -> list[Phase]:
@@ -191,7 +209,7 @@ def _getter(places: Sequence[int]) -> Callable[[Held], tuple[Any, ...]]:
 
 def run(steps: Iterable[Step], held: Held) -> None:
     """Run steps on what a unit holds."""
-    for kernel, get, put, frees in steps:
+    for kernel, get, put, frees, _ in steps:
         made = kernel(*get(held))
         if put.__class__ is int:
             held[put] = made

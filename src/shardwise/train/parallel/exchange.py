@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.lowering.traffic import axis_group
 from shardwise.sharding.spec import Axes
+from shardwise.simulate.work import CONTROL
 from shardwise.train.clock import Clock
 from shardwise.train.waits import waits_for
 from shardwise.train.world import World
@@ -19,10 +21,37 @@ from shardwise.units import format_bytes
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
+Issue = Callable[[], Sequence[Any]]
+
+
+class Carried(NamedTuple):
+    """What a collective on a flat array carries: its role (`simulate.work`), and the path of the unit that it belongs to."""
+
+    role: str
+    path: str
+
+
+class Noted(Protocol):
+    """A collective that a recorder has seen begin."""
+
+    def follow(self, works: Sequence[Any]) -> None:
+        """It has been issued, and goes on as these."""
+
+    def waited(self) -> AbstractContextManager[None]:
+        """Entered around the wait for it."""
+
+
+class Recorder(Protocol):
+    """What watches collectives."""
+
+    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: Carried | None) -> Noted:
+        """One is about to be issued."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
-    control."""
+    control. `noted` is what a recorder knows of it, where one watches."""
 
     works: Sequence[Any]
     term: str
@@ -30,6 +59,7 @@ class Pending:
     kind: str
     axes: Axes
     num_bytes: int
+    noted: Noted | None = None
 
     @property
     def is_done(self) -> bool:
@@ -39,6 +69,7 @@ class Pending:
     def wait(self) -> None:
         """Until it is done. Raises `LostRankError` where it fails."""
         with (
+            nullcontext() if self.noted is None else self.noted.waited(),
             self.clock(self.term),
             waits_for(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
         ):
@@ -47,25 +78,26 @@ class Pending:
 
 
 class Exchange:
-    """Collectives over axes of the mesh, in the background."""
+    """Collectives over axes of the mesh, in the background. `carries` says what a flat array has, for whoever watches: what moves
+    activations is told by the call that moves it."""
 
     def __init__(self, world: World, clock: Clock) -> None:
         self.world, self.clock = world, clock
+        self.recorder: Recorder | None = None
 
-    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes) -> Pending:
+    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
         """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
-        work = dist.all_gather_single(whole, part, group=self.world.group(axes), async_op=True)
-        return self._pending("AllGather", [work], [whole], axes)
+        return self._begin("AllGather", self._whole(dist.all_gather_single, axes, whole, part), [whole], axes, carries)
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes) -> Pending:
+    def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
         """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
-        work = dist.reduce_scatter_single(part, whole, group=self.world.group(axes), async_op=True)
-        return self._pending("ReduceScatter", [work], [whole], axes)
+        summed = self._whole(dist.reduce_scatter_single, axes, part, whole)
+        return self._begin("ReduceScatter", summed, [whole], axes, carries)
 
-    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum") -> Pending:
+    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum", carries: Carried | None = None) -> Pending:
         """The sum, or the maximum, over all processes, in place."""
-        work = dist.all_reduce(values, REDUCTIONS[reduction], group=self.world.group(axes), async_op=True)
-        return self._pending("AllReduce", [work], [values], axes)
+        summed = self._whole(dist.all_reduce, axes, values, REDUCTIONS[reduction])
+        return self._begin("AllReduce", summed, [values], axes, carries)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
@@ -73,8 +105,8 @@ class Exchange:
         """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
         None: parts are even."""
         into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
-        work = dist.all_to_all_single(received, sent, into, out_of, group=self.world.group(axes), async_op=True)
-        return self._pending("AllToAll", [work], [sent], axes)
+        moved = self._whole(dist.all_to_all_single, axes, received, sent, into, out_of)
+        return self._begin("AllToAll", moved, [sent], axes)
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
         """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
@@ -82,26 +114,36 @@ class Exchange:
         onward, back = (place + 1) % degree, (place - 1) % degree
         operations = [dist.P2POp(dist.isend, one, group=group, group_peer=onward) for one in sent]
         operations += [dist.P2POp(dist.irecv, one, group=group, group_peer=back) for one in received]
-        return self._pending("Permute", dist.batch_isend_irecv(operations), sent, axes)
+        return self._begin("Permute", lambda: dist.batch_isend_irecv(operations), sent, axes)
 
     def send(self, values: Tensor, peer: int, axes: Axes) -> Pending:
         """To the process at the place `peer` along the axes."""
         group = self.world.group(axes, onward=peer > self.world.position(axes))
-        works = [dist.isend(values, group=group, group_dst=peer)]
-        return self._pending("Send", works, [values], axes)
+        return self._begin("Send", lambda: [dist.isend(values, group=group, group_dst=peer)], [values], axes)
 
     def receive(self, values: Tensor, peer: int, axes: Axes) -> Pending:
         """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
         group = self.world.group(axes, onward=peer < self.world.position(axes))
-        works = [dist.irecv(values, group=group, group_src=peer)]
-        return self._pending("Receive", works, [values], axes)
+        return self._begin("Receive", lambda: [dist.irecv(values, group=group, group_src=peer)], [values], axes)
 
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
         if axes:
-            replace(self.all_reduce(values, axes), term="control").wait()
+            replace(self.all_reduce(values, axes, carries=Carried(CONTROL, "")), term=CONTROL).wait()
         return values
 
-    def _pending(self, kind: str, works: Sequence[Any], payloads: Sequence[Tensor], axes: Axes) -> Pending:
+    def _whole(self, collective: Callable[..., Any], axes: Axes, *given: Any) -> Issue:
+        """What issues a collective of all processes of a group."""
+        group = self.world.group(axes)
+        return lambda: [collective(*given, group=group, async_op=True)]
+
+    def _begin(
+        self, kind: str, issue: Issue, payloads: Sequence[Tensor], axes: Axes, carries: Carried | None = None
+    ) -> Pending:
         num_bytes = sum(one.numel() * one.element_size() for one in payloads)
-        return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes)
+        if self.recorder is None:
+            return Pending(issue(), axis_group(axes), self.clock, kind, axes, num_bytes)
+        noted = self.recorder.begins(kind, num_bytes, axes, carries)
+        works = issue()
+        noted.follow(works)
+        return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes, noted)

@@ -12,8 +12,10 @@ from torch import Tensor
 from shardwise.lowering.groups import Group, Member
 from shardwise.lowering.weights import Sync
 from shardwise.sharding.spec import Axes
+from shardwise.simulate.work import GATHER, GRADIENT
 from shardwise.train.box import Box, Shape, interval_boxes
 from shardwise.train.formats import Formats
+from shardwise.train.parallel.exchange import Carried
 from shardwise.train.world import World
 
 
@@ -63,6 +65,7 @@ class FlatGroup:
         sync = group.sync
         self.splits_weights, self.scatters = bool(sync.gather), bool(sync.scatter)
         self.begin = world.position(sync.shard) * group.shard_size
+        self.weights_carried, self.gradients_carried = (Carried(role, group.path) for role in (GATHER, GRADIENT))
         self.resized: Callable[[Tensor], None] = lambda weights: None  # called whenever gathered weights come and go
         self._make_weights()
         self.views = {member.parameter.name: self.view(self.weights, member) for member in group.members}

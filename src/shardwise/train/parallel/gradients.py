@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from shardwise.lowering.traffic import OPPOSITE
+from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup
 
@@ -106,12 +107,15 @@ class GroupGradients:
             self._scatter(flat.gradients.to(flat.formats.reduced), flat.sync.step_scatter)
         elif flat.sync.reduce:
             self.arriving = flat.gradients.to(flat.formats.reduced)
-            self.pending = self.exchange.all_reduce(self.arriving, flat.sync.reduce)
+            self.pending = self._summed(self.arriving, flat.sync.reduce)
 
     def _scatter(self, whole: Tensor, axes: tuple[str, ...]) -> None:
         self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
         self.made(self.arriving)
-        self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes)
+        self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes, self.flat.gradients_carried)
+
+    def _summed(self, values: Tensor, axes: Axes) -> Pending:
+        return self.exchange.all_reduce(values, axes, carries=self.flat.gradients_carried)
 
     def receive(self) -> None:
         """Wait for the sum, and put it where gradients rest."""
@@ -132,7 +136,7 @@ class GroupGradients:
         flat = self.flat
         if flat.sync.reduce and (flat.scatters or flat.sync.step_scatter):
             self.arriving = flat.gradient_shard.to(flat.formats.reduced)
-            self.pending = self.exchange.all_reduce(self.arriving, flat.sync.reduce)
+            self.pending = self._summed(self.arriving, flat.sync.reduce)
 
     def receive_shards(self) -> None:
         """Wait for these."""
@@ -147,7 +151,7 @@ class GroupGradients:
         flat = self.flat
         if flat.group.shared:
             both = flat.gradient_shard.to(flat.formats.reduced, copy=True)
-            self.exchange.all_reduce(both, OPPOSITE).wait()
+            self._summed(both, OPPOSITE).wait()
             flat.gradient_shard.copy_(both)
 
     def keep_own(self) -> None:

@@ -103,7 +103,9 @@ class Updater:
             group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
-                pending.append(self.exchange.all_gather(group.weights, part, group.sync.step_gather))
+                pending.append(
+                    self.exchange.all_gather(group.weights, part, group.sync.step_gather, group.weights_carried)
+                )
         return pending
 
     def _scale(self, norm: Tensor, loss_scale: float) -> Tensor | float | None:

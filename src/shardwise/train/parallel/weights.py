@@ -59,7 +59,8 @@ class WeightGatherer:
         for group in groups:
             if not group.whole:
                 group.allocate()
-                self.pending[id(group)] = self.exchange.all_gather(group.weights, group.shard, group.sync.gather)
+                gathered = group.weights, group.shard, group.sync.gather, group.weights_carried
+                self.pending[id(group)] = self.exchange.all_gather(*gathered)
 
     def end(self) -> None:
         """Free everything at the end of a pass."""

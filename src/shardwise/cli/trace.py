@@ -1,0 +1,61 @@
+"""`shardwise trace`: the measured timeline of a run's step beside the planned one, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from shardwise.cli.arguments import add_output_arguments, write_file
+from shardwise.parser import Parser
+
+if TYPE_CHECKING:
+    from shardwise.cli.section import Report
+    from shardwise.reconcile.traces.found import Traced
+
+DESCRIPTION = """What the ranks of a run did in a step that `train --profile` recorded: kernels, waits and collectives under the
+names of the planned step. Says how long each rank was busy, what communication was exposed on each axis and what was hidden
+behind kernels, the gaps between kernels, and which rank the others waited for; and writes the measured step and the planned one
+as one file for Chrome and Perfetto."""
+EXAMPLES = (
+    "shardwise train plan.json --data data --steps 20 --out runs/a --profile 10:13",
+    "shardwise trace runs/a --step 12 --out trace.json",
+)
+
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    run, output = parser.groups("run", "output")
+    run.add_argument("folder", metavar="RUN", help="the folder of a run, which `shardwise train --out` named")
+    run.add_argument("--step", metavar="N", help="the step, of those that were recorded (default: the last of them)")
+    output.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the measured and the planned step as a trace for Chrome and Perfetto (JSON)",
+    )
+    add_output_arguments(parser, verbose=True)
+
+
+def run(arguments: argparse.Namespace) -> str | Report:
+    """The report, as text or as JSON; files are written first."""
+    from pathlib import Path
+
+    from shardwise.cli.trace_report import trace_report
+    from shardwise.measurement.folder import RunFolder
+    from shardwise.reconcile.traces.found import read_traced
+    from shardwise.reconcile.traces.payload import trace_payload
+    from shardwise.units import parse_count
+
+    folder = RunFolder(Path(arguments.folder))
+    folder.require_traced()
+    step = None if arguments.step is None else parse_count(arguments.step, what="--step")
+    found = read_traced(folder, step)
+    _write_files(arguments, found)
+    return json.dumps(trace_payload(found), indent=2) if arguments.json else trace_report(found, str(folder.path))
+
+
+def _write_files(arguments: argparse.Namespace, found: Traced) -> None:
+    from shardwise.reconcile.traces.chrome import both_traces
+
+    if arguments.out:
+        write_file("--out", arguments.out, both_traces(found.step, found.planned.found) + "\n")

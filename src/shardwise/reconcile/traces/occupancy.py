@@ -1,0 +1,135 @@
+"""Where a rank's time went: busy with kernels, exposed by axis, and gaps in which the compute stream had nothing to do.
+
+On one rank the three add up to its step. Traffic is hidden as long as kernels run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardwise.measurement.trace import COLLECTIVE, KERNEL, PASS, WAIT
+from shardwise.reconcile.traces.traced_step import TracedRank, axis_of
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Traffic of an axis: the seconds in which any was on its way, and those of them in which kernels ran beside it."""
+
+    axis: str
+    traffic_s: float
+    hidden_s: float
+
+    @property
+    def share(self) -> float:
+        """The part that is hidden."""
+        return self.hidden_s / self.traffic_s if self.traffic_s else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Seconds of a rank's step: `busy_s` with kernels, by phase in `busy`; `exposed` by axis, what the compute stream waited for;
+    `gaps_s` between kernels of a pass (launch gaps, `num_gaps` of them), `between_s` outside of passes."""
+
+    rank: int
+    step_s: float
+    busy: Mapping[str, float]
+    exposed: Mapping[str, float]
+    gaps_s: float
+    num_gaps: int
+    between_s: float
+    overlaps: tuple[Overlap, ...]
+
+    @property
+    def busy_s(self) -> float:
+        return sum(self.busy.values())
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(self.exposed.values())
+
+    @property
+    def idle_s(self) -> float:
+        """In which no kernel ran."""
+        return self.step_s - self.busy_s
+
+
+def occupancy(rank: TracedRank) -> Occupancy:
+    """Where a rank's step went."""
+    busy: dict[str, float] = {}
+    exposed: dict[str, float] = {}
+    for span in rank.of(KERNEL):
+        busy[span.event.phase] = busy.get(span.event.phase, 0.0) + span.seconds
+    for span in rank.of(WAIT):
+        axis = axis_of(span.event)
+        exposed[axis] = exposed.get(axis, 0.0) + span.seconds
+    passes = merged((span.start, span.end) for span in rank.of(PASS))
+    idle = gaps(rank)
+    within = common(idle, passes)
+    gaps_s = total(within)
+    return Occupancy(
+        rank=rank.trace.rank, step_s=rank.seconds, busy=busy, exposed=exposed, gaps_s=gaps_s, num_gaps=len(within),
+        between_s=total(idle) - gaps_s, overlaps=tuple(overlaps(rank)),
+    )  # fmt: skip
+
+
+def overlaps(rank: TracedRank) -> Iterable[Overlap]:
+    """The traffic of each axis, and what of it is hidden."""
+    computed = merged((span.start, span.end) for span in rank.of(KERNEL))
+    moving: dict[str, list[Interval]] = {}
+    for span in rank.of(COLLECTIVE):
+        moving.setdefault(span.event.stream, []).append((span.start, span.end))
+    for axis, intervals in moving.items():
+        traffic = merged(intervals)
+        yield Overlap(axis=axis, traffic_s=total(traffic), hidden_s=total(common(traffic, computed)))
+
+
+def gaps(rank: TracedRank) -> list[Interval]:
+    """When the compute stream of a rank had nothing to do, and waited for nothing."""
+    found, now = [], rank.begin
+    for start, end in merged((span.start, span.end) for span in rank.computing):
+        if start > now:
+            found.append((now, start))
+        now = max(now, end)
+    return [*found, (now, rank.end)] if rank.end > now else found
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Their union, in order.
+
+    >>> merged([(3, 4), (0, 2), (1, 3)])
+    [(0, 4)]
+    """
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def common(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """What two unions have in common.
+
+    >>> common([(0, 4)], [(1, 2), (3, 6)])
+    [(1, 2), (3, 4)]
+    """
+    found, left, right = [], list(some), list(others)
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            found.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Their length."""
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,149 @@
+"""Traces that are written by hand, against what one counts by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.measurement.folder import RunFolder
+from shardwise.measurement.trace import (
+    COLLECTIVE,
+    KERNEL,
+    PASS,
+    PASSES,
+    WAIT,
+    RankTrace,
+    TraceEvent,
+    read_trace,
+    trace_path,
+    write_trace,
+)
+from shardwise.reconcile.traces.arrivals import lateness, meetings
+from shardwise.reconcile.traces.occupancy import Overlap, occupancy
+from shardwise.reconcile.traces.stalls import stalls
+from shardwise.reconcile.traces.traced_step import read_step, step_of
+
+MS = 1_000_000
+
+
+def kernel(name: str, start: int, end: int, **more: Any) -> TraceEvent:
+    """A kernel of a block, in milliseconds."""
+    about = {"phase": "backward", "unit": "block", "path": "layers.0", "action": "0B0", **more}
+    return TraceEvent(kind=KERNEL, name=name, stream="compute", start_ns=start * MS, end_ns=end * MS, **about)
+
+
+def traffic(kind: Any, start: int, end: int, number: int, axis: str = "dp") -> TraceEvent:
+    stream = axis if kind == COLLECTIVE else "compute"
+    return TraceEvent(
+        kind=kind, name="all_reduce gradient", stream=stream, start_ns=start * MS, end_ns=end * MS, role="gradient",
+        axes=(axis,), num_bytes=1000, number=number,
+    )  # fmt: skip
+
+
+def trace(events: list[TraceEvent], rank: int = 0, length: int = 100, **more: Any) -> RankTrace:
+    values = {"begin_ns": 5 * MS, "offset_ns": 0, "error_ns": 0, **more}
+    return RankTrace(
+        rank=rank, step=3, device="cpu", coordinate={"pp": 0, "dp": rank}, step_ns=length * MS, events=tuple(events), **values
+    )  # fmt: skip
+
+
+# One rank, in milliseconds: a pass from 0 to 80 with kernels from 0 to 30, 32 to 60 and 65 to 80; the stream waits from 60 to 65
+# and from 80 to 90, and does nothing from 30 to 32 in the pass and from 90 to 100 behind it. Traffic over dp runs from 20 to 65
+# and from 62 to 90: 70 ms, of which kernels run beside 20-30, 32-60 and 65-80, which is 53 ms.
+BY_HAND = [
+    TraceEvent(kind=PASS, name="0B0", stream=PASSES, start_ns=0, end_ns=80 * MS, phase="B", action="0B0"),
+    kernel("contract dw", 0, 30), kernel("contract dx", 32, 60), kernel("map x", 65, 80),
+    traffic(COLLECTIVE, 20, 65, 0), traffic(WAIT, 60, 65, 0), traffic(COLLECTIVE, 62, 90, 1), traffic(WAIT, 80, 90, 1),
+]  # fmt: skip
+
+
+def test_overlap_and_exposed_time_agree_with_a_hand_count() -> None:
+    found = occupancy(step_of([trace(BY_HAND)]).ranks[0])
+    assert found.busy == pytest.approx({"backward": 0.073})
+    assert found.exposed == pytest.approx({"dp": 0.015})
+    assert (found.gaps_s, found.num_gaps) == (pytest.approx(0.002), 1)
+    assert found.between_s == pytest.approx(0.010)
+    assert found.idle_s == pytest.approx(0.027)
+    (overlap,) = found.overlaps
+    assert overlap == Overlap(axis="dp", traffic_s=pytest.approx(0.070), hidden_s=pytest.approx(0.053))
+    assert overlap.share == pytest.approx(53 / 70)
+
+
+# Rank 1's clock is 7 ms ahead, and it begins 1 ms later. In the common time the ranks come to the first collective at 10 and
+# 41 ms, and to the second at 70 and 61 ms; the first rank waits from 20 to 50, of which 21 ms are for the other one to come.
+FIRST = [
+    kernel("contract dw", 0, 10),
+    traffic(COLLECTIVE, 10, 50, 0),
+    traffic(WAIT, 20, 50, 0),
+    traffic(COLLECTIVE, 70, 75, 1),
+]
+SECOND = [
+    kernel("contract dw", 0, 40), traffic(COLLECTIVE, 40, 49, 0), traffic(WAIT, 41, 49, 0),
+    traffic(COLLECTIVE, 60, 74, 1), traffic(WAIT, 65, 74, 1),
+]  # fmt: skip
+
+
+def two_ranks() -> list[RankTrace]:
+    return [trace(FIRST), trace(SECOND, rank=1, begin_ns=(5 + 7 + 1) * MS, offset_ns=7 * MS, error_ns=2000)]
+
+
+def test_who_comes_last_to_collectives_and_who_waits_for_it() -> None:
+    step = step_of(two_ranks())
+    first, second = sorted(meetings(step).values(), key=lambda one: one.begun)
+    assert (first.last, second.last) == (1, 0)
+    assert (first.begun, second.begun) == pytest.approx((0.041, 0.070))
+    assert (first.skew_s, second.skew_s) == pytest.approx((0.031, 0.009))
+    assert (first.moving_s, second.moving_s) == pytest.approx((0.009, 0.005))
+    zero, one = lateness(step)
+    assert (zero.num_met, zero.num_last, one.num_met, one.num_last) == (2, 1, 2, 1)
+    assert one.kept_s == pytest.approx(0.021)  # 20 to 41
+    assert zero.kept_s == pytest.approx(0.004)  # 66 to 70
+    assert (dict(one.by_axis), step.error_s) == (pytest.approx({"dp": 0.021}), 2e-6)
+
+
+def test_ranks_meet_within_their_group_alone() -> None:
+    quartet = [
+        RankTrace(**{**as_fields(one), "rank": 2 * place + one.rank, "coordinate": {"pp": place, "dp": one.rank}})
+        for place in (0, 1)
+        for one in two_ranks()
+    ]
+    met = meetings(step_of(quartet))
+    assert sorted(tuple(sorted(one.spans)) for one in met.values()) == [(0, 1), (0, 1), (2, 3), (2, 3)]
+
+
+def as_fields(one: RankTrace) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__dataclass_fields__}
+
+
+def test_a_stall_is_a_kernel_far_from_its_like_and_so_is_a_gap() -> None:
+    usual = [kernel("contract q", 10 * n, 10 * n + 1, path=f"layers.{n}") for n in range(6)]
+    slow = kernel("contract q", 60, 90, path="layers.6")
+    late = kernel("contract q", 99, 100, path="layers.7")
+    found = stalls(step_of([trace([*usual, slow, late])]))
+    assert [(one.path, one.in_gap) for one in found] == [("layers.6", False)]
+    assert (found[0].seconds, found[0].usual_s) == pytest.approx((0.030, 0.001))
+    packed = [kernel("contract q", n, n + 1, path=f"layers.{n}") for n in range(6)]
+    (gap,) = stalls(step_of([trace([*packed, late])]))
+    assert (gap.path, gap.in_gap, gap.seconds) == ("layers.7", True, pytest.approx(0.093))
+    assert stalls(step_of([trace([*usual])])) == ()
+
+
+def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with pytest.raises(InputError, match="holds no traces"):
+        read_step(run)
+    for one in two_ranks():
+        write_trace(run, one)
+    assert [rank.trace for rank in read_step(run).ranks] == two_ranks()
+    with pytest.raises(InputError, match="found 4; 3 were traced"):
+        read_step(run, 4)
+    path = trace_path(run, 3, 1)
+    path.write_text(path.read_text().replace("shardwise.events/1", "other/1"))
+    with pytest.raises(InputError, match="found another schema"):
+        read_trace(path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="as `train --profile` writes it"):
+        read_trace(path)
