@@ -146,7 +146,7 @@ FLAGS = {
         "--warmup",
     ],
     "reconcile": ["--help", "--json", "--plot", "--report", "--verbose"],
-    "trace": ["--help", "--json", "--out", "--step", "--verbose"],
+    "trace": ["--bottlenecks", "--help", "--json", "--out", "--step", "--verbose"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": [
         "--bound",

@@ -82,7 +82,7 @@ SESSIONS = (
     f"{SMALL}; verify plan.json --steps 1",
     RUN,
     f"{RUN}; reconcile plan.json run",
-    f"{RUN} --profile 4:5; trace run",
+    f"{RUN} --profile 4:5; trace run --bottlenecks",
 )  # fmt: skip
 # Their values take minutes to make; the tests that make them anyway ask the schema: tests/unit/calibrate, tests/bench.
 ELSEWHERE = {"shardwise.validate.folds/1", "shardwise.validate.groups/1", "shardwise.bench-machine/1"}

@@ -20,6 +20,7 @@ as one file for Chrome and Perfetto."""
 EXAMPLES = (
     "shardwise train plan.json --data data --steps 20 --out runs/a --profile 10:13",
     "shardwise trace runs/a --step 12 --out trace.json",
+    "shardwise trace runs/a --bottlenecks",
 )
 
 
@@ -28,6 +29,11 @@ def configure(parser: Parser) -> None:
     run, output = parser.groups("run", "output")
     run.add_argument("folder", metavar="RUN", help="the folder of a run, which `shardwise train --out` named")
     run.add_argument("--step", metavar="N", help="the step, of those that were recorded (default: the last of them)")
+    run.add_argument(
+        "--bottlenecks",
+        action="store_true",
+        help="say what holds the step up, on which rank, and which layout would mend it",
+    )
     output.add_argument(
         "--out",
         metavar="FILE",
@@ -51,7 +57,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
     step = None if arguments.step is None else parse_count(arguments.step, what="--step")
     found = read_traced(folder, step)
     _write_files(arguments, found)
-    return json.dumps(trace_payload(found), indent=2) if arguments.json else trace_report(found, str(folder.path))
+    if arguments.json:
+        return json.dumps(trace_payload(found, bottlenecks=arguments.bottlenecks), indent=2)
+    return trace_report(found, str(folder.path), bottlenecks=arguments.bottlenecks)
 
 
 def _write_files(arguments: argparse.Namespace, found: Traced) -> None:

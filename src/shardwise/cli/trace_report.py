@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.cli.section import Report, Row, Section, Table
+from shardwise.reconcile.traces.bottlenecks import LEAST, Bottleneck
 from shardwise.reconcile.traces.found import Traced
 from shardwise.reconcile.traces.occupancy import Occupancy
 from shardwise.terms import COMMUNICATION
 from shardwise.units import counted, format_percent, format_seconds
 
+MOST_DIFFERENCES = 5  # in the short form
 AXES = (*COMMUNICATION, "control")
 
 
-def trace_report(found: Traced, folder: str) -> Report:
-    """The step, where each rank's time went, and who came late."""
+def trace_report(found: Traced, folder: str, *, bottlenecks: bool = False) -> Report:
+    """The step, where each rank's time went, where it differs from the planned one, who came late, and what holds it up."""
     plan, step = found.plan, found.step
     head = (
         f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, step {step.step} of {folder}"
@@ -22,13 +24,43 @@ def trace_report(found: Traced, folder: str) -> Report:
     lines = [f"  step {format_seconds(step.seconds)} measured, {format_seconds(found.planned.step_time_s)} planned"]
     if len(step.ranks) > 1:
         lines.append(f"  clocks of the ranks compared within {format_seconds(step.error_s)}")
-    sections = [Section(lines, title=head), Section([_ranks(found)], name="where the time went")]
+    sections = [Section(lines, title=head)]
+    if bottlenecks:
+        sections.append(_bottlenecks(found))
+    sections.append(Section([_ranks(found)], name="where the time went"))
     overlaps = _overlaps(found)
     if len(overlaps.rows) > 1:
         sections.append(Section([overlaps], name="traffic and what hides it"))
     if len(step.ranks) > 1:
         sections.append(Section([_late(found)], name="arrival at collectives"))
-    return [*sections, *_stalls(found)]
+    return [*sections, Section([_differences(found)], name="all differences"), *_stalls(found)]
+
+
+def _bottlenecks(found: Traced) -> Section:
+    """What holds the step up, and what would mend it."""
+    lines = []
+    for number, one in enumerate(found.bottlenecks, start=1):
+        lines += [
+            f"  {number}. {one.kind}, rank {one.rank}: {format_seconds(one.seconds)}, {format_percent(one.share)} of the step",
+            f"     {one.what}", f"     {_mended(one)}",
+        ]  # fmt: skip
+    return Section(lines or [f"  nothing takes {format_percent(LEAST)} of the step"], title="what holds the step up")
+
+
+def _mended(one: Bottleneck) -> str:
+    if one.remedy is None:
+        return one.advice
+    change = one.remedy
+    return f"{change.what}: {change.layout} would save about {format_seconds(change.saves_s)}; generally {one.advice}"
+
+
+def _differences(found: Traced) -> Table:
+    """The largest, each with its cause."""
+    rows: list[Row] = [("difference", "of", "expected", "measured", "cause")]
+    for one in found.differences:
+        seconds = (format_seconds(value) for value in (one.expected_s, one.measured_s))
+        rows.append((one.name, one.where, *seconds, f"{one.cause}{f': {one.why}' if one.why else ''}"))
+    return Table(rows=tuple(rows), right=(2, 3), brief=MOST_DIFFERENCES)
 
 
 def _ranks(found: Traced) -> Table:
@@ -61,10 +93,17 @@ def _overlaps(found: Traced) -> Table:
 
 
 def _late(found: Traced) -> Table:
-    rows: list[Row] = [("arrival at collectives", "came last to", "others waited for it")]
+    rows: list[Row] = [("arrival at collectives", "came last to", "others waited", "for it")]
     for one in found.lateness:
-        rows.append((f"rank {one.rank}", f"{one.num_last:,} of {one.num_met:,}", format_seconds(one.kept_s)))
-    return Table(rows=tuple(rows), right=(1, 2))
+        rows.append(
+            (
+                f"rank {one.rank}",
+                f"{one.num_last:,} of {one.num_met:,}",
+                f"at {one.num_kept:,}",
+                format_seconds(one.kept_s),
+            )
+        )
+    return Table(rows=tuple(rows), right=(1, 2, 3))
 
 
 def _stalls(found: Traced) -> Iterator[Section]:

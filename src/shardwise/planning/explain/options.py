@@ -44,7 +44,7 @@ def options(plan: Plan) -> tuple[Option, ...]:
     """Every option but the plan itself, each layout once."""
     seen = {_bare(plan.layout)}
     found = []
-    for what, layout in (*_one_change(plan.layout), *_recipes(plan)):
+    for what, layout in (*one_change(plan.layout), *_recipes(plan)):
         if _bare(layout) not in seen:
             seen.add(_bare(layout))
             found.append(judged(plan, what, layout))
@@ -80,7 +80,7 @@ def _over(priced: Estimate) -> str:
     return f"needs {format_bytes(priced.memory_bytes)} of {format_bytes(priced.memory_capacity_bytes)}"
 
 
-def _one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """The layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
     replicas."""
     for stage in range(layout.zero_stage - 1, -1, -1):

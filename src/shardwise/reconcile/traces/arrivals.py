@@ -44,12 +44,13 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """A rank among the others: it came last to `num_last` of `num_met` collectives, and others waited `kept_s` seconds for it to
-    come, the rank that waited longest for it."""
+    """A rank among the others: it came last to `num_last` of `num_met` collectives; at `num_kept` of them others waited for it to
+    come, for longer than clocks may be off. `kept_s`: seconds of the rank that waited longest for it, by axis in `by_axis`."""
 
     rank: int
     num_met: int
     num_last: int
+    num_kept: int
     kept_s: float
     by_axis: Mapping[str, float]
 
@@ -82,7 +83,8 @@ def late_waits(step: TracedStep) -> dict[int, list[tuple[Span, int, float]]]:
             if meeting is None or meeting.last == rank.trace.rank:
                 waits.append((span, rank.trace.rank, 0.0))
             else:
-                waits.append((span, meeting.last, max(min(span.end, meeting.begun) - span.start, 0.0)))
+                here = max(span.start, meeting.spans[rank.trace.rank].start)
+                waits.append((span, meeting.last, max(min(span.end, meeting.begun) - here, 0.0)))
     return found
 
 
@@ -93,8 +95,10 @@ def lateness(step: TracedStep) -> tuple[Lateness, ...]:
         met.update(meeting.spans.keys())
         last[meeting.last] += 1
     kept: dict[int, dict[int, dict[str, float]]] = {}
+    times = Counter[int]()
     for rank, waits in late_waits(step).items():
         for span, late, seconds in waits:
+            times[late] += seconds > step.error_s
             if seconds:
                 axes = kept.setdefault(late, {}).setdefault(rank, {})
                 axes[axis_of(span.event)] = axes.get(axis_of(span.event), 0.0) + seconds
@@ -102,6 +106,9 @@ def lateness(step: TracedStep) -> tuple[Lateness, ...]:
     for rank in (one.trace.rank for one in step.ranks):
         longest = max(kept.get(rank, {}).values(), key=lambda axes: sum(axes.values()), default={})
         found.append(
-            Lateness(rank=rank, num_met=met[rank], num_last=last[rank], kept_s=sum(longest.values()), by_axis=longest)
-        )
+            Lateness(
+                rank=rank, num_met=met[rank], num_last=last[rank], num_kept=times[rank], kept_s=sum(longest.values()),
+                by_axis=longest,
+            )
+        )  # fmt: skip
     return tuple(found)

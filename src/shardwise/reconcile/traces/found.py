@@ -9,6 +9,8 @@ from shardwise.measurement.folder import RunFolder
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.traces.arrivals import Lateness, lateness
+from shardwise.reconcile.traces.bottlenecks import Bottleneck, Finder
+from shardwise.reconcile.traces.differences import Difference, differences
 from shardwise.reconcile.traces.occupancy import Occupancy, occupancy
 from shardwise.reconcile.traces.stalls import Stall, stalls
 from shardwise.reconcile.traces.traced_step import TracedStep, read_step
@@ -37,6 +39,19 @@ class Traced:
     def lateness(self) -> tuple[Lateness, ...]:
         """When each rank came to collectives."""
         return lateness(self.step)
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where it differs from the planned step, the largest difference first."""
+        return differences(self.step, self.planned.found)
+
+    @cached_property
+    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+        """What holds the step up, the longest first."""
+        finder = Finder(
+            self.plan, self.step, self.planned.found, self.occupancies, self.lateness, self.stalls, self.differences
+        )
+        return finder.bottlenecks()
 
     @cached_property
     def stalls(self) -> tuple[Stall, ...]:

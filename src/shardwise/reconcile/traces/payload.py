@@ -11,6 +11,8 @@ from shardwise.layout.payload import LayoutPayload
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.planning.payload import layout_of_plan
 from shardwise.reconcile.traces.arrivals import Lateness
+from shardwise.reconcile.traces.bottlenecks import Bottleneck
+from shardwise.reconcile.traces.differences import Difference
 from shardwise.reconcile.traces.found import Traced
 from shardwise.reconcile.traces.occupancy import Occupancy, Overlap
 from shardwise.reconcile.traces.stalls import Stall
@@ -34,8 +36,15 @@ class OfOccupancy(TypedDict):
     overlaps: list[Annotated[dict[str, Any], Fields(Overlap, OfOverlap)]]
 
 
+class OfDifference(TypedDict):
+    """Measured less expected."""
+
+    difference_s: float
+
+
 class TracePayload(TypedDict):
-    """A traced step: seconds of each rank, who came late to collectives, and what stalled."""
+    """A traced step: seconds of each rank, where it differs from the planned one, who came late to collectives, and
+    what stalled; `bottlenecks` where they were asked for."""
 
     schema: Literal["shardwise.trace/1"]
     model: ModelPayload
@@ -46,18 +55,22 @@ class TracePayload(TypedDict):
     planned_s: float
     clock_error_s: float
     ranks: list[Annotated[dict[str, Any], Fields(Occupancy, OfOccupancy)]]
+    differences: list[Annotated[dict[str, Any], Fields(Difference, OfDifference)]]
     lateness: list[Lateness]
     stalls: list[Stall]
+    bottlenecks: list[Bottleneck] | None
 
 
-def trace_payload(found: Traced) -> dict[str, Any]:
+def trace_payload(found: Traced, *, bottlenecks: bool = False) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     plan = found.plan
     return {
         "schema": SCHEMA, "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
         "step": found.step.step, "step_s": found.step.seconds, "planned_s": found.planned.step_time_s,
         "clock_error_s": found.step.error_s, "ranks": [_occupancy(one) for one in found.occupancies],
+        "differences": [{**asdict(one), "difference_s": one.difference_s} for one in found.differences],
         "lateness": [asdict(one) for one in found.lateness], "stalls": [asdict(one) for one in found.stalls],
+        "bottlenecks": [asdict(one) for one in found.bottlenecks] if bottlenecks else None,
     }  # fmt: skip
 
 

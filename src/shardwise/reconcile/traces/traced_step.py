@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from shardwise.measurement.trace import (
     trace_path,
     traced_steps,
 )
+from shardwise.reconcile.traces.intervals import Interval, common, merged, total
 from shardwise.simulate.work import CONTROL
 
 MESSAGES = ("send", "receive")  # between two stages: no rank of a group waits for all of the others
@@ -63,6 +65,17 @@ class TracedRank:
     def of(self, *kinds: str) -> Iterator[Span]:
         """The events of some kinds."""
         return (span for span in self.spans if span.event.kind in kinds)
+
+    @cached_property
+    def traffic(self) -> tuple[Interval, ...]:
+        """When anything was on its way."""
+        return tuple(merged((span.start, span.end) for span in self.of(COLLECTIVE)))
+
+    def moving_s(self, start: float, end: float) -> float:
+        """Seconds of a time in which anything was on its way."""
+        first = bisect_left(self.traffic, start, key=lambda one: one[1])
+        last = bisect_right(self.traffic, end, key=lambda one: one[0])
+        return total(common([(start, end)], self.traffic[first:last]))
 
     @cached_property
     def computing(self) -> tuple[Span, ...]:

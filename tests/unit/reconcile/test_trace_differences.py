@@ -1,0 +1,132 @@
+"""Ranks that do what the plan says differ from it in nothing; what is changed of them is found, with its cause and its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.measurement.trace import KERNEL, RankTrace
+from shardwise.model.load import load_model
+from shardwise.planning.neighbours import neighbours, of_terms, remedy
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.reconcile.traces.bottlenecks import Bottleneck
+from shardwise.reconcile.traces.differences import Difference
+from shardwise.reconcile.traces.found import Traced
+from shardwise.reconcile.traces.traced_step import step_of
+from unit.reconcile.as_planned import as_planned, is_kernel, slowed
+
+QUERIES = "contract q_flat"
+
+
+def plan_of(kind: str = "tp", **more: object) -> Plan:
+    """Llama 3.2 1B on a node of eight."""
+    tensor: dict[str, object] = {"tp": 8, "sequence_parallel": True, "micro_batch_seqs": 4}
+    fields = tensor if kind == "tp" else {"fsdp": 8, "zero_stage": 3}
+    job = Job(global_batch_tokens=8 * 2048, seq_len=2048, precision="bf16")
+    layout = Layout(**{**fields, **more})  # type: ignore[arg-type]
+    return plan_layout(load_model("llama-3.2-1b"), load_cluster("h100:8"), job, layout)
+
+
+PLAN = plan_of()
+
+
+def traced(traces: list[RankTrace], plan: Plan = PLAN) -> Traced:
+    return Traced(plan, step_of(traces))
+
+
+def worst(found: Traced) -> Difference:
+    return found.differences[0]
+
+
+def of_kind(found: Traced, kind: str) -> Bottleneck:
+    return next(one for one in found.bottlenecks if one.kind == kind)
+
+
+@pytest.mark.parametrize("plan", [PLAN, plan_of("fsdp")], ids=["tp", "fsdp"])
+def test_ranks_that_do_what_is_planned_differ_in_nothing(plan: Plan) -> None:
+    axis = "tp_kv" if plan.layout.tp > 1 else "fsdp"
+    found = traced(as_planned(plan, axis=axis), plan)
+    step_s = found.planned.step_time_s
+    assert max(abs(one.difference_s) for one in found.differences) < 1e-4 * step_s
+    assert {one.kind for one in found.bottlenecks} <= {"exposed", "update"}
+    assert found.stalls == ()
+
+
+def test_differences_add_up_to_that_of_the_step() -> None:
+    first, second = as_planned(PLAN)
+    found = traced([slowed(first, is_kernel(QUERIES), 3.0), slowed(second, is_kernel("contract gate"), 2.0)])
+    mean = sum(rank.seconds for rank in found.step.ranks) / 2
+    together = sum(one.difference_s for one in found.differences)
+    assert together == pytest.approx(mean - found.planned.step_time_s, rel=1e-6)
+
+
+def test_a_kernel_that_is_slower_everywhere_is_slower_than_its_roofline() -> None:
+    found = traced([slowed(one, is_kernel(QUERIES), 3.0) for one in as_planned(PLAN)])
+    one = worst(found)
+    assert (one.kind, one.name, one.where) == ("kernel", QUERIES, "block forward")
+    assert one.measured_s == pytest.approx(3 * one.expected_s, rel=1e-4)
+    assert one.cause == "kernel slower than its roofline"
+    assert of_kind(found, "kernels").what.count(QUERIES) == 1
+
+
+def test_a_kernel_whose_thread_has_no_core_suffers_contention() -> None:
+    found = traced([slowed(one, is_kernel(QUERIES), 3.0, on_core=0.4) for one in as_planned(PLAN)])
+    assert worst(found).cause == "contention"
+    assert "a core for 40% of the time" in worst(found).why
+    assert "fewer ranks" in of_kind(found, "kernels").advice
+
+
+def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
+    """The second rank takes longer for one kernel of every layer; the first one waits for it that long."""
+    first, second = as_planned(PLAN)
+    slow = slowed(second, is_kernel(QUERIES), 20.0)
+    shifted = {(event.axes, event.number): event for event in slow.events if event.kind == "collective"}
+    events, later = [], 0
+    for event in sorted(first.events, key=lambda one: (one.start_ns, one.kind)):
+        more = 0
+        if event.kind == "wait":
+            more = max(shifted[event.axes, event.number].end_ns - event.end_ns - later, 0)
+        events.append(replace(event, start_ns=event.start_ns + later, end_ns=event.end_ns + later + more))
+        later += more
+    found = traced([replace(first, events=tuple(events), step_ns=first.step_ns + later), slow])
+    straggler = of_kind(found, "straggler")
+    assert straggler.rank == 1
+    assert QUERIES in straggler.advice
+    late = next(one for one in found.differences if one.kind == "late")
+    assert late.cause == "waiting for a late peer"
+    assert "rank 1" in late.why
+    extra = sum(e.end_ns - e.start_ns for e in second.events if e.kind == KERNEL and e.name == QUERIES) * 19 / 1e9
+    assert straggler.seconds > 0.9 * extra
+
+
+def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
+    found = traced(as_planned(PLAN))
+    exposed = of_kind(found, "exposed")
+    assert "tp" in exposed.what
+    assert exposed.remedy is not None
+    assert exposed.remedy.saves_s > 0
+    assert exposed.seconds == pytest.approx(found.planned.exposed["tp"], rel=0.01)
+    mended = Layout.parse(exposed.remedy.layout)
+    assert mended.tp < PLAN.layout.tp
+
+
+def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:
+    amount = of_terms(("tp",))
+    change = remedy(PLAN, 0.0, amount)
+    assert change is not None
+    assert change.saves_s == pytest.approx(PLAN.estimate.step_time_s - change.step_time_s)
+    more = remedy(PLAN, 10.0, amount)
+    assert more is not None
+    assert more.saves_s > change.saves_s
+    assert remedy(PLAN, 0.0, lambda layout, priced: 1.0) is None  # of which every layout has as much
+
+
+def test_neighbours_keep_the_devices() -> None:
+    for layout in (PLAN.layout, Layout(dp=4, pp=2, schedule="1f1b", micro_batch_seqs=2), Layout(dp=2, tp=4, cp=2)):
+        found = [one for _, one in neighbours(layout)]
+        assert len(found) > 4
+        assert {one.num_devices for one in found} == {layout.num_devices}
