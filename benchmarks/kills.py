@@ -1,0 +1,84 @@
+"""Runs of two processes that are killed by SIGKILL at random moments, and resumed: do they end as those that were not?
+
+    python benchmarks/kills.py [--kills 60] [--seed 0] [--layouts dp zero3 tp pp ep] [--out build/kills]
+
+A tiny model in float64, under each layout: one run that is left alone, and one that is killed again and again, each time a rank,
+all processes or the launcher, in a step, in a save or in the start, and then goes on with --resume. Its losses and norms have to
+be those of the first run to the last bit. A copy of it goes on in another layout from where a kill had left it: there they have
+to be equal to 1e-10. What is done is kept in --out, and a command that is interrupted goes on with the layouts that are missing.
+Exit status 1 where a loss differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from shardwise.cli.plain import plain_block
+from shardwise.cli.section import Table
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from train.killing import LAYOUTS, SAME, Killable, drawn, furthest  # what the tests do in short
+
+STEPS, CHECKPOINT_EVERY = 200, 4
+
+
+def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dict[str, Any]:
+    """A layout's run with so many kills, beside one that is left alone."""
+    model, layout, other = LAYOUTS[name]
+    alone, run = (Killable(place / what, model, layout, STEPS, CHECKPOINT_EVERY) for what in ("alone", "killed"))
+    alone.ends()
+    wanted, counted, moved = alone.losses(), Counter[str](), None
+    for number, kill in enumerate(drawn(f"{name} {seed}", kills, STEPS)):
+        begun = time.monotonic()
+        assert run.killed(kill), f"{kill}: the run had ended before"
+        counted[f"{kill.victim} {kill.moment}"] += 1
+        found = run.losses()
+        right = all(wanted[step] == found[step] for step in found)
+        print(f"{name} {number + 1}/{kills}: {kill}; died after step {max(found, default=0)}, losses "
+              f"{'equal' if right else 'DIFFER'}, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+        if number == kills // 2:
+            moved = run.moved_to(other, place / "moved")
+    run.ends()
+    assert moved is not None
+    moved.ends()
+    return {
+        "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == wanted, "by": dict(counted),
+        "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=60, help="of all layouts together (default: 60)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--out", type=Path, default=Path("build/kills"))
+    arguments = parser.parse_args()
+    each = -(-arguments.kills // len(arguments.layouts))
+    rows, fine = [("layout", "kills", "losses to the last bit", "then in", "furthest there")], True
+    for name in arguments.layouts:
+        report = arguments.out / f"{name}-{each}-{arguments.seed}.json"
+        if not report.exists():
+            place = arguments.out.absolute() / "runs" / name
+            shutil.rmtree(place, ignore_errors=True)
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(json.dumps(killed_again_and_again(name, each, arguments.seed, place), indent=2) + "\n")
+        said = json.loads(report.read_text())
+        fine &= said["same_bits"] and said["furthest_elsewhere"] <= SAME
+        rows.append(
+            (name, str(said["kills"]), "equal" if said["same_bits"] else "differ", said["elsewhere"],
+             f"{said['furthest_elsewhere']:.1e}")
+        )  # fmt: skip
+    print(plain_block(Table(rows=tuple(rows), right=(1, 4))))
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

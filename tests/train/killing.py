@@ -1,0 +1,207 @@
+"""Runs of the engine on two processes that are killed by SIGKILL at random moments, and go on until they are done.
+
+Run as a module it is such a run, as `shardwise train` starts it, in float64: `python -m train.killing FLAGS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from train.launching import TESTS, pids_of
+from train.stand_in import SEQ_LEN, VOCAB, write_inputs
+
+from shardwise import precision
+from shardwise.cluster.load import load_cluster
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.codec import dump_plan
+from shardwise.planning.plan import Plan, plan_layout
+from shardwise.verify.training.case import FP64
+
+DENSE = Architecture(
+    name="dense", num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16, vocab_size=VOCAB
+)
+EXPERTS = replace(DENSE, name="experts", d_ff=32, num_experts=4, experts_per_token=2)
+SEQS = 4
+# By name: a model, the layout of a run, and another one that takes the run over.
+LAYOUTS = {
+    "dp": (DENSE, Layout(dp=2, micro_batch_seqs=2), Layout(tp=2, micro_batch_seqs=4)),
+    "zero3": (DENSE, Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2), Layout(pp=2, schedule="1f1b", micro_batch_seqs=2)),
+    "tp": (DENSE, Layout(tp=2, sequence_parallel=True, micro_batch_seqs=4), Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2)),
+    "pp": (DENSE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=2), Layout(dp=2, micro_batch_seqs=1)),
+    "ep": (EXPERTS, Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2), Layout(dp=2, micro_batch_seqs=2)),
+}  # fmt: skip
+VICTIMS = ("rank 0", "rank 1", "all", "launcher")
+MOMENTS = ("in a step", "in a step", "in a save", "in the start")
+FOREVER_S = 900.0
+SAME = 1e-10  # of float64 on another layout, whose sums have another order
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Who is killed, in what, once the log has so many steps, and how many seconds later."""
+
+    victim: str
+    moment: str
+    step: int
+    delay_s: float
+
+    def __str__(self) -> str:
+        return f"{self.victim} {self.moment}, from step {self.step} on"
+
+
+def drawn(seed: str, count: int, steps: int) -> list[Kill]:
+    """So many kills of a run of so many steps, each in a later part of it than the one before."""
+    random_ = random.Random(seed)
+    part = steps / (count + 1)
+    return [
+        Kill(random_.choice(VICTIMS), random_.choice(MOMENTS), int(part * (number + random_.random())), random_.uniform(0, 0.3))
+        for number in range(count)
+    ]  # fmt: skip
+
+
+class Killable:
+    """A run in a folder, in one layout after the other."""
+
+    def __init__(self, place: Path, model: Architecture, layout: Layout, steps: int, checkpoint_every: int) -> None:
+        self.place, self.model = place, model
+        place.mkdir(parents=True)
+        self.flags = [*write_inputs(place, planned(model, layout)), "--device", "cpu", "--learning-rate", "0.01"]
+        self.flags += ["--steps", str(steps), "--checkpoint-every", str(checkpoint_every)]
+        self.out = place / "run"
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """The run begins, or goes on."""
+        resume = ["--resume"] if (self.out / "run.json").exists() else []
+        path = os.pathsep.join([str(TESTS), *sys.path])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with (self.place / "said.txt").open("ab") as said:
+            command = [sys.executable, "-m", "train.killing", *self.flags, *resume]
+            return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+
+    def ends(self) -> None:
+        """It goes on to its end."""
+        process = self.started()
+        code = process.wait(FOREVER_S)
+        assert code == 0, (self.place / "said.txt").read_text()
+
+    def killed(self, kill: Kill) -> bool:
+        """It goes on until it is killed; whether it was before it had ended."""
+        process = self.started()
+        try:
+            while process.poll() is None and not self._is_time(kill):
+                time.sleep(0.002)
+            time.sleep(kill.delay_s if kill.moment != "in a save" else 0.0)
+            was_alive = process.poll() is None
+            self._kill(process, kill.victim)
+            process.wait(FOREVER_S)
+        finally:
+            _gone(process.pid)
+        return was_alive
+
+    def _is_time(self, kill: Kill) -> bool:
+        if kill.moment == "in the start":
+            return (self.out / "lock").exists()
+        if kill.moment == "in a save" and not any(self.out.glob("checkpoints/.step-*.writing/*")):
+            return False
+        return len(self.losses()) >= kill.step
+
+    def _kill(self, process: subprocess.Popen[bytes], victim: str) -> None:
+        with suppress(ProcessLookupError):
+            if victim == "all":
+                os.killpg(process.pid, signal.SIGKILL)
+            elif victim == "launcher":
+                process.kill()
+            else:
+                os.kill(_ranks(self.out, process.pid)[int(victim[-1])], signal.SIGKILL)
+
+    def moved_to(self, layout: Layout, place: Path) -> Killable:
+        """A copy of it, which goes on in another layout."""
+        shutil.copytree(self.place, place, symlinks=True)
+        other = Killable.__new__(Killable)
+        other.place, other.model, other.out = place, self.model, place / "run"
+        other.flags = [word.replace(str(self.place), str(place)) for word in self.flags]
+        dump_plan(planned(self.model, layout), place / "plan.json")
+        return other
+
+    def losses(self) -> dict[int, tuple[str, str]]:
+        """Loss and norm of each step that is in the log, as it has them: floats to the last bit."""
+        lines = _whole_lines(self.out / "log.jsonl")
+        return {
+            line["step"]: (repr(line["loss_metrics/global_avg_loss"]), repr(line["grad_norm"]))
+            for line in lines
+            if "loss_metrics/global_avg_loss" in line
+        }
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        yield from map(json.loads, path.read_text(encoding="utf-8").split("\n")[:-1])
+
+
+def _ranks(out: Path, launcher: int) -> list[int]:
+    """The processes of the ranks; before they have said so, the launcher twice."""
+    with suppress(OSError, ValueError):
+        pids = pids_of(out)
+        if all(os.getpgid(pid) == launcher for pid in pids):
+            return pids
+    return [launcher, launcher]
+
+
+def _gone(group: int) -> None:
+    """Until no process of a group is left."""
+    until = time.monotonic() + FOREVER_S
+    with suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            assert time.monotonic() < until, f"processes of {group} are left"
+            time.sleep(0.02)
+
+
+def planned(model: Architecture, layout: Layout) -> Plan:
+    """A plan of the model, priced in float32 and run in float64, of which no chip has a peak."""
+    register()
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
+    plan = plan_layout(model, load_cluster(f"local:{layout.num_devices}"), job, layout)
+    return replace(plan, job=replace(job, precision="fp64"))
+
+
+def register() -> None:
+    """Float64 is a recipe of this process: no hardware trains in it, and so it is none of the catalogue."""
+    precision.PRECISIONS.setdefault("fp64", FP64)
+
+
+def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]]) -> float:
+    """The largest relative difference of loss or norm; infinite where other steps are there."""
+    if one.keys() != other.keys():
+        return float("inf")
+    pairs = [(float(a), float(b)) for step in one for a, b in zip(one[step], other[step], strict=True)]
+    return max(abs(a / b - 1) for a, b in pairs)
+
+
+def main() -> None:
+    """A rank of it, or its launcher."""
+    from shardwise.train import rank
+    from shardwise.train.launch import launch
+
+    register()
+    if "RANK" in os.environ:
+        rank.ended(rank.main)
+    sys.exit(launch(sys.argv[1:], 2, "train.killing"))
+
+
+if __name__ == "__main__":
+    main()
