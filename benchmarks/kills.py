@@ -23,7 +23,8 @@ from typing import Any
 from shardwise.cli.plain import plain_block
 from shardwise.cli.section import Table
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.pop(0)  # this folder, which has another `train`
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
 from train.killing import LAYOUTS, SAME, Killable, drawn, furthest  # what the tests do in short
 
 STEPS, CHECKPOINT_EVERY = 200, 4

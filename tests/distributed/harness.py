@@ -24,8 +24,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, gr
     When one rank fails the others are ended, those that do not end by themselves within `grace_s`, and `AssertionError` has
     its traceback.
     """
-    context = multiprocessing.get_context("forkserver")
-    _serve()
+    context = server()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[Any] = [
             context.Process(target=_rank, args=(function, rank, world_size, folder, arguments), daemon=True)
@@ -42,8 +41,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, gr
     return [value for _, value in found]
 
 
-def _serve() -> None:
-    """Start the server, if it does not run yet.
+def server() -> Any:
+    """The context of processes that begin as copies of the server; it is started, if it does not run yet.
 
     Python 3.11's knows nothing of this process's `sys.path`, and says nothing of a module that it cannot preload: it is told
     by the environment where they are.
@@ -58,6 +57,7 @@ def _serve() -> None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+    return multiprocessing.get_context("forkserver")
 
 
 def _join(ranks: list[Any], grace_s: float) -> None:

@@ -1,6 +1,7 @@
 """Runs of the engine on two processes that are killed by SIGKILL at random moments, and go on until they are done.
 
-Run as a module it is such a run, as `shardwise train` starts it, in float64: `python -m train.killing FLAGS`.
+Launcher and ranks run what `shardwise train` runs, in float64. They begin as copies of a server that has PyTorch loaded already:
+on a machine with other work, loading it would take nine tenths of the time.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.launching import TESTS, pids_of
+from harness import server
+from train.launching import pids_of
 from train.stand_in import SEQ_LEN, VOCAB, write_inputs
 
 from shardwise import precision
@@ -83,50 +84,48 @@ class Killable:
         self.flags += ["--steps", str(steps), "--checkpoint-every", str(checkpoint_every)]
         self.out = place / "run"
 
-    def started(self) -> subprocess.Popen[bytes]:
+    def started(self) -> Any:
         """The run begins, or goes on."""
         resume = ["--resume"] if (self.out / "run.json").exists() else []
-        path = os.pathsep.join([str(TESTS), *sys.path])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        with (self.place / "said.txt").open("ab") as said:
-            command = [sys.executable, "-m", "train.killing", *self.flags, *resume]
-            return subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+        process = server().Process(target=launcher, args=([*self.flags, *resume], str(self.place / "said.txt")))
+        process.start()
+        return process
 
     def ends(self) -> None:
         """It goes on to its end."""
         process = self.started()
-        code = process.wait(FOREVER_S)
-        assert code == 0, (self.place / "said.txt").read_text()
+        process.join(FOREVER_S)
+        assert process.exitcode == 0, (self.place / "said.txt").read_text()
 
     def killed(self, kill: Kill) -> bool:
         """It goes on until it is killed; whether it was before it had ended."""
         process = self.started()
         try:
-            while process.poll() is None and not self._is_time(kill):
+            while process.is_alive() and not self._is_time(kill, process.pid):
                 time.sleep(0.002)
-            time.sleep(kill.delay_s if kill.moment != "in a save" else 0.0)
-            was_alive = process.poll() is None
-            self._kill(process, kill.victim)
-            process.wait(FOREVER_S)
+            time.sleep(kill.delay_s if kill.moment == "in a step" else 0.0)
+            was_alive = process.is_alive()
+            self._kill(process.pid, kill.victim)
+            process.join(FOREVER_S)
         finally:
             _gone(process.pid)
         return was_alive
 
-    def _is_time(self, kill: Kill) -> bool:
+    def _is_time(self, kill: Kill, launcher: int) -> bool:
         if kill.moment == "in the start":
-            return (self.out / "lock").exists()
+            return launcher not in _ranks(self.out, launcher)
         if kill.moment == "in a save" and not any(self.out.glob("checkpoints/.step-*.writing/*")):
             return False
         return len(self.losses()) >= kill.step
 
-    def _kill(self, process: subprocess.Popen[bytes], victim: str) -> None:
+    def _kill(self, launcher: int, victim: str) -> None:
         with suppress(ProcessLookupError):
             if victim == "all":
-                os.killpg(process.pid, signal.SIGKILL)
-            elif victim == "launcher":
-                process.kill()
+                os.killpg(launcher, signal.SIGKILL)
             else:
-                os.kill(_ranks(self.out, process.pid)[int(victim[-1])], signal.SIGKILL)
+                os.kill(
+                    launcher if victim == "launcher" else _ranks(self.out, launcher)[int(victim[-1])], signal.SIGKILL
+                )
 
     def moved_to(self, layout: Layout, place: Path) -> Killable:
         """A copy of it, which goes on in another layout."""
@@ -153,7 +152,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _ranks(out: Path, launcher: int) -> list[int]:
-    """The processes of the ranks; before they have said so, the launcher twice."""
+    """The processes of the ranks; before they have locked the folder, the launcher twice."""
     with suppress(OSError, ValueError):
         pids = pids_of(out)
         if all(os.getpgid(pid) == launcher for pid in pids):
@@ -192,16 +191,55 @@ def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]])
     return max(abs(a / b - 1) for a, b in pairs)
 
 
-def main() -> None:
-    """A rank of it, or its launcher."""
-    from shardwise.train import rank
-    from shardwise.train.launch import launch
+def launcher(flags: Sequence[str], said: str) -> None:
+    """The process of `shardwise train`, in a process group of its own; what it and its ranks print is added to a file."""
+    from shardwise.train import launch
 
+    os.setsid()
+    with Path(said).open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
     register()
-    if "RANK" in os.environ:
-        rank.ended(rank.main)
-    sys.exit(launch(sys.argv[1:], 2, "train.killing"))
+    launch.subprocess = Copied  # type: ignore[attr-defined]
+    sys.exit(launch.launch(flags, 2))
 
 
-if __name__ == "__main__":
-    main()
+class Copied:
+    """In place of the module `subprocess`: a rank begins as a copy of the launcher, and not as a Python of its own."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(command, env)
+
+    Popen: Any
+
+    def wait(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+Copied.Popen = Copied
+
+
+def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """What `python -m shardwise.train.rank FLAGS` does, with what a process that was started would not have inherited undone."""
+    from shardwise.train import rank
+
+    os.closerange(3, 256)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.environ.update(env)
+    rank.ended(lambda: rank.main(command[3:]))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from shardwise.train.checkpoint import Checkpointer, Piece, writing
 from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
 from shardwise.train.parts import Parts
+from shardwise.train.policy import Judge, Trouble
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waits_for
 
@@ -97,12 +98,19 @@ def join(plan: Plan, recipe: Recipe, device: Device) -> World:
 
 
 class Bigram:
-    """Logits of the next token by the one before [V, V], trained by SGD; its loss starts at ln V."""
+    """Logits of the next token by the one before [V, V], trained by SGD; its loss starts at ln V.
+
+    The loss and the gradients of the steps in `spikes` are so many times as large as they should be.
+    """
+
+    spikes: ClassVar[Mapping[int, float]] = {}
 
     def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
         self.logits = torch.zeros(plan.model.vocab_size, plan.model.vocab_size, dtype=torch.float64)
-        self.step = 0
+        self.step = self.num_left_out = 0
+        self.judge = Judge(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.trouble: Trouble | None = None
         self.pause_s = float(os.environ.get("STAND_IN_PAUSE_S", "0"))
         if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
             raise InputError(f"rank {world.rank} refuses")
@@ -141,14 +149,28 @@ class Bigram:
         if self.world.size > 1:
             with waits_for("AllReduce of the gradients"):
                 dist.all_reduce(whole)
+        whole *= self.spikes.get(step + 1, 1.0)
+        self._update(float(whole[0]), whole[1:])
         rate = self.recipe.learning_rate_at(step)
-        self.logits = self.logits - rate * whole[1:].reshape(self.logits.shape)
-        self.step += 1
         return StepRecord(
             step=self.step, loss=float(whole[0]), grad_norm=float(whole[1:].norm()), learning_rate=rate,
             num_tokens=self.batches.global_batch_seqs(step) * SEQ_LEN, num_targets=num_targets,
             step_time_s=time.perf_counter() - start, seconds={"forward": 1e-4, "data": 1e-5},
         )  # fmt: skip
+
+    def _update(self, loss: float, gradient: torch.Tensor) -> None:
+        rate, norm = self.recipe.learning_rate_at(self.step), float(gradient.norm())
+        self.step += 1
+        self.trouble = self.judge.trouble(self.step, loss, norm)
+        if self.trouble is not None:
+            self.num_left_out += 1
+            return
+        self.judge.remember(loss, norm)
+        self.logits -= rate * gradient.reshape(self.logits.shape)
+
+    def pass_over(self, step: int) -> None:
+        self.num_left_out += step - self.step
+        self.step = step
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
         peak = 1000 + self.world.rank
@@ -167,10 +189,11 @@ class Bigram:
         return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
 
     def state(self) -> dict[str, Any]:
-        return {"logits": Piece(tuple(self.logits.shape), (0, 0), self.logits), "step": self.step}
+        logits = Piece(tuple(self.logits.shape), (0, 0), self.logits)
+        return {"logits": logits, "step": self.step, "num_left_out": self.num_left_out}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        self.step = values["step"]
+        self.step, self.num_left_out = values["step"], values["num_left_out"]
 
 
 def summed_loss(logits: torch.Tensor, inputs_BT: Any, targets_BT: Any) -> torch.Tensor:

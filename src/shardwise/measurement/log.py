@@ -1,8 +1,9 @@
 """The log of a run: a JSON line for each step, with torchtitan's names where it has one.
 
-A line with a "schema" is a header, written at each start of the run; one with "validation_metrics/loss" is a validation; any
-other is a step, and one with "inspected" was watched from below, and slower for it. Every line is flushed as it is written; a
-torn last line, as a run that was killed leaves it, is not read.
+A line with a "schema" is a header, written at each start of the run; one with "validation_metrics/loss" is a validation; one
+with an "event" says what was done beside the steps, such as a "rewind"; any other is a step, and one with "inspected" was watched
+from below, and slower for it. Every line is flushed as it is written; a torn last line, as a run that was killed leaves it, is
+not read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCHEMA = "shardwise.log/1"
 # (MetricsProcessor.log, log_validation; n_tokens_seen: torchtitan/trainer.py), where tps is that of one device.
 LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_metrics/loss", "time_metrics/end_to_end(s)"
 DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
-INSPECTED = "inspected"
+INSPECTED, EVENT = "inspected", "event"
 TERM = "seconds/"  # ours, before the name of a term
 OWN = ("learning_rate", "num_tokens", "num_targets")
 OF_SOME = (
@@ -98,13 +99,14 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says: the header of each start, the steps, the validation losses (nats) by step, and the numbers of the steps
-    that were watched from below."""
+    """What a log says: the header of each start, the steps, the validation losses (nats) by step, the numbers of the steps that
+    were watched from below, and the events."""
 
     headers: tuple[Mapping[str, Any], ...]
     steps: tuple[StepRecord, ...]
     validation: Mapping[int, float]
     inspected: frozenset[int] = frozenset()
+    events: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def timed(self) -> tuple[StepRecord, ...]:
@@ -114,16 +116,18 @@ class Log:
 
 def read_log(path: Path) -> Log:
     """A log, read. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
-    headers, steps, validation, inspected = [], [], {}, set()
+    headers, steps, validation, inspected, events = [], [], {}, set(), []
     for line in _lines(path):
         if "schema" in line:
             headers.append(line)
+        elif EVENT in line:
+            events.append(line)
         elif VALIDATION_LOSS in line:
             validation[line["step"]] = float(line[VALIDATION_LOSS])
         else:
             steps.append(parse_step(line))
             inspected |= {line["step"]} if line.get(INSPECTED) else set()
-    return Log(tuple(headers), tuple(steps), validation, frozenset(inspected))
+    return Log(tuple(headers), tuple(steps), validation, frozenset(inspected), tuple(events))
 
 
 def cut_log(path: Path, step: int) -> None:

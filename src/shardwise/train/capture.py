@@ -31,8 +31,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collectives by kind, axes, format and bytes, in the order in which they are issued while it is active. What they carry only
-    the engine knows: it is "".
+    """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
+    active. What they carry only the engine knows: it is "".
 
     Raises `RuntimeError` for an operation of a process group that is none of `OPERATIONS`.
     """
@@ -57,6 +57,8 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
         kind, place = OPERATIONS[name]
         group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        if group == dist.group.WORLD:
+            return  # no axis of the mesh: what ranks agree on (`train.together`)
         axes = self.world.axes_of(group)
         if axes == PIPELINE and kind is Kind.PERMUTE:
             kind = Kind.SEND

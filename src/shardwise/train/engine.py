@@ -35,6 +35,9 @@ from shardwise.train.routing import Balancer
 from shardwise.train.world import World
 
 __all__ = ["Engine", "MicroBatch", "StepResult"]
+# Asked with this process's part of the loss, the loss, and the norm of all gradients, when they are reduced: whether weights are
+# updated.
+Judged = Callable[[Tensor, Tensor, Tensor], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,14 @@ class StepResult:
     """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
 
     `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled loss were
-    not finite, and no weight was updated.
+    not finite. `is_update`: the weights were updated.
     """
 
     loss: Tensor
     norm: Tensor
     further: tuple[Tensor, ...] = ()
     skipped: bool = False
+    is_update: bool = True
 
 
 class Engine:
@@ -84,6 +88,7 @@ class Engine:
         self.messaging: Callable[[Tensor], None] = lambda values: None  # called with what goes from stage to stage
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
+        self.judged: Judged | None = None
 
     def _rank(self) -> Rank:
         """This process on the mesh."""
@@ -151,13 +156,26 @@ class Engine:
         self.gradients_ended()
         norm = self.updater.norm() / loss_scale
         skipped = self._is_skipped(norm)
+        is_update = self._is_judged_well(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
         with self.clock("optimizer"):
             rate = self.recipe.learning_rate_at(step)
-            pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=not skipped)
+            pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
         for one in pending:
             one.wait()
-        loss, *further = (self.exchange.sum_now(one, self.instance.loss_axes) for one in losses)
-        return StepResult(loss, norm, tuple(further), skipped)
+        first = () if self.judged is None else losses[:1]  # is summed already
+        loss, *further = (*first, *map(self.summed, losses[len(first) :]))
+        return StepResult(loss, norm, tuple(further), skipped, is_update)
+
+    def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
+        """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""
+        if self.judged is None:
+            return True
+        own_loss = losses[0].clone()
+        return self.judged(own_loss, self.summed(losses[0]), norm)
+
+    def summed(self, loss: Tensor) -> Tensor:
+        """A loss of this process's targets, summed in place over all that have others."""
+        return self.exchange.sum_now(loss, self.instance.loss_axes)
 
     def _is_skipped(self, norm: Tensor) -> bool:
         """Whether the gradients of a scaled loss are not finite; all processes have the same norm."""
@@ -183,7 +201,7 @@ class Engine:
         """The loss of a batch, without a step."""
         batches = list(micro_batches)
         (loss, *_) = StepPasses(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._none()
-        return self.exchange.sum_now(loss, self.instance.loss_axes)
+        return self.summed(loss)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""

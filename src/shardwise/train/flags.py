@@ -15,6 +15,7 @@ from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
 from shardwise.optimizer.table import optimizer_fields
 from shardwise.parser import Parser
+from shardwise.train.policy import POLICIES
 from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
 from shardwise.units import parse_count, parse_quantity
 
@@ -43,6 +44,10 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--force": {"action": "store_true", "help": "replace the run that is in --out"},
         "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
         "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
+        "--policy": {
+            "action": "append", "default": [], "metavar": "NAME=ACTION",
+            "help": "what non-finite (default: stop), loss-spike, norm-spike do: stop, skip, rewind or ignore; may be repeated",
+        },
         "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
     },
     "training": {
@@ -155,7 +160,8 @@ def _profile(text: str | None, steps: int) -> range:
 
 def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
     given, changes = collect(
-        lambda: _given(arguments), lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"]
+        lambda: _given(arguments) | _policies(arguments.policy),
+        lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"],
     )
     given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
     if arguments.resume:
@@ -195,6 +201,19 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
     made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
     return dict(zip(given, made, strict=True))
+
+
+def _policies(texts: Sequence[str]) -> dict[str, Any]:
+    """What each policy does: "loss-spike=rewind"."""
+    found = {}
+    for text in texts:
+        name, equals, action = text.partition("=")
+        field = name.strip().replace("-", "_")
+        if not equals or field not in POLICIES:
+            names = ", ".join(one.replace("_", "-") for one in POLICIES)
+            raise InputError(f"--policy: found {text!r}; NAME=ACTION is required, with one of {names}")
+        found[field] = action.strip()
+    return found
 
 
 def whole(text: str, what: str) -> int:

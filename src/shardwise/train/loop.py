@@ -22,6 +22,7 @@ from shardwise.train.device_memory import used
 from shardwise.train.flags import Settings
 from shardwise.train.measure import Measuring
 from shardwise.train.parts import Checkpoints, Trainer, World
+from shardwise.train.remedy import Remedies
 from shardwise.train.stop import StopRequest, exit_code
 from shardwise.train.together import agreed, largest
 from shardwise.train.waits import begin_stage
@@ -56,11 +57,14 @@ class Loop:
             self._say_what_is_not_modelled()
         if self.settings.resume:
             self._resume()
+        remedies = Remedies(self.settings, self.world, self.trainer, self.checkpoints)
+        if self.settings.resume:
+            remedies.resume()
         self.measuring.begin()
         first = self.trainer.step
         self.stop.in_order()
         with self._watch() if self.world.rank == 0 else nullcontext() as watch:
-            stopped = self._steps(watch)
+            stopped = self._steps(watch, remedies)
             begin_stage(f"the end, after step {self.trainer.step}")
             if self.trainer.step > first:
                 agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
@@ -119,7 +123,7 @@ class Loop:
     def _watch(self) -> Watch:
         return Watch(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
 
-    def _steps(self, watch: Watch | None) -> int:
+    def _steps(self, watch: Watch | None, remedies: Remedies) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         inspected = self._inspected_from(trainer.step + 1)
@@ -133,6 +137,8 @@ class Loop:
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
+            if trainer.trouble is not None:
+                remedies.apply(trainer.trouble, watch)
             if trainer.step < recipe.steps:
                 if stopped := self._asked_to_stop():
                     return stopped

@@ -18,6 +18,7 @@ from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
+from shardwise.train.policy import Judge, Trouble
 from shardwise.train.recipe import Recipe
 
 State = Mapping[str, Any]
@@ -41,8 +42,17 @@ class Trainer(Protocol):
 
     @property
     def step(self) -> int: ...
+    @property
+    def judge(self) -> Judge: ...
+    @property
+    def trouble(self) -> Trouble | None:
+        """What was wrong with the last step."""
+
     def train_step(self) -> StepRecord:
         """Run the next step."""
+
+    def pass_over(self, step: int, /) -> None:
+        """Go on behind step `step`; what lies between is left out."""
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
         """Run the next step, and watch what it holds and issues."""

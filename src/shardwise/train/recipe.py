@@ -10,6 +10,7 @@ from typing import Any, Literal, assert_never
 from shardwise.errors import require
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
 from shardwise.optimizer.table import optimizer_fields, optimizer_named
+from shardwise.train.policy import ACTIONS, DEVIATIONS, LOSS_SPIKE, NON_FINITE, NORM_SPIKE, POLICIES, WINDOW, Action
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]
@@ -42,6 +43,11 @@ class Recipe:
     `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
     longer than `timeout_s`. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
     and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
+
+    `non_finite`, `loss_spike` and `norm_spike` say what a step that is not like those before it brings about: `stop` ends the
+    run, `skip` leaves its batch out, `rewind` goes back to the newest checkpoint and passes over the batches since, at most
+    `max_rewinds` times in a run (PaLM did so about 20 times: Chowdhery et al. 2022, section 5.1). A spike is a value more than
+    `spike_deviations` standard deviations above the mean of the last `spike_window` steps (`train.policy`).
     """
 
     steps: int
@@ -74,6 +80,12 @@ class Recipe:
     silent_after_s: float = 30.0
     timeout_s: float = 600.0
     initial: str | None = None
+    non_finite: Action = "stop"
+    loss_spike: Action = "ignore"
+    norm_spike: Action = "ignore"
+    spike_window: int = WINDOW
+    spike_deviations: float = DEVIATIONS
+    max_rewinds: int = 20
 
     def __post_init__(self) -> None:
         require([f"recipe: {problem} is required" for problem in self._problems()])
@@ -82,10 +94,12 @@ class Recipe:
         for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}; at least 1"
-        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every"):
+        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every", "max_rewinds"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
-        for name, allowed in (("schedule", SCHEDULES), ("reduction", REDUCTIONS), ("balance", BALANCES)):
+        choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}
+        choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}  # there is no going on with it
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
         for name, low, high in (
@@ -95,6 +109,10 @@ class Recipe:
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if self.spike_window < 2:
+            yield f"spike_window is {self.spike_window}; at least 2 steps, which have a standard deviation,"
+        if not 0 < self.spike_deviations <= 1e3:
+            yield f"spike_deviations is {self.spike_deviations!r}; a number above 0, at most 1000,"
         if not 0 < self.prediction_weight <= 1e3:
             yield f"prediction_weight is {self.prediction_weight!r}; a number above 0, at most 1000,"
         if self.capacity_factor is not None and not 0 < self.capacity_factor <= 1e3:
@@ -103,6 +121,11 @@ class Recipe:
             yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
         if self.warmup_steps + self.decay_steps > self.steps:
             yield f"warmup_steps + decay_steps are {self.warmup_steps + self.decay_steps}; at most the {self.steps} steps"
+
+    @property
+    def policies(self) -> dict[str, Action]:
+        """What each policy does, by its name."""
+        return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0; the first one of a warm-up is not 0.

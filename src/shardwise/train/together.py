@@ -57,3 +57,24 @@ def largest(world: World, number: int, what: str) -> int:
     with waits_for(what):
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return int(found)
+
+
+def texts(world: World, text: str) -> list[str]:
+    """The text of each rank, on every rank."""
+    content = text.encode()
+    room = largest(world, len(content), "the lengths of what each rank says")
+    found = everyones(world, [len(content), *content.ljust(room, b"\0")], "what each rank says")
+    return [bytes(numbers[:length]).decode() for length, *numbers in found]
+
+
+def from_first(world: World, numbers: Sequence[float], what: str) -> list[float]:
+    """The numbers of the first rank, on every rank."""
+    if world.size == 1:
+        return list(numbers)
+    count = largest(world, len(numbers) if world.rank == 0 else 0, what)
+    found = torch.zeros(count, dtype=torch.float64, device=world.device)
+    if world.rank == 0:
+        found.copy_(torch.tensor(numbers, dtype=torch.float64))
+    with waits_for(what):
+        dist.broadcast(found, 0)
+        return [float(number) for number in found.tolist()]

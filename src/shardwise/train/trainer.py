@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,12 @@ import torch
 from torch import Tensor
 
 from shardwise.data.batches import Batches
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.trace import RankTrace
 from shardwise.planning.plan import Plan
-from shardwise.train.checkpoint.loading import BUFFER
+from shardwise.train.checkpoint.loading import BUFFER, LEFT_OUT
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.conversion.formats import open_stored
 from shardwise.train.engine import Engine
@@ -25,7 +23,9 @@ from shardwise.train.feed import Feed
 from shardwise.train.initial import begin_with
 from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
+from shardwise.train.locate import common_trouble, first_non_finite
 from shardwise.train.parallel.flat import Interval
+from shardwise.train.policy import NON_FINITE, Judge, Trouble
 from shardwise.train.profile import profiled_step
 from shardwise.train.recipe import Recipe
 from shardwise.train.waits import waiting
@@ -51,7 +51,10 @@ class Trainer:
         replica = world.position(self.engine.instance.batch_axes)
         self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read)
         self._ahead = self.feed.ahead(batches, recipe.steps)
-        self.step = 0
+        self.step = self.num_left_out = 0
+        self.judge = Judge(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.trouble: Trouble | None = None
+        self.engine.judged = self._is_update
 
     @property
     def layout(self) -> Layout:
@@ -69,8 +72,10 @@ class Trainer:
         with waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
-        _require_finite(loss, 0.0 if result.skipped else norm, step)
         self.step += 1
+        self.num_left_out += not result.is_update
+        if result.is_update:
+            self.judge.remember(loss, norm)
         auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=self.recipe.learning_rate_at(step),
@@ -82,6 +87,21 @@ class Trainer:
             num_skipped=None if engine.scaler is None else engine.scaler.num_skipped,
             prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
         )  # fmt: skip
+
+    def _is_update(self, own_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
+        """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is
+        looked for, while it is still there."""
+        with waiting("the kernels and collectives of the step"):
+            trouble = self.judge.trouble(self.step + 1, float(loss), float(norm))
+        self.trouble = common_trouble(trouble, self.judge, self.step + 1, self.world)
+        if self.trouble is not None and self.trouble.policy == NON_FINITE:
+            self.trouble = self.trouble.found_in(first_non_finite(self.engine, float(own_loss), self.world))
+        return self.trouble is None
+
+    def pass_over(self, step: int) -> None:
+        """Go on behind step `step`; what lies between is left out."""
+        self.num_left_out += step - self.step
+        self.step = step
 
     def inspected_step(self) -> tuple[StepRecord, Inspection]:
         """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
@@ -103,15 +123,16 @@ class Trainer:
         for name, buffer in self.engine.buffers():
             found[BUFFER + name] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
         scaler = self.engine.scaler
-        return {**found, "step": self.step, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
+        counts: dict[str, Json] = {"step": self.step, LEFT_OUT: self.num_left_out}
+        return {**found, **counts, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go on from a state whose pieces have been filled, and these plain values."""
-        self.step = int(values["step"])
+        self.step, self.num_left_out = int(values["step"]), int(values.get(LEFT_OUT, 0))
         scaler = self.engine.scaler
         if scaler is not None:
             scaler.restore(values[LOSS_SCALE])
-        self.engine.updater.set_steps(self.step - (scaler.num_skipped if scaler else 0))
+        self.engine.updater.set_steps(self.step - self.num_left_out)
         self.engine.publish()
 
     def validation_loss(self, batches: Batches) -> float:
@@ -129,12 +150,3 @@ def _pieces(one: Interval, values: Tensor) -> Piece | tuple[Piece, ...]:
         found.append(Piece(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
         done += box.volume
     return tuple(found)
-
-
-def _require_finite(loss: float, norm: float, step: int) -> None:
-    """Raise `InputError`, on every process alike, before a checkpoint keeps what cannot be trained any further."""
-    if not math.isfinite(loss + norm):
-        raise InputError(
-            f"step {step + 1}: found a loss of {loss} and a norm of all gradients of {norm}; finite ones are required: a lower "
-            "--learning-rate or a longer --warmup, from the last checkpoint with --resume"
-        )

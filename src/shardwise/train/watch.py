@@ -15,7 +15,7 @@ from shardwise.cluster.chips import LOCAL
 from shardwise.cost.estimate import mfu_format
 from shardwise.cost.pricing import Pricing
 from shardwise.errors import MissingValueError
-from shardwise.measurement.log import INSPECTED, SCHEMA, VALIDATION_LOSS, LogWriter, step_line
+from shardwise.measurement.log import EVENT, INSPECTED, SCHEMA, VALIDATION_LOSS, LogWriter, step_line
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.throughput import Throughput
 from shardwise.model.counts import model_flops_per_token, num_params
@@ -102,6 +102,12 @@ class Watch:
         self._log.write(line)
         self._to_board(line, step)
         self.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def event(self, event: str, step: int, more: Mapping[str, Any], text: str = "") -> None:
+        """Something was done beside the steps, after so many: a line of the log, and of `text` where there is any."""
+        self._log.write({EVENT: event, "step": step, **more})
+        if text:
+            self.say(text)
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -1,0 +1,139 @@
+"""A tensor that is not finite is named, with its rank and its unit; the step is left out, or the run goes back, on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import run_ranks
+from test_resume import LAYOUTS, SEQ_LEN, SEQS, planned
+from train.shard_files import write_shards
+from training import gathered
+
+from shardwise.data.batches import Batches
+from shardwise.data.shards import TokenShards
+from shardwise.planning.plan import Plan
+from shardwise.train.checkpoint import Checkpointer
+from shardwise.train.issued import instance_of
+from shardwise.train.policy import Trouble
+from shardwise.train.recipe import Recipe
+from shardwise.train.trainer import Trainer
+from shardwise.train.world import World
+
+OVER = ["dp=2", "zero-1 of 3", "zero-2 of 2", "hybrid zero-3 of 4", "tp=2 fsdp=2", "pp=2 zb_v"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "tokens"
+    words = np.random.default_rng(0).integers(0, 281, (12, 60)).tolist()
+    write_shards(folder, words, vocab_size=281)
+    return folder
+
+
+def trainer_of(plan: Plan, data: Path, policy: str) -> Trainer:
+    recipe = Recipe(steps=8, learning_rate=1e-2, seed=3, non_finite=policy)
+    batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
+    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+
+
+def spoil(trainer: Trainer, array: str) -> str:
+    """One element of rank 1 becomes NaN, of its last weight ("state") or its reduced gradient: which parameter."""
+    parts = [(group, one) for group in trainer.engine.groups for one in group.intervals()]
+    group, last = max(parts, key=lambda part: part[1].name)
+    if trainer.world.rank == 1:
+        getattr(group, array)[last.start] = float("nan")
+    return last.name
+
+
+def with_a_strange_weight(plan: Plan, data: Path) -> tuple[Trouble | None, str]:
+    """What is found, and what this rank would have spoiled."""
+    trainer = trainer_of(plan, data, "stop")
+    trainer.train_step()
+    name = spoil(trainer, "state")
+    trainer.engine.publish()
+    trainer.train_step()
+    return trainer.trouble, name
+
+
+@pytest.mark.parametrize("layout", OVER)
+def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
+    plan = planned(LAYOUTS[layout], "dense")
+    found = run_ranks(with_a_strange_weight, plan.layout.num_devices, plan, data)
+    unit, _, weight = found[1][1].rpartition(".")
+    for trouble, _ in found:
+        assert trouble is not None
+        assert (trouble.step, trouble.policy) == (2, "non_finite")
+        assert f"rank 1: weight {weight} of unit {unit} has 1 of " in trouble.where
+
+
+def left_out(plan: Plan, data: Path) -> tuple[Trouble | None, str, bool, list[float], int]:
+    """A gradient that is not finite in the second step: what is found, what was spoiled, whether the state is as it was, and what
+    follows."""
+    trainer = trainer_of(plan, data, "skip")
+    trainer.train_step()
+    before = [values.clone() for _, _, values in trainer.engine.pieces()]
+    names: list[str] = []
+    trainer.engine.gradients_ended = lambda: names.append(spoil(trainer, "gradient_shard"))
+    trainer.train_step()
+    trouble = trainer.trouble
+    same = all(map(torch.equal, before, [values for _, _, values in trainer.engine.pieces()]))
+    trainer.engine.gradients_ended = lambda: None
+    return trouble, names[0], same, [trainer.train_step().loss for _ in range(2)], trainer.num_left_out
+
+
+def without_it(plan: Plan, data: Path) -> list[float]:
+    """The same steps without the second one, which is passed over."""
+    trainer = trainer_of(plan, data, "skip")
+    trainer.train_step()
+    trainer.pass_over(2)
+    return [trainer.train_step().loss for _ in range(2)]
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4"])
+def test_a_step_that_is_left_out_changes_no_weight_and_no_moment(layout: str, data: Path) -> None:
+    plan = planned(LAYOUTS[layout], "dense")
+    wanted = run_ranks(without_it, plan.layout.num_devices, plan, data)[0]
+    found = run_ranks(left_out, plan.layout.num_devices, plan, data)
+    unit, _, weight = found[1][1].rpartition(".")
+    for trouble, _, same, losses, num_left_out in found:
+        assert trouble is not None
+        assert trouble.action == "skip"
+        assert f"rank 1: gradient {weight} of unit {unit} has 1 of " in trouble.where
+        assert same
+        assert (losses, num_left_out) == (wanted, 1)
+
+
+def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Two steps, a checkpoint, two more of which the last is spoiled, and back; or two steps, and the third and fourth passed
+    over."""
+    trainer = trainer_of(plan, data, "rewind")
+    with Checkpointer(folder / str(spoiled), keep=1) as checkpoints:
+        for _ in range(2):
+            trainer.train_step()
+        checkpoints.save(2, trainer.state())
+        if spoiled:
+            trainer.train_step()
+            spoil(trainer, "state")
+            trainer.engine.publish()
+            trainer.train_step()
+            assert trainer.trouble is not None
+            restored = checkpoints.restore(trainer.state())
+            assert restored is not None
+            trainer.restore(restored.values)
+        trainer.pass_over(4)
+        losses = [trainer.train_step().loss for _ in range(3)]
+    return losses, gathered(trainer.engine, "state")
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4", "pp=2 zb_v"])
+def test_after_going_back_the_run_is_one_that_passed_over_the_batches(layout: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(LAYOUTS[layout], "dense")
+    back, wanted = (
+        run_ranks(gone_back, plan.layout.num_devices, plan, data, tmp_path, spoiled) for spoiled in (True, False)
+    )
+    for (losses, weights), (wanted_losses, wanted_weights) in zip(back, wanted, strict=True):
+        assert losses == wanted_losses
+        assert all(torch.equal(weights[name], wanted_weights[name]) for name in wanted_weights)
