@@ -162,7 +162,7 @@ class Engine:
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
         for one in pending:
             one.wait()
-        first = () if self.judged is None else losses[:1]  # is summed already
+        first = losses[:1] if self.judged is not None else []  # is summed already
         loss, *further = (*first, *map(self.summed, losses[len(first) :]))
         return StepResult(loss, norm, tuple(further), skipped, is_update)
 
