@@ -134,6 +134,7 @@ FLAGS = {
         "--json",
         "--learning-rate",
         "--out",
+        "--policy",
         "--profile",
         "--reduce",
         "--resume",

@@ -144,7 +144,7 @@ def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     for field, value, said in (
         ("num_layers", 5, "lacks|has shape|has 0 of the 12 elements of layers.4.attention_norm_weight"),
-        ("num_layers", 3, "has, beside what the given model says|has shape"),
+        ("num_layers", 3, "has, besides what the given model says|has shape"),
         ("d_ff", 24, "has shape"),
         (
             "vocab_size",

@@ -151,7 +151,7 @@ def launch_of(text: str, model: str = "llama-3-8b") -> Launch:
         ("cp=2", "llama-3-8b", "no plain replicas with context parallelism"),
         ("fsdp=4 tp=2 zero_stage=3 sequence_parallel=true", "mixtral-8x7b", "whole"),
         ("fsdp=4 tp=2 zero_stage=3 sequence_parallel=false async_tp=true", "llama-3-8b", "requires sequence_parallel"),
-        ("fsdp=8 zero_stage=3 micro_batch_seqs=3", "llama-3-8b", "no multiple"),
+        ("fsdp=8 zero_stage=3 micro_batch_seqs=3", "llama-3-8b", "not a multiple"),
         ("fsdp=256 pp=8 zero_stage=2 schedule=afab", "llama-3-8b", "fewer micro-batches"),
         ("fsdp=8 zero_stage=1", "llama-3-8b", "ZeRO-1"),
         ("fsdp=8 zero_stage=3 recompute=selective", "llama-3-8b", "recompute"),

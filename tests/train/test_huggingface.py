@@ -355,7 +355,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "another activation": ({"hidden_act": "gelu"}, r"sets the activation 'gelu' \(modelled: silu or swish\)"),
     "quantised": ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
     "more layers": ({"num_hidden_layers": 4}, r"lacks 9 tensors: .*layers.3"),
-    "fewer layers": ({"num_hidden_layers": 2}, r"has, beside what its config says, 9 tensors"),
+    "fewer layers": ({"num_hidden_layers": 2}, r"has, besides what its config says, 9 tensors"),
     "another width": ({"intermediate_size": 32}, r"has shape \(24, 16\); its config says \(32, 16\)"),
 }
 

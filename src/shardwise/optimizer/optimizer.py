@@ -94,7 +94,7 @@ class Optimizer:
 
     @property
     def passed(self) -> frozenset[str]:
-        """The tensors that the update of whole matrices reads and makes, which are kept by nobody."""
+        """The tensors that the update of whole matrices reads and makes, which are not kept."""
         return frozenset() if self.whole is None else frozenset({*self.updates[self.whole].reads, f"{self.whole}'"})
 
     @property

@@ -222,7 +222,7 @@ class Engine:
             flat.resized = gathered if flat.splits_weights else flat.resized
 
     def recorded_by(self, recorder: Recorder | None) -> None:
-        """Let a recorder watch passes, kernels, collectives and the update from now on; None: nobody does."""
+        """Let a recorder watch passes, kernels, collectives and the update from now on; None: no recorder."""
         self.model.recorder = self.exchange.recorder = recorder
         self.clock.recorder = None if recorder is None else recorder.span
         self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.passing

@@ -32,8 +32,8 @@ def first_non_finite(engine: Engine, own_loss: float, world: World) -> str:
     """The first tensor that is not finite, by rank, unit and name, the same on all ranks, which call this together.
 
     Weights come first, for they make all else; then gradients in the order of the backward pass, in which what is not finite
-    spreads. Gradients are summed over the ranks when they are looked at, so that the rank is told by `own_loss`, the loss of each
-    rank's own targets.
+    spreads. Gradients are summed over the ranks when they are looked at, so that the rank is found from `own_loss`, the loss of
+    each rank's own targets.
     """
     weights = texts(world, next(_strange(engine, _weights(engine)), ""))
     if any(weights):

@@ -44,7 +44,7 @@ def profiled_step(engine: Engine, step: Callable[[], StepRecord]) -> tuple[StepR
 def clock_offset(world: World) -> tuple[int, int]:
     """By how many nanoseconds this rank's clock is ahead of the first rank's, and how far that may be off.
 
-    Nobody leaves an exchange of all ranks before everybody has come to it. So the first rank's clock when it came is no later
+    No rank leaves an exchange of all ranks before everybody has come to it. So the first rank's clock when it came is no later
     than this one's when it left, less the offset, and the other way round; every exchange gives two bounds (as Cristian's
     algorithm has them of one message there and back). F. Cristian, Probabilistic clock synchronization, 1989.
     """

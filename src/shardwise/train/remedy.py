@@ -37,7 +37,7 @@ class Remedies:
             log = read_log(self.settings.out.log)
             good = _good_steps(log)[-self.settings.recipe.spike_window :]
             numbers = [sum(event["event"] == "rewind" for event in log.events), *(one for pair in good for one in pair)]
-        found = from_first(self.world, numbers, "what the log says of earlier steps")
+        found = from_first(self.world, numbers, "the earlier steps in the log")
         self.num_rewinds = int(found[0]) if found else 0
         self.trainer.judge.restore(zip(found[1::2], found[2::2], strict=True))
 

@@ -79,7 +79,7 @@ class Pending:
 
 class Exchange:
     """Collectives over axes of the mesh, in the background. `carries` says what a flat array has, for whoever watches: what moves
-    activations is told by the call that moves it."""
+    activations is given by the call that moves it."""
 
     def __init__(self, world: World, clock: Clock) -> None:
         self.world, self.clock = world, clock
