@@ -147,7 +147,7 @@ FLAGS = {
         "--warmup",
     ],
     "reconcile": ["--help", "--json", "--plot", "--report", "--verbose"],
-    "trace": ["--bottlenecks", "--help", "--json", "--out", "--step", "--verbose"],
+    "trace": ["--bottlenecks", "--help", "--json", "--memory", "--out", "--step", "--verbose"],
     "rehearse": ["--help", "--json", "--rank", "--set"],
     "validate": [
         "--bound",

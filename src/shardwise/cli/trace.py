@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 from shardwise.cli.arguments import add_output_arguments, write_file
+from shardwise.cli.pictures import picture_name, write_picture
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
+    from shardwise.measurement.folder import RunFolder
     from shardwise.reconcile.traces.found import Traced
 
 DESCRIPTION = """What the ranks of a run did in a step that `train --profile` recorded: kernels, waits and collectives under the
@@ -20,7 +22,7 @@ as one file for Chrome and Perfetto."""
 EXAMPLES = (
     "shardwise train plan.json --data data --steps 20 --out runs/a --profile 10:13",
     "shardwise trace runs/a --step 12 --out trace.json",
-    "shardwise trace runs/a --bottlenecks",
+    "shardwise trace runs/a --bottlenecks --memory memory.svg",
 )
 
 
@@ -39,6 +41,9 @@ def configure(parser: Parser) -> None:
         metavar="FILE",
         help="write the measured and the planned step as a trace for Chrome and Perfetto (JSON)",
     )
+    output.add_argument(
+        "--memory", type=picture_name, metavar="FILE", help="draw the memory of the run's first steps by category"
+    )
     add_output_arguments(parser, verbose=True)
 
 
@@ -56,14 +61,20 @@ def run(arguments: argparse.Namespace) -> str | Report:
     folder.require_traced()
     step = None if arguments.step is None else parse_count(arguments.step, what="--step")
     found = read_traced(folder, step)
-    _write_files(arguments, found)
+    _write_files(arguments, found, folder)
     if arguments.json:
         return json.dumps(trace_payload(found, bottlenecks=arguments.bottlenecks), indent=2)
     return trace_report(found, str(folder.path), bottlenecks=arguments.bottlenecks)
 
 
-def _write_files(arguments: argparse.Namespace, found: Traced) -> None:
+def _write_files(arguments: argparse.Namespace, found: Traced, folder: RunFolder) -> None:
+    from shardwise.draw.lines import draw_lines
+    from shardwise.measurement.memory_trace import read_memory
+    from shardwise.reconcile.traces.anatomy import anatomy_chart
     from shardwise.reconcile.traces.chrome import both_traces
 
+    if arguments.memory:
+        about = f"{found.plan.model.name}, {found.plan.layout}"
+        write_picture("--memory", arguments.memory, draw_lines(anatomy_chart(read_memory(folder), about)))
     if arguments.out:
         write_file("--out", arguments.out, both_traces(found.step, found.planned.found) + "\n")

@@ -40,11 +40,20 @@ class ProcessMemory(NamedTuple):
     reserved_bytes: int | None
 
 
+class MemorySample(NamedTuple):
+    """A moment of a step in seconds from the first tensor that was seen, and the bytes of each term of `Memory.at_peak`."""
+
+    seconds: float
+    held: tuple[int, ...]
+
+
 class Inspection(NamedTuple):
-    """What was seen of a step on one process: bytes by term, and how often each collective was issued."""
+    """What was seen of a step on one process: bytes by term, at the peak and over time, and how often each collective was
+    issued."""
 
     memory: Memory
     collectives: Counter[Issued]
+    curve: tuple[MemorySample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class Watch:
     @property
     def found(self) -> Inspection:
         """What was seen by now."""
-        return Inspection(self.tracker.memory(), self.capture.found)
+        return Inspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
 
 
 @contextmanager

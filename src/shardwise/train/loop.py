@@ -12,6 +12,8 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.measurement.folder import write_json
 from shardwise.measurement.log import INSPECTED, cut_log, read_log
+from shardwise.measurement.memory_trace import STEPS as MEMORY_STEPS
+from shardwise.measurement.memory_trace import memory_of, write_memory
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.summary import summarised
 from shardwise.measurement.trace import write_trace
@@ -126,14 +128,12 @@ class Loop:
     def _steps(self, watch: Watch | None, remedies: Remedies) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
-        inspected = self._inspected_from(trainer.step + 1)
+        first, inspected = trainer.step, self._inspected_from(trainer.step + 1)
         if stopped := self._asked_to_stop():
             return stopped
         while trainer.step < recipe.steps:
             begin_stage(f"step {trainer.step + 1}")
-            profiled = trainer.step + 1 in self.settings.profile and trainer.step != inspected
-            marks = {INSPECTED: True} if profiled or trainer.step == inspected else {}
-            record = self._profiled() if profiled else self._inspected() if marks else trainer.train_step()
+            record, marks = self._next(first, inspected)
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
@@ -160,10 +160,22 @@ class Loop:
         """The signal by which any rank is asked to stop, on all ranks; 0: none."""
         return largest(self.world, self.stop.signal, "the question whether to stop")
 
-    def _inspected(self) -> StepRecord:
-        """A step that is watched from below."""
+    def _next(self, first: int, inspected: int) -> tuple[StepRecord, Mapping[str, Any]]:
+        """The next step of a run that began after the `first` ones, and what its line says of how it was watched."""
+        step, profile = self.trainer.step, self.settings.profile
+        if step + 1 in profile and step != inspected:
+            return self._profiled(), {INSPECTED: True}
+        if step == inspected or (profile and step < first + MEMORY_STEPS):
+            return self._inspected(measures=step == inspected), {INSPECTED: True}
+        return self.trainer.train_step(), {}
+
+    def _inspected(self, *, measures: bool) -> StepRecord:
+        """A step that is watched from below; one of them is what the run measures."""
         record, seen = self.trainer.inspected_step()
-        self.measuring.step(record, seen)
+        if measures:
+            self.measuring.step(record, seen)
+        if self.settings.profile:
+            write_memory(self.settings.out, memory_of(record.step, self.world.rank, seen))
         return record
 
     def _between(self, watch: Watch | None) -> None:

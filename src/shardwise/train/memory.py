@@ -8,6 +8,7 @@ allocator rounds up or keeps, and what a kernel takes for itself while it runs, 
 from __future__ import annotations
 
 import resource
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.measurement.inspection import Memory, ProcessMemory
+from shardwise.measurement.inspection import Memory, MemorySample, ProcessMemory
 from shardwise.train.device_memory import RSS_UNIT
 
 # The terms of a plan's memory that storages have here; `inputs` are unnamed tensors that existed before.
 PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
 ACTIVATIONS, LOGITS, WORKSPACE, INPUTS = "activations", "logits", "workspace", "inputs"
+SAMPLES = 400  # of a step: what a picture shows
 TERMS = (PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKSPACE, INPUTS)
 
 
@@ -47,7 +49,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self._alive: dict[int, _Storage] = {}
-        self._changes: list[tuple[_Storage, int]] = []  # every storage as it comes, is resized and goes, with the bytes
+        self._changes: list[
+            tuple[_Storage, int, int]
+        ] = []  # each storage as it comes, is resized and goes: bytes, and when
         self._forwards: list[int] = []  # how many changes there were when each forward pass ended
 
     def name(self, term: str, tensors: Iterable[Tensor]) -> None:
@@ -78,20 +82,20 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = self._alive[key] = _Storage(0, term)
             found.reference = weakref.ref(storage, partial(_gone, weakref.ref(self), key))
         if num_bytes != found.num_bytes:
-            self._changes.append((found, num_bytes - found.num_bytes))
+            self._changes.append((found, num_bytes - found.num_bytes, time.perf_counter_ns()))
             found.num_bytes = num_bytes
         return found
 
     def _freed(self, key: int) -> None:
         storage = self._alive.pop(key)
-        self._changes.append((storage, -storage.num_bytes))
+        self._changes.append((storage, -storage.num_bytes, time.perf_counter_ns()))
 
     def memory(self) -> Memory:
         """What the step held, by the names that storages have by now."""
         now, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
         total, peak, at_peak = 0, 0, dict(now)
         ends = set(self._forwards)
-        for place, (storage, change) in enumerate(self._changes, start=1):
+        for place, (storage, change, _) in enumerate(self._changes, start=1):
             term = storage.term or WORKSPACE
             now[term] += change
             total += change
@@ -102,6 +106,20 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if place in ends:
                 largest[ACTIVATIONS] = max(largest[ACTIVATIONS], now[ACTIVATIONS])
         return Memory(peak_bytes=peak, at_peak=at_peak, largest=largest)
+
+    def curve(self) -> tuple[MemorySample, ...]:
+        """What was held over time, by the names that storages have by now: the fullest moment of each of `SAMPLES` spans."""
+        if not self._changes:
+            return ()
+        now, found = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
+        begin, end = self._changes[0][2], self._changes[-1][2]
+        for storage, change, when in self._changes:
+            now[storage.term or WORKSPACE] += change
+            sample = MemorySample((when - begin) / 1e9, tuple(now.values()))
+            span = (when - begin) * SAMPLES // (end - begin + 1)
+            if span not in found or sum(sample.held) > sum(found[span].held):
+                found[span] = sample
+        return tuple(found.values())
 
 
 def _gone(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
