@@ -11,7 +11,7 @@ from shardwise.reconcile.traces.occupancy import Occupancy
 from shardwise.terms import COMMUNICATION
 from shardwise.units import counted, format_percent, format_seconds
 
-MOST_DIFFERENCES = 5  # in the short form
+MOST = 5  # bottlenecks and stalls in text, and differences in the short form
 AXES = (*COMMUNICATION, "control")
 
 
@@ -39,12 +39,18 @@ def trace_report(found: Traced, folder: str, *, bottlenecks: bool = False) -> Re
 def _bottlenecks(found: Traced) -> Section:
     """What holds the step up, and what would mend it."""
     lines = []
-    for number, one in enumerate(found.bottlenecks, start=1):
+    for number, one in enumerate(found.bottlenecks[:MOST], start=1):
         lines += [
             f"  {number}. {one.kind}, rank {one.rank}: {format_seconds(one.seconds)}, {format_percent(one.share)} of the step",
             f"     {one.what}", f"     {_mended(one)}",
         ]  # fmt: skip
+    lines += _others(len(found.bottlenecks))
     return Section(lines or [f"  nothing takes {format_percent(LEAST)} of the step"], title="what holds the step up")
+
+
+def _others(number: int) -> list[str]:
+    """How many are not listed."""
+    return [f"  and {number - MOST} others: --json has all"] if number > MOST else []
 
 
 def _mended(one: Bottleneck) -> str:
@@ -60,7 +66,7 @@ def _differences(found: Traced) -> Table:
     for one in found.differences:
         seconds = (format_seconds(value) for value in (one.expected_s, one.measured_s))
         rows.append((one.name, one.where, *seconds, f"{one.cause}{f': {one.why}' if one.why else ''}"))
-    return Table(rows=tuple(rows), right=(2, 3), brief=MOST_DIFFERENCES)
+    return Table(rows=tuple(rows), right=(2, 3), brief=MOST)
 
 
 def _ranks(found: Traced) -> Table:
@@ -110,6 +116,6 @@ def _stalls(found: Traced) -> Iterator[Section]:
     if found.stalls:
         lines = [
             f"  rank {one.rank}: {format_seconds(one.seconds)} in {one.where}, where {format_seconds(one.usual_s)} is usual"
-            for one in found.stalls
+            for one in found.stalls[:MOST]
         ]
-        yield Section(lines, title="stalls")
+        yield Section([*lines, *_others(len(found.stalls))], title="stalls")

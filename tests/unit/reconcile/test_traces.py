@@ -9,6 +9,8 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.measurement.folder import RunFolder
+from shardwise.measurement.inspection import MemorySample
+from shardwise.measurement.memory_trace import MemoryTrace, read_memory, write_memory
 from shardwise.measurement.trace import (
     COLLECTIVE,
     KERNEL,
@@ -21,6 +23,7 @@ from shardwise.measurement.trace import (
     trace_path,
     write_trace,
 )
+from shardwise.reconcile.traces.anatomy import anatomy_chart
 from shardwise.reconcile.traces.arrivals import lateness, meetings
 from shardwise.reconcile.traces.occupancy import Overlap, occupancy
 from shardwise.reconcile.traces.stalls import stalls
@@ -147,3 +150,22 @@ def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path)
     path.write_text("{")
     with pytest.raises(InputError, match="as `train --profile` writes it"):
         read_trace(path)
+
+
+def test_the_anatomy_of_steps_stacks_what_the_fullest_rank_held(tmp_path: Path) -> None:
+    run, terms = RunFolder(tmp_path), ("parameters", "activations")
+    with pytest.raises(InputError, match="holds no memory"):
+        read_memory(run)
+    for rank in (0, 1):
+        for step in (1, 2):
+            samples = (MemorySample(0.0, (10, 0)), MemorySample(1.0, (10, 5 + rank)), MemorySample(2.0, (10, 1)))
+            write_memory(run, MemoryTrace(step=step, rank=rank, terms=terms, samples=samples))
+    steps = read_memory(run)
+    assert [(one.step, one.rank, one.peak_bytes) for one in steps] == [(1, 1, 16), (2, 1, 16)]
+    chart = anatomy_chart(steps, "a model")
+    assert [(band.label, max(high for _, _, high in band.edges)) for band in chart.bands] == [
+        ("parameters", 10.0),
+        ("activations", 16.0),
+    ]
+    assert all(low == 10.0 for _, low, _ in chart.bands[1].edges)
+    assert [marker.x for marker in chart.markers] == pytest.approx([0.0, 2.0 + 0.02 * 4.0])
